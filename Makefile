@@ -1,0 +1,41 @@
+SHELL := /bin/bash
+.SILENT:
+.PHONY: help env test lint serve bench lock clean
+
+# Every target runs in the environment of the lock file; made on first use, quick afterwards.
+IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
+
+help:
+	echo "make serve   a datastore and an SGLang server with it (MODEL= PORT= ALGORITHM= DEVICE= DATASTORE=)"
+	echo "make test    every test (ARGS='tests/unit -k name' for some)"
+	echo "make lint    ruff, import contracts, mypy"
+	echo "make bench   plain decoding, NGRAM, SSSD and a control on the demo model, about ten minutes (ARGS= for others)"
+	echo "make env     the environment alone; prints its path"
+	echo "make lock    resolve pyproject.toml into requirements/lock.txt"
+	echo "make clean   what running leaves in the checkout"
+
+env:
+	requirements/env.sh
+
+test:
+	$(IN_ENV) python -m pytest $(ARGS)
+
+lint:
+	$(IN_ENV) && export PATH && ruff check . && ruff format --check . && lint-imports && mypy
+
+serve:
+	$(IN_ENV) exec python -m sglang_patches.demo.serve $(ARGS)
+
+bench:
+	$(IN_ENV) && export PATH && model=$$(python -m sglang_patches.demo.model | tail -n 1) && \
+	  python -m benchmarks.serve --model "$$model" --batch 1 --max-tokens 64 --json var/bench.json $(ARGS)
+
+# No index address reaches the file: whoever installs it uses their own registry.
+lock:
+	uv pip compile pyproject.toml --all-extras --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
+	  --only-binary :all: --no-emit-index-url --no-annotate --quiet \
+	  --custom-compile-command "make lock" --output-file requirements/lock.txt $(ARGS)
+
+clean:
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf build dist .hypothesis .ruff_cache .mypy_cache .import_linter_cache .pytest_cache *.egg-info

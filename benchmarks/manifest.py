@@ -1,0 +1,37 @@
+"""What a run was made with, written next to its figures."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.prompts import digest
+
+PROJECT = Path(__file__).resolve().parents[1]
+PACKAGES = ("specstore", "sglang", "torch", "numba", "numpy", "grpcio")
+
+
+def manifest(prompt_files: Iterable[Path], **settings: object) -> dict:
+    """Versions, commit, lock hash, processor, the prompts' hashes and the run's settings."""
+    return {
+        "packages": {name: version(name) for name in PACKAGES},
+        "commit": subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True
+        ).stdout.strip(),
+        "lock": hashlib.sha256((PROJECT / "requirements" / "lock.txt").read_bytes()).hexdigest(),
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "prompts": {file.name: digest(file) for file in prompt_files},
+        "settings": settings,
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,123 @@
+"""Real SGLang servers, started and stopped by benchmarks and by the tests that need one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import requests
+
+from sglang_patches.demo.processes import Child, free_port, wait_until
+
+START_SECONDS = 600.0
+ARCHITECTURE = "llama"  # SGLang's module for every model the tests and benchmarks start
+
+
+@functools.cache
+def one_architecture() -> dict[str, str]:
+    """Environment of a quicker start: SGLang imports its 250 model modules each time, a quarter of the whole."""
+    (package,) = importlib.util.find_spec("sglang").submodule_search_locations
+    modules = {path.stem for path in Path(package, "srt", "models").glob("*.py")} - {ARCHITECTURE, "registry"}
+    return {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(modules))}
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """One SGLang configuration. algorithm: None for plain decoding. flags: further command-line words."""
+
+    name: str
+    model: Path
+    algorithm: str | None = None
+    dtype: str = "bfloat16"
+    nodes: int = 15
+    flags: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    max_running_requests: int = 16
+    max_total_tokens: int = 16384
+    overlap: bool = True
+
+    def command(self, port: int) -> list[str]:
+        words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)]
+        words += ["--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--sleep-on-idle"]
+        words += ["--max-running-requests", str(self.max_running_requests)]
+        words += ["--max-total-tokens", str(self.max_total_tokens), "--mem-fraction-static", "0.3"]
+        words += ["--device", "cpu", "--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch"]
+        words += [] if self.overlap else ["--disable-overlap-schedule"]
+        words += self._speculation()
+        return [*words, *self.flags]
+
+    def _speculation(self) -> list[str]:
+        if self.algorithm is None:
+            return []
+        words = ["--speculative-algorithm", self.algorithm]
+        if self.algorithm == "NGRAM":
+            return [*words, "--speculative-num-draft-tokens", str(self.nodes + 1)]
+        return [*words, "--specstore-nodes", str(self.nodes)]
+
+
+class SglangServer:
+    """A running server; `url` is its base address, `log` its output."""
+
+    def __init__(self, spec: ServerSpec, log: Path) -> None:
+        self.spec, self.log = spec, log
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._child = Child(
+            spec.name,
+            spec.command(self.port),
+            {"SGLANG_USE_CPU_ENGINE": "1"} | one_architecture() | spec.environment,
+            log,
+            show=False,
+        )
+
+    def wait_until_healthy(self) -> None:
+        """Raises ChildDiedError with the log's tail if the server ends, TimeoutError if it is not healthy in time."""
+        limit = time.monotonic() + START_SECONDS
+        wait_until(lambda: self._healthy() or time.monotonic() > limit, [self._child])
+        if not self._healthy():
+            raise TimeoutError(
+                f"{self.spec.name}: not healthy after {START_SECONDS:.0f} s:\n{self._child.tail()}"
+            )
+
+    def _healthy(self) -> bool:
+        try:
+            return requests.get(self.url + "/health", timeout=5).status_code == 200
+        except requests.RequestException:
+            return False
+
+    def generate(self, input_ids: Sequence[int], **sampling) -> dict:
+        """One /generate call; raises requests.HTTPError. sampling: SGLang's sampling parameters; `top` holds further
+        top-level fields of the request (return_logprob, ...)."""
+        body = {**sampling.pop("top", {}), "input_ids": list(input_ids), "sampling_params": sampling}
+        response = requests.post(self.url + "/generate", json=body, timeout=START_SECONDS)
+        response.raise_for_status()
+        return response.json()
+
+    def generate_many(self, prompts: Sequence[Sequence[int]], concurrency: int, **sampling) -> list[dict]:
+        """Answers in the order of the prompts, `concurrency` at a time."""
+        with ThreadPoolExecutor(concurrency) as pool:
+            return list(pool.map(lambda ids: self.generate(ids, **sampling), prompts))
+
+    def server_info(self) -> dict:
+        return requests.get(self.url + "/get_server_info", timeout=60).json()
+
+    def stop(self) -> None:
+        self._child.stop()
+
+
+@contextlib.contextmanager
+def running(spec: ServerSpec, folder: Path) -> Iterator[SglangServer]:
+    """A healthy server for the duration of the block."""
+    server = SglangServer(spec, folder / f"{spec.name}.log")
+    try:
+        server.wait_until_healthy()
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,160 @@
+"""The `specstore` command."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Annotated
+
+import grpc
+import typer
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from typer.core import TyperGroup
+
+from datastore_service.cli import admin, query
+from datastore_service.cli.options import TOKEN_VARIABLE
+from datastore_service.client import DatastoreError, tokenizer_fingerprint
+from datastore_service.endpoint import parse_endpoint
+from datastore_service.engine.segment import MAX_VOCAB
+from datastore_service.storage.errors import StorageError
+
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class OneLineErrors(TyperGroup):
+    """What a user can cause ends in one line: status 2 for a bad argument, 1 for what went wrong otherwise."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            _fail(error, 2)
+        except (StorageError, DatastoreError, OSError) as error:
+            _fail(error, 1)
+        except grpc.RpcError as error:
+            _fail(f"{error.code().name}: {error.details()}", 1)
+
+
+def _fail(error: object, status: int) -> None:
+    errors.print(f"specstore: {error}", style="red", markup=False)
+    raise typer.Exit(status)
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help=__doc__,
+)
+admin.add_commands(app)
+query.add_command(app)
+
+
+@app.command()
+def build(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="JSONL or Parquet (see --field), plain text, or .npy token ids"),
+    ],
+    out: Annotated[Path, typer.Option(help="directory of the prior; a finished one is appended to")],
+    tokenizer: Annotated[Path, typer.Option(help="the model's folder, for its tokenizer.json")],
+    field: Annotated[str, typer.Option(help="field of a JSONL line, column of a Parquet file")] = "text",
+) -> None:
+    """Builds a prior from a corpus. An interrupted build goes on where it stopped."""
+    from datastore_service.storage.build import build_prior
+    from datastore_service.storage.manifest import open_segments
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Bar(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("reading")
+        manifest = build_prior(
+            sources,
+            out,
+            tokenizer,
+            field,
+            progress=lambda p: bar.update(
+                task, description=f"{p.documents:,} documents, {p.tokens:,} tokens, {p.segments} segments"
+            ),
+        )
+    tokens = sum(map(len, open_segments(out)))
+    print(f"{out}: {tokens:,} tokens in {len(manifest.segments)} segments, tokenizer {manifest.tokenizer}")
+
+
+@app.command()
+def serve(
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT (0: any free port) or unix:PATH")
+    ] = "127.0.0.1:50061",
+    prior: Annotated[
+        Path | None, typer.Option(help="directory of a prior, as `specstore build` makes it")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="the service's directory: uses the prior in DATA/prior, if any")
+    ] = None,
+    allow_remote: Annotated[bool, typer.Option(help="permit an address that other machines reach")] = False,
+    admin_token_file: Annotated[
+        Path | None, typer.Option(help=f"file with the admin token; else the environment's {TOKEN_VARIABLE}")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="HTTP port on loopback for Prometheus", min=0, max=65535)
+    ] = None,
+    vocab_size: Annotated[
+        int, typer.Option(help="token ids are smaller; a small one saves memory", min=1, max=MAX_VOCAB)
+    ] = MAX_VOCAB,
+    sessions: Annotated[int, typer.Option(help="most open sessions of a namespace", min=1)] = 4096,
+    grace: Annotated[
+        float, typer.Option(help="seconds a broken stream's sessions wait for their worker", min=0)
+    ] = 60.0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
+) -> None:
+    """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
+    from datastore_service.engine.engine import Limits
+    from datastore_service.server.engines import engine_maker
+    from datastore_service.server.limits import ServiceLimits
+    from datastore_service.server.logs import log_to_stderr
+    from datastore_service.server.service import Service
+    from datastore_service.server.service import serve as serve_until_told
+
+    log_to_stderr(log_level)
+    address = parse_endpoint(listen, "listen")
+    token = _admin_token(admin_token_file)
+    maker = engine_maker(prior or _prior_in(data), vocab_size, Limits(sessions=sessions))
+    service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote)
+    serve_until_told(service, metrics_port)
+
+
+def _admin_token(file: Path | None) -> str:
+    token = file.read_text().strip() if file else os.environ.get(TOKEN_VARIABLE, "")
+    if file and not token:
+        raise ValueError(f"admin-token-file: {file} is empty")
+    return token
+
+
+def _prior_in(data: Path | None) -> Path | None:
+    from datastore_service.storage.manifest import has_manifest
+
+    if data is not None and not data.is_dir():
+        raise ValueError(f"data: {data} is not a directory")
+    return data / "prior" if data is not None and has_manifest(data / "prior") else None
+
+
+@app.command()
+def fingerprint(
+    tokenizer: Annotated[Path, typer.Argument(help="the model's folder, or its tokenizer.json")],
+) -> None:
+    """Prints the tokenizer's fingerprint: the `tokenizer` of a namespace."""
+    print(tokenizer_fingerprint(tokenizer))
+
+
+@app.command()
+def version() -> None:
+    """Prints the version."""
+    print(package_version("specstore"))
+
+
+if __name__ == "__main__":
+    app()

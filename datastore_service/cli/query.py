@@ -1,0 +1,116 @@
+"""`specstore query`: the draft tree that follows a context."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+from tokenizers import Tokenizer
+
+from datastore_service.cli.options import Model, Tenant, TokenizerOption, namespace_of
+from datastore_service.client import Datastore
+from datastore_service.engine.tree import DraftTree, Tier
+from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.storage.fingerprint import tokenizer_path
+
+ANSWER_SECONDS = 10.0
+
+
+def add_command(app: typer.Typer) -> None:
+    app.command()(query)
+
+
+def query(
+    context: Annotated[
+        str, typer.Argument(help="text, or with --ids token ids separated by spaces or commas")
+    ],
+    tokenizer: TokenizerOption,
+    prior: Annotated[Path | None, typer.Option(help="directory of a prior")] = None,
+    endpoint: Annotated[str, typer.Option(help="HOST:PORT or unix:PATH of a running service")] = "",
+    ids: Annotated[bool, typer.Option("--ids", help="the context is token ids")] = False,
+    nodes: Annotated[int, typer.Option(help="most drafted tokens", min=1)] = 16,
+    model: Model = "",
+    tenant: Tenant = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Shows what would be drafted after a context."""
+    if bool(prior) == bool(endpoint):
+        raise ValueError("query: one of --prior and --endpoint is required")
+    namespace = namespace_of(model, tokenizer, tenant)
+    encoder = None if ids else Tokenizer.from_file(str(tokenizer_path(tokenizer)))
+    tokens = _token_ids(context) if encoder is None else encoder.encode(context, add_special_tokens=False).ids
+    datastore = _over_prior(prior, namespace) if prior else _over_service(endpoint, namespace)
+    try:
+        tree = _draft(datastore, np.array(tokens, np.int64), nodes)
+    finally:
+        datastore.close()
+    if as_json:
+        print(json.dumps(_fields(tree)))
+    else:
+        Console().print(_picture(tree, encoder))
+
+
+def _token_ids(context: str) -> list[int]:
+    words = context.replace(",", " ").split()
+    for word in words:
+        if not word.isascii() or not word.isdigit():
+            raise ValueError(f"context: {word!r} is not a token id")
+    return [int(word) for word in words]
+
+
+def _over_prior(directory: Path, namespace: Namespace) -> Datastore:
+    from datastore_service.client.embedded import EmbeddedDatastore
+    from datastore_service.engine.engine import Engine
+    from datastore_service.storage.manifest import open_segments, read_manifest
+
+    segments = open_segments(directory, namespace.tokenizer, verify=True)
+    return EmbeddedDatastore(Engine(read_manifest(directory).vocab_size, segments))
+
+
+def _over_service(endpoint: str, namespace: Namespace) -> Datastore:
+    from datastore_service.client.remote import GrpcDatastore
+
+    datastore = GrpcDatastore(endpoint, namespace)
+    datastore.wait_connected(ANSWER_SECONDS)
+    return datastore
+
+
+def _draft(datastore: Datastore, tokens: np.ndarray, nodes: int) -> DraftTree:
+    if not len(tokens):
+        raise ValueError("context: empty")
+    opening = Opening(publish=False, prompt_length=len(tokens))
+    name = f"query-{uuid.uuid4()}"
+    entry = Entry(name, tokens=tokens, budget=Budget(nodes), opening=opening, closing=True)
+    (reply,) = datastore.step([entry], ANSWER_SECONDS)
+    if reply.status is not Status.OK:
+        raise ValueError(f"context: the datastore answered {reply.status.name}")
+    return reply.tree
+
+
+def _fields(tree: DraftTree) -> list[dict]:
+    """parent: index of the parent in this list, -1 for the context."""
+    columns = tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), tree.sources.tolist()
+    return [
+        {"token": token, "parent": parent, "prob": round(prob, 4), "tier": Tier(tier).name.lower()}
+        for token, parent, prob, tier in zip(*columns, strict=True)
+    ]
+
+
+def _picture(tree: DraftTree, encoder: Tokenizer | None) -> Tree | str:
+    if not len(tree):
+        return "nothing matches"
+    root = Tree("context")
+    branches: list[Tree] = []
+    for node in _fields(tree):
+        shown = repr(encoder.decode([node["token"]], skip_special_tokens=False)) if encoder else ""
+        label = Text(f"{node['token']} {shown} {node['prob']:.3f} {node['tier']}")
+        parent = root if node["parent"] < 0 else branches[node["parent"]]
+        branches.append(parent.add(label))
+    return root

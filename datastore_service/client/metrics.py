@@ -1,0 +1,22 @@
+"""Client metrics, in prometheus-client's default registry: SGLang's /metrics shows them."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05)
+
+STEP_SECONDS = Histogram(
+    "specstore_client_step_seconds", "Time a decode step waited for its drafts", buckets=BUCKETS
+)
+FAILURES = Counter(
+    "specstore_client_failures", "Steps which the service did not answer in time or at all", ["reason"]
+)
+FALLBACK_DRAFTS = Counter("specstore_client_fallback_drafts", "Draft trees taken from the local fallback")
+RESYNCS = Counter("specstore_client_resyncs", "Sessions sent again because the service had lost them")
+RECONNECTS = Counter("specstore_client_connects", "Draft streams opened")
+SKIPPED_SESSIONS = Counter(
+    "specstore_client_skipped_sessions", "Sessions not drafted for: token ids outside the vocabulary"
+)
+# Several scheduler processes may share one /metrics: the gauge says whether any of them has an open breaker.
+BREAKER_OPEN = Gauge(
+    "specstore_client_breaker_open", "1 while the service is not asked", multiprocess_mode="livemax"
+)

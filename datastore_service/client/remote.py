@@ -1,0 +1,228 @@
+"""The datastore behind a gRPC stream."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any
+
+import grpc
+
+from datastore_service.client import wire
+from datastore_service.client.base import Datastore, DatastoreError
+from datastore_service.client.metrics import RECONNECTS
+from datastore_service.endpoint import parse_endpoint
+from datastore_service.engine.types import Entry, Namespace, Reply
+from proto_gen.specstore.v1 import drafting_pb2 as pb
+from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES = 64 << 20
+UNANSWERED = 256  # messages; a service that is this far behind is treated as lost
+FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
+KEEPALIVE_SECONDS = 20
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_SECONDS * 1000),
+    ("grpc.initial_reconnect_backoff_ms", int(FIRST_DELAY * 1000)),
+    ("grpc.min_reconnect_backoff_ms", int(FIRST_DELAY * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(LONGEST_DELAY * 1000)),
+    # A channel of its own: another client in this process must not share its back-off or its connection.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class DeadlineMissedError(DatastoreError):
+    """The service has not answered yet."""
+
+
+class Fate(Enum):
+    """Of a submitted step."""
+
+    PENDING = "pending"
+    ANSWERED = "answered"  # in time or not
+    LOST = "lost"  # with its stream
+
+
+class GrpcDatastore(Datastore):
+    """One Draft stream of one namespace, opened and reopened by a background thread.
+
+    The stream's thread reads replies; the caller's thread only appends to a queue and waits for the reply that
+    carries its step's number. Replies that come after their deadline are dropped by that number. While no stream is
+    open, `step` raises at once and `post` drops (a later Reply's status shows what the service lacks).
+
+    endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed.
+    """
+
+    def __init__(self, endpoint: str, namespace: Namespace) -> None:
+        self._target = parse_endpoint(endpoint).target
+        self._namespace = wire.namespace_message(namespace)
+        self._state = threading.Condition()
+        self._outbound: queue.SimpleQueue[pb.DraftRequest | None] | None = None  # None: no stream is open
+        # Numbers of the last messages sent, answered, awaited by a caller, and sent on a stream that broke.
+        self._sent = self._answered = self._awaited = self._lost = 0
+        # Replies to awaited steps, in order; None: the stream broke. Those that come too late are skipped by `collect`.
+        self._arrived: queue.SimpleQueue[pb.DraftReply | None] = queue.SimpleQueue()
+        self._trouble = "not connected yet"
+        self._closed = False
+        self._channel = grpc.insecure_channel(self._target, options=_CHANNEL_OPTIONS)
+        self._call: Any = None  # of the open stream
+        self._reported = ""
+        self._thread = threading.Thread(target=self._keep_connected, name="specstore-stream", daemon=True)
+        self._thread.start()
+
+    def wait_connected(self, timeout: float) -> bool:
+        """Waits until the service has greeted; False if it has not within `timeout` seconds."""
+        with self._state:
+            return self._state.wait_for(lambda: self._outbound is not None, timeout)
+
+    @property
+    def trouble(self) -> str:
+        """Why no stream is open; empty while one is."""
+        return self._trouble
+
+    def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
+        until = time.monotonic() + deadline
+        return self.collect(self.submit(entries), until)
+
+    def post(self, entries: Sequence[Entry]) -> None:
+        try:
+            self._send(entries, awaited=False)
+        except DatastoreError as error:
+            log.debug("post dropped: %s", error)
+
+    def submit(self, entries: Sequence[Entry]) -> int:
+        """The sending half of `step`; returns the step's number for `collect`."""
+        return self._send(entries, awaited=True)
+
+    def collect(self, step: int, until: float) -> list[Reply]:
+        """The waiting half of `step`; `until` is a time of time.monotonic()."""
+        while True:
+            try:
+                reply = self._arrived.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise DeadlineMissedError("deadline missed") from None
+            if reply is None and self._outbound is None:
+                raise DatastoreError(self._trouble)
+            if reply is not None and reply.step == step:
+                return _read(reply)
+
+    def fate(self, step: int) -> Fate:
+        """What became of a step of `submit`."""
+        with self._state:
+            if step <= self._lost:
+                return Fate.LOST
+            return Fate.ANSWERED if step <= self._answered else Fate.PENDING
+
+    def close(self) -> None:
+        with self._state:
+            self._closed = True
+            self._disconnect("closed")
+            call = self._call
+        if call is not None:
+            call.cancel()
+        self._channel.close()
+        self._thread.join(timeout=5)
+
+    def _send(self, entries: Sequence[Entry], awaited: bool) -> int:
+        request = wire.request_message(0, entries)
+        with self._state:
+            if self._outbound is None:
+                raise DatastoreError(self._trouble)
+            if self._sent - self._answered >= UNANSWERED:
+                self._call.cancel()
+                self._disconnect(f"{UNANSWERED} messages unanswered")
+                raise DatastoreError(self._trouble)
+            self._sent += 1
+            request.step = self._sent
+            if awaited:
+                self._awaited = self._sent  # before the reply can come
+            self._outbound.put(request)
+            return self._sent
+
+    # The background thread.
+
+    def _keep_connected(self) -> None:
+        delay = FIRST_DELAY
+        while not self._closed:
+            try:
+                self._converse()
+                trouble = "stream ended by the service"
+            except grpc.RpcError as error:
+                trouble = f"{error.code().name}: {error.details()}"
+            with self._state:
+                if self._closed:
+                    return
+                was_open = self._outbound is not None
+                self._disconnect(trouble)
+                self._report(trouble, was_open)
+                delay = FIRST_DELAY if was_open else min(2 * delay, LONGEST_DELAY)
+                self._state.wait_for(lambda: self._closed, delay * random.uniform(0.5, 1.0))
+
+    def _converse(self) -> None:
+        """One stream, from its greeting to its end."""
+        outbound: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
+        outbound.put(pb.DraftRequest(namespace=self._namespace))
+        call = DraftingStub(self._channel).Draft(_until_none(outbound))
+        with self._state:
+            if self._closed:
+                call.cancel()
+            self._call = call
+        try:
+            next(call)
+            self._connect(outbound)
+            for reply in call:
+                self._deliver(reply)
+        except StopIteration:
+            pass
+        finally:
+            outbound.put(None)
+
+    def _connect(self, outbound: queue.SimpleQueue[pb.DraftRequest | None]) -> None:
+        with self._state:
+            self._answered = self._sent
+            self._outbound = outbound
+            self._trouble = ""
+            self._state.notify_all()
+        RECONNECTS.inc()
+        log.info("datastore %s: connected", self._target)
+
+    def _disconnect(self, trouble: str) -> None:
+        if self._outbound is not None:
+            self._arrived.put(None)
+            self._lost = self._sent
+        self._outbound = None
+        self._trouble = trouble
+        self._state.notify_all()
+
+    def _deliver(self, reply: pb.DraftReply) -> None:
+        self._answered = reply.step
+        if reply.step == self._awaited:
+            self._arrived.put(reply)
+
+    def _report(self, trouble: str, was_open: bool) -> None:
+        """One line a transition or new reason, not one an attempt."""
+        if was_open or trouble != self._reported:
+            log.warning("datastore %s: %s; connecting again in the background", self._target, trouble)
+        self._reported = trouble
+
+
+def _until_none(outbound: queue.SimpleQueue[pb.DraftRequest | None]) -> Iterator[pb.DraftRequest]:
+    while (request := outbound.get()) is not None:
+        yield request
+
+
+def _read(reply: pb.DraftReply) -> list[Reply]:
+    try:
+        return wire.read_replies(reply)
+    except ValueError as error:
+        raise DatastoreError(f"unreadable reply: {error}") from error

@@ -1,0 +1,56 @@
+"""What the worker has told of its sessions, to tell it again to a service that has lost them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from datastore_service.engine.types import Entry, Opening
+
+_FIRST_CAPACITY = 1024
+
+
+@dataclass(slots=True)
+class _Text:
+    opening: Opening
+    size: int = 0
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(_FIRST_CAPACITY, np.int32))
+
+    def extend(self, start: int, tokens: np.ndarray) -> None:
+        """Appends what is new of `tokens`; leaves a gap alone, which the datastore reports."""
+        new = tokens[max(0, self.size - start) :]
+        end = self.size + len(new)
+        if start > self.size or not len(new):
+            return
+        if end > len(self.tokens):
+            self.tokens = np.concatenate([self.tokens[: self.size], np.empty(end, np.int32)])
+        self.tokens[self.size : end] = new
+        self.size = end
+
+
+class TokenLog:
+    """The open sessions' texts, 4 bytes a token (at most twice that while a text grows)."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, _Text] = {}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def apply(self, entry: Entry) -> None:
+        if entry.opening is not None and entry.session not in self._texts:
+            self._texts[entry.session] = _Text(entry.opening)
+        text = self._texts.get(entry.session)
+        if text is not None:
+            text.extend(entry.start, entry.tokens)
+        if entry.closing:
+            self._texts.pop(entry.session, None)
+
+    def missing(self, session: str, known: int) -> Entry | None:
+        """The entry that brings a datastore which knows `known` leading tokens up to date; None if not open here."""
+        text = self._texts.get(session)
+        if text is None:
+            return None
+        tokens = text.tokens[known : text.size].copy()
+        return Entry(session, start=known, tokens=tokens, opening=None if known else text.opening)

@@ -1,0 +1,58 @@
+"""Where a datastore is reached: the one spelling that client, server and command line share."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+FORMS = "HOST:PORT or unix:PATH"
+# A socket's path has to fit into sockaddr_un.sun_path with its final zero.
+UNIX_PATH_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """host and port of a TCP endpoint, or the path of a Unix socket (then host is "" and port 0)."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def target(self) -> str:
+        """As gRPC spells it."""
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # a name that only the resolver knows
+            return False
+
+
+def parse_endpoint(text: str, field: str = "endpoint") -> Endpoint:
+    """Reads "HOST:PORT", "[IPV6]:PORT" or "unix:PATH". Raises ValueError naming `field`."""
+    if text.startswith("unix:"):
+        return Endpoint(path=_socket_path(text.removeprefix("unix:"), field))
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or "/" in host:
+        raise ValueError(f"{field}: {text!r} is not {FORMS}")
+    if int(port) > 65535:
+        raise ValueError(f"{field}: port {port} exceeds 65535")
+    return Endpoint(host=host, port=int(port))
+
+
+def _socket_path(path: str, field: str) -> str:
+    path = "/" + path.lstrip("/") if path.startswith("//") else path
+    if not path:
+        raise ValueError(f"{field}: unix: without a path")
+    if len(path.encode()) > UNIX_PATH_BYTES:
+        raise ValueError(f"{field}: socket path of {len(path.encode())} bytes exceeds {UNIX_PATH_BYTES}")
+    return path

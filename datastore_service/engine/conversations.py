@@ -1,0 +1,66 @@
+"""Texts of closed sessions, kept under a name for the conversation's next request."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from datastore_service.engine.session import SessionIndex
+
+
+class Conversations:
+    """At most `count` texts and `nbytes` bytes, none older than `seconds`; the longest unused leaves first.
+
+    Not thread-safe: the engine calls it under its lock."""
+
+    def __init__(
+        self, count: int, nbytes: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits = count, nbytes, seconds
+        self._clock = clock
+        self._kept: OrderedDict[str, tuple[float, SessionIndex]] = OrderedDict()
+        self.nbytes = 0
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, name: str, index: SessionIndex) -> None:
+        """Retains an index, in place of an earlier one of that name."""
+        self.take(name)
+        self._kept[name] = self._clock(), index
+        self.nbytes += index.nbytes
+        self.tokens += len(index)
+        self._evict()
+
+    def take(self, name: str) -> SessionIndex | None:
+        """Moves an index out, None if there is none."""
+        self._evict()
+        if name not in self._kept:
+            return None
+        _, index = self._kept.pop(name)
+        self._forget(index)
+        return index
+
+    def drop_oldest(self) -> None:
+        _, (_, index) = self._kept.popitem(last=False)
+        self._forget(index)
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.nbytes = self.tokens = 0
+
+    def _forget(self, index: SessionIndex) -> None:
+        self.nbytes -= index.nbytes
+        self.tokens -= len(index)
+
+    def _evict(self) -> None:
+        count, nbytes, seconds = self._limits
+        oldest_allowed = self._clock() - seconds
+        while self._kept and (
+            len(self._kept) > count
+            or self.nbytes > nbytes
+            or next(iter(self._kept.values()))[0] < oldest_allowed
+        ):
+            self.drop_oldest()

@@ -1,0 +1,451 @@
+"""The tiers of one namespace: applies what a step brings and drafts for it.
+
+Readers and writers. What a query sees of the prior and live tiers is one immutable `_Snapshot`; a writer builds its
+segment first and then replaces the snapshot. The engine's lock guards the session dictionary and the replacement, each
+for microseconds; a session's own lock guards its index, and no kernel runs under the engine's lock. Locks are taken in
+the order session, live tier, engine.
+
+The rejected tier is not kept yet: rejected siblings are checked and then ignored.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from datastore_service.engine import batch
+from datastore_service.engine.conversations import Conversations
+from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES, FusionWeights
+from datastore_service.engine.live import LiveTier, LiveView
+from datastore_service.engine.retrieval import MAX_SEGMENTS
+from datastore_service.engine.segment import MAX_VOCAB, Segment, build_segment
+from datastore_service.engine.session import MAX_TOKENS, SessionIndex
+from datastore_service.engine.tree import EMPTY_TREE, DraftTree, Tier
+from datastore_service.engine.types import EMPTY_TOKENS, Budget, Entry, Opening, Reply, Status
+
+MAX_NAME_BYTES = 256
+_FEW = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one namespace's memory. What would exceed the first three is answered OVER_BUDGET.
+
+    tokens counts open sessions and retained conversations; the latter give way to the former. live_tokens: of closed
+    sessions' outputs and warmed-up documents, of which the oldest give way; 0 keeps none."""
+
+    sessions: int = 4096
+    session_tokens: int = 1 << 20
+    tokens: int = 1 << 26
+    live_tokens: int = 1 << 24
+    conversations: int = 4096
+    conversation_bytes: int = 1 << 30
+    conversation_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("sessions", "session_tokens", "tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
+        if self.session_tokens > MAX_TOKENS:
+            raise ValueError(f"session_tokens: {self.session_tokens} exceeds {MAX_TOKENS}")
+        for name in ("live_tokens", "conversations", "conversation_bytes", "conversation_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is negative")
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """segments: of a segment tier, else 0. hits: drafts with at least one node of the tier. drafted: nodes of it."""
+
+    tokens: int = 0
+    nbytes: int = 0
+    segments: int = 0
+    hits: int = 0
+    drafted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """drafts: trees asked for since the start, empty ones included. SESSION counts conversations too."""
+
+    sessions: int
+    conversations: int
+    drafts: int
+    tiers: dict[Tier, TierStats]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """The texts a query sees; `table` holds their addresses."""
+
+    prior: tuple[Segment, ...]
+    live: LiveView
+    table: np.ndarray
+
+    @staticmethod
+    def of(prior: tuple[Segment, ...], live: LiveView) -> _Snapshot:
+        return _Snapshot(prior, live, batch.source_table(live.fresh, live.segments, prior))
+
+
+class _Session:
+    """An open session. counted: its part of the engine's session tokens."""
+
+    __slots__ = ("counted", "index", "lock", "name", "opening")
+
+    def __init__(self, name: str, opening: Opening, index: SessionIndex) -> None:
+        self.name = name
+        self.opening = opening
+        self.index = index
+        self.counted = len(index)
+        self.lock = threading.Lock()
+
+
+class Engine:
+    """Sessions, live text and prior of one namespace. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        prior: Sequence[Segment] = (),
+        weights: FusionWeights | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """vocab_size: ids are in [0, vocab_size), at most 2^31. Raises ValueError naming field and limit."""
+        if not 0 < vocab_size <= MAX_VOCAB:
+            raise ValueError(f"vocab_size: {vocab_size} is outside 1..{MAX_VOCAB}")
+        self.vocab_size = vocab_size
+        self.limits = limits or Limits()
+        self._weights = (weights or FusionWeights()).packed()
+        self._lock = threading.Lock()
+        self._sessions: dict[str, _Session] = {}
+        self._session_tokens = 0
+        self._conversations = Conversations(
+            self.limits.conversations, self.limits.conversation_bytes, self.limits.conversation_seconds
+        )
+        self._scratches: list[batch.Scratch] = []
+        self._idle: list[batch.Scratch] = []
+        self._snapshot = _Snapshot.of((), LiveView())
+        self._live = LiveTier(vocab_size, self.limits.live_tokens, self._live_changed)
+        self.set_prior(prior)
+        self._load_kernels()
+
+    def step(self, entries: Sequence[Entry]) -> list[Reply]:
+        """Applies the entries in order and drafts for those with a budget; one Reply an Entry, in the same order.
+
+        A Reply's tree is empty before the session has a token and where nothing matches. Its probabilities estimate
+        how likely the target accepts the path up to a node, so their sum over the k likeliest nodes estimates the
+        tokens that a draft of k nodes adds to the step.
+
+        Raises ValueError naming the field and its limit before anything is applied."""
+        for entry in entries:
+            self._check(entry)
+        replies: list[Reply] = []
+        for distinct in _split_at_repeats(entries):
+            replies += self._step_distinct(distinct)
+        return replies
+
+    def set_prior(self, segments: Sequence[Segment]) -> None:
+        """Replaces the prior; steps in progress finish with the one they began with."""
+        self._check_segments(segments)
+        with self._lock:
+            self._snapshot = _Snapshot.of(tuple(segments), self._snapshot.live)
+
+    def warmup(self, documents: Iterable[np.ndarray]) -> None:
+        """Adds documents to the live tier as one segment, built in the caller's thread. The tier's oldest text leaves
+        if it is full.
+
+        Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds; then nothing has
+        changed."""
+        segment = build_segment(documents, self.vocab_size)
+        if len(segment) > self.limits.live_tokens:
+            raise ValueError(
+                f"documents: {len(segment)} tokens exceed live_tokens, {self.limits.live_tokens}"
+            )
+        if len(segment):
+            self._live.warmup(segment)
+
+    def settle(self) -> None:
+        """Waits until the live tier has no merge to do."""
+        self._live.settle()
+
+    def flush(self, tier: Tier | None = None, session: str | None = None) -> None:
+        """Forgets what was learned from serving: one tier's, one session's, or all of it (both None).
+
+        The prior is emptied only when it is named. A flushed session is unknown afterwards; an unknown name is no
+        error. Raises ValueError for a session together with a tier other than SESSION."""
+        if session is not None:
+            if tier not in (None, Tier.SESSION):
+                raise ValueError(f"session: {session!r} has no part of tier {Tier(tier).name}")
+            with self._lock:
+                if session in self._sessions:
+                    self._forget(self._sessions[session])
+            return
+        with self._lock:
+            if tier in (None, Tier.SESSION):
+                self._sessions.clear()
+                self._conversations.clear()
+                self._session_tokens = 0
+            if tier == Tier.PRIOR:
+                self._snapshot = _Snapshot.of((), self._snapshot.live)
+        if tier in (None, Tier.LIVE):
+            self._live.clear()
+
+    def sessions(self) -> list[str]:
+        """Names of the open sessions, oldest first."""
+        with self._lock:
+            return list(self._sessions)
+
+    def stats(self) -> EngineStats:
+        drafts, hits, drafted = batch.counts(self._scratches)
+        with self._lock:
+            snapshot, conversations = self._snapshot, self._conversations
+            opened = list(self._sessions.values())
+            tokens = self._session_tokens + conversations.tokens
+            nbytes = conversations.nbytes + sum(session.index.nbytes for session in opened)
+        size = {
+            Tier.PRIOR: _segment_size(snapshot.prior),
+            Tier.LIVE: (snapshot.live.tokens, snapshot.live.nbytes, len(snapshot.live.segments)),
+            Tier.SESSION: (tokens, nbytes, 0),
+            Tier.REJECTED: (0, 0, 0),
+        }
+        tiers = {tier: TierStats(*size[tier], int(hits[tier]), int(drafted[tier])) for tier in Tier}
+        return EngineStats(len(opened), len(conversations), drafts, tiers)
+
+    def _load_kernels(self) -> None:
+        """Compiles what a step runs, or loads it from Numba's cache, so that no step waits for it."""
+        SessionIndex().reserve(1 << 10)
+        self._run(np.zeros((0, batch.REQUEST_FIELDS), dtype=np.int64), EMPTY_TOKENS.copy(), 0)
+
+    # Checking
+
+    def _check(self, entry: Entry) -> None:
+        name = entry.session
+        if not name or len(name) > MAX_NAME_BYTES or len(name.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"session: a name has 1 to {MAX_NAME_BYTES} bytes, not {name[:64]!r}")
+        if entry.start < 0:
+            raise ValueError(f"start: {entry.start} is negative")
+        self._check_tokens("tokens", entry.tokens)
+        for rejected in entry.rejected:
+            if rejected.position < 0:
+                raise ValueError(f"rejected.position: {rejected.position} is negative")
+            self._check_tokens("rejected.tokens", rejected.tokens)
+        if entry.budget.nodes:
+            _check_budget(entry.budget)
+        if entry.opening is not None and len(entry.opening.conversation.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
+
+    def _check_tokens(self, name: str, tokens: np.ndarray) -> None:
+        if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):
+            raise ValueError(f"{name}: {tokens.ndim}-D {tokens.dtype}, not a 1-D integer array")
+        if len(tokens) < _FEW:  # NumPy's reductions take microseconds whatever the size
+            values = tokens.tolist()
+            low, high = min(values, default=0), max(values, default=0)
+        else:
+            low, high = tokens.min(), tokens.max()
+        if low < 0 or high >= self.vocab_size:
+            raise ValueError(f"{name}: id {low if low < 0 else high} is outside [0, {self.vocab_size})")
+
+    def _check_segments(self, segments: Sequence[Segment]) -> None:
+        if len(segments) > MAX_SEGMENTS:
+            raise ValueError(f"segments: {len(segments)} exceed the limit of {MAX_SEGMENTS}")
+        for segment in segments:
+            if segment.vocab_size > self.vocab_size:
+                raise ValueError(
+                    f"segments: a vocabulary of {segment.vocab_size} exceeds the engine's {self.vocab_size}"
+                )
+
+    # One batch of distinct sessions
+
+    def _step_distinct(self, entries: Sequence[Entry]) -> list[Reply]:
+        with self._lock:
+            sessions = [self._find_or_open(entry) for entry in entries]
+        held = [session for session in sessions if session]
+        held.sort(key=id)  # one order for all callers: no deadlock
+        for session in held:
+            session.lock.acquire()
+        try:
+            accepted = [self._accept(*pair) for pair in zip(entries, sessions, strict=True)]
+            trees = self._draft(entries, sessions, accepted)
+            known = [session.index.known if session else 0 for session in sessions]
+            for entry, found in zip(entries, sessions, strict=True):
+                if entry.closing and found:
+                    self._close(found)
+        finally:
+            for session in held:
+                session.lock.release()
+        answers = zip(accepted, known, trees, strict=True)
+        return [Reply(status, length, tree) for (status, _), length, tree in answers]
+
+    def _find_or_open(self, entry: Entry) -> _Session | None:
+        """The entry's session; a new one if it opens one and there is room. Called under the engine's lock."""
+        session = self._sessions.get(entry.session)
+        if entry.opening is None or (session and _continues(session.index, entry)):
+            return session
+        if session:
+            self._forget(session)
+        if len(self._sessions) >= self.limits.sessions:
+            return None
+        session = _Session(entry.session, entry.opening, self._opened_index(entry, entry.opening))
+        self._sessions[entry.session] = session
+        self._session_tokens += session.counted
+        return session
+
+    def _opened_index(self, entry: Entry, opening: Opening) -> SessionIndex:
+        index = self._conversations.take(opening.conversation) if opening.conversation else None
+        if index is None or len(index) + len(entry.tokens) >= self.limits.session_tokens:
+            return SessionIndex()
+        if not _begins_with(entry, index.text()):
+            index.begin_document()
+        return index
+
+    def _accept(self, entry: Entry, session: _Session | None) -> tuple[Status, np.ndarray]:
+        """What becomes of an entry and the tokens it adds, for which room is reserved."""
+        if session is None:
+            return (Status.OVER_BUDGET if entry.opening else Status.UNKNOWN_SESSION), EMPTY_TOKENS
+        known = session.index.known
+        if entry.start > known:
+            return Status.GAP, EMPTY_TOKENS
+        new = entry.tokens[known - entry.start :]
+        if len(new):
+            if not self._take_room(session, len(new)):
+                return Status.OVER_BUDGET, EMPTY_TOKENS
+            session.index.reserve(len(new))
+        return Status.OK, new
+
+    def _take_room(self, session: _Session, extra: int) -> bool:
+        """Counts tokens that a session adds, at the cost of retained conversations; False if there is no room."""
+        if len(session.index) + extra > self.limits.session_tokens:
+            return False
+        with self._lock:
+            if self._sessions.get(session.name) is not session:
+                return True  # flushed since it was found: it lives until this step ends and counts no more
+            if self._session_tokens + extra > self.limits.tokens:
+                return False
+            session.counted += extra
+            self._session_tokens += extra
+            while self._session_tokens + self._conversations.tokens > self.limits.tokens:
+                self._conversations.drop_oldest()
+        return True
+
+    def _draft(
+        self,
+        entries: Sequence[Entry],
+        sessions: list[_Session | None],
+        accepted: list[tuple[Status, np.ndarray]],
+    ) -> list[DraftTree]:
+        rows, news, begin, output = [], [], 0, 0
+        for entry, session, (status, new) in zip(entries, sessions, accepted, strict=True):
+            if session is None or status is not Status.OK:
+                rows.append(batch.NO_REQUEST)
+                continue
+            index, budget, end = session.index, entry.budget, begin + len(new)
+            asked = budget.nodes, budget.depth, budget.children
+            rows.append((index.address, begin, end, index.text_start, *asked, output, 0))
+            begin, output = end, output + budget.nodes
+            if len(new):
+                news.append(new)
+        appended = _joined(news)
+        requests = np.array(rows, dtype=np.int64)
+        nodes, probs, tiers = self._run(requests, appended, output)
+        return [
+            DraftTree(nodes[0, i:j], nodes[1, i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE
+            for i, j in requests[:, batch.OUTPUT : batch.OUTPUT + 2].tolist()
+        ]
+
+    def _run(self, requests: np.ndarray, appended: np.ndarray, output: int) -> tuple[np.ndarray, ...]:
+        """The kernel call; returns its nodes, probs and tiers arrays."""
+        snapshot = self._snapshot  # held until the kernel returns: its table has only addresses
+        nodes = np.empty((2, output), dtype=np.int32)
+        probs = np.empty(output, dtype=np.float32)
+        tiers = np.empty(output, dtype=np.uint8)
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = batch.Scratch()
+            self._scratches.append(scratch)
+        batch.run_batch(
+            requests,
+            appended,
+            snapshot.table.copy(),
+            self._weights,
+            scratch.integers,
+            scratch.reals,
+            nodes,
+            probs,
+            tiers,
+        )
+        self._idle.append(scratch)
+        return nodes, probs, tiers
+
+    # Ends
+
+    def _close(self, session: _Session) -> None:
+        opening = session.opening
+        output = session.index.text()[opening.prompt_length :].copy() if opening.publish else EMPTY_TOKENS
+        with self._lock:
+            if self._sessions.get(session.name) is not session:
+                return
+            self._forget(session)
+            if opening.conversation and len(session.index):
+                self._conversations.keep(opening.conversation, session.index)
+        self._live.publish(output)
+
+    def _live_changed(self, live: LiveView) -> None:
+        with self._lock:
+            self._snapshot = _Snapshot.of(self._snapshot.prior, live)
+
+    def _forget(self, session: _Session) -> None:
+        del self._sessions[session.name]
+        self._session_tokens -= session.counted
+
+
+def _check_budget(budget: Budget) -> None:
+    if not 0 <= budget.nodes <= MAX_NODES:
+        raise ValueError(f"budget.nodes: {budget.nodes} is outside 0..{MAX_NODES}")
+    if not 1 <= budget.depth <= MAX_DEPTH:
+        raise ValueError(f"budget.depth: {budget.depth} is outside 1..{MAX_DEPTH}")
+    if not 1 <= budget.children <= MAX_NODES:
+        raise ValueError(f"budget.children: {budget.children} is outside 1..{MAX_NODES}")
+
+
+def _split_at_repeats(entries: Sequence[Entry]) -> Sequence[Sequence[Entry]]:
+    """Runs of entries in which no session occurs twice; one run unless a caller sends two entries of a session."""
+    if len({entry.session for entry in entries}) == len(entries):
+        return [entries] if entries else []
+    runs: list[list[Entry]] = [[]]
+    names: set[str] = set()
+    for entry in entries:
+        if entry.session in names:
+            runs.append([])
+            names = set()
+        runs[-1].append(entry)
+        names.add(entry.session)
+    return runs
+
+
+def _continues(index: SessionIndex, entry: Entry) -> bool:
+    """Whether an opening that names an open session repeats or extends its text (a lost reply), not a new text."""
+    known = index.text()[entry.start :]
+    shared = min(len(known), len(entry.tokens))
+    return bool(np.array_equal(known[:shared], entry.tokens[:shared]))
+
+
+def _begins_with(entry: Entry, text: np.ndarray) -> bool:
+    return (
+        entry.start == 0
+        and len(entry.tokens) >= len(text)
+        and np.array_equal(entry.tokens[: len(text)], text)
+    )
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    if not arrays:
+        return EMPTY_TOKENS
+    return np.concatenate(arrays, dtype=np.int32, casting="unsafe")
+
+
+def _segment_size(segments: tuple[Segment, ...]) -> tuple[int, int, int]:
+    return sum(map(len, segments)), sum(segment.nbytes for segment in segments), len(segments)

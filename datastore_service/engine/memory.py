@@ -1,0 +1,103 @@
+"""Arrays behind addresses, for kernels that take a table of arrays of different widths in one argument.
+
+A Numba call costs about 0.2 us for each array argument, and its argument types must not depend on how many segments
+there are or how wide their tokens are. So kernels receive int64 addresses and look through them here. Whoever calls
+such a kernel keeps the arrays alive during the call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def _pointer(typing_context, address):
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def _store_release(typing_context, address, value):
+    """Writes a number (its type's width) at an address after every earlier write has become visible."""
+
+    def codegen(context, builder, signature, args):
+        value_type = context.get_value_type(signature.args[1])
+        pointer = builder.inttoptr(args[0], value_type.as_pointer())
+        builder.store_atomic(args[1], pointer, "release", value_type.width // 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, value), codegen
+
+
+def _load_acquire(result):
+    """An intrinsic that reads a number before any later read."""
+
+    @intrinsic
+    def load(typing_context, address):
+        def codegen(context, builder, signature, args):
+            value_type = context.get_value_type(signature.return_type)
+            pointer = builder.inttoptr(args[0], value_type.as_pointer())
+            return builder.load_atomic(pointer, "acquire", value_type.width // 8)
+
+        return result(types.int64), codegen
+
+    return load
+
+
+_load_acquire_i32 = _load_acquire(types.int32)
+_load_acquire_i64 = _load_acquire(types.int64)
+
+
+@njit(inline="always")
+def publish_i32(address, index, value):
+    """Writes element `index` of the int32 array at `address`; who reads it with `read_i32` sees what was written before."""
+    _store_release(address + 4 * index, np.int32(value))
+
+
+@njit(inline="always")
+def read_i32(address, index):
+    return np.int64(_load_acquire_i32(address + 4 * index))
+
+
+@njit(inline="always")
+def publish_i64(address, index, value):
+    _store_release(address + 8 * index, np.int64(value))
+
+
+@njit(inline="always")
+def read_i64(address, index):
+    return _load_acquire_i64(address + 8 * index)
+
+
+@njit(inline="always")
+def view_i64(address, size):
+    return carray(_pointer(address), size, np.int64)
+
+
+@njit(inline="always")
+def view_i32(address, size):
+    return carray(_pointer(address), size, np.int32)
+
+
+@njit(inline="always")
+def view_u32(address, size):
+    return carray(_pointer(address), size, np.uint32)
+
+
+@njit(inline="always")
+def load_token(address, width, index):
+    """The unsigned token of `width` bytes at `index` of the array at `address`, as int64."""
+    if width == 2:
+        return np.int64(carray(_pointer(address), index + 1, np.uint16)[index])
+    if width == 4:
+        return np.int64(carray(_pointer(address), index + 1, np.uint32)[index])
+    return np.int64(carray(_pointer(address), index + 1, np.uint8)[index])
+
+
+def address_of(array: np.ndarray) -> int:
+    """Address of a C-contiguous array's first element."""
+    return array.__array_interface__["data"][0]

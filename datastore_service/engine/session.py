@@ -1,0 +1,215 @@
+"""Text that grows, indexed token by token: the session tier's, one request each, and the live tier's newest.
+
+One int32 buffer holds three parts: the tokens, for each length in `GRAMS` a link from every position to the previous
+position where the same n-gram ends, and one hash table from an n-gram to the last position where it ends. The
+occurrences of the current n-gram are the chain of links from the text's last position: what a counting trie (SSSD,
+Algorithm 1) would count, one by one and with their surroundings, so that how far back each matches can be seen too.
+
+A buffer has room for the next tokens before a kernel appends them (`SessionIndex.reserve`), so kernels never allocate.
+
+A reader beside the writer (live tier) is safe as long as the buffer is not replaced: tokens and links are written
+before the slot that leads to them, and the length after everything it covers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from datastore_service.engine.kernel import kernel
+from datastore_service.engine.memory import address_of, publish_i32, publish_i64, read_i32, view_i32, view_i64
+
+GRAMS = (1, 2, 3, 4, 8)
+LEVELS = len(GRAMS)
+LONGEST_GRAM = GRAMS[-1]
+SEPARATOR = -1  # between the documents of a conversation; never part of an n-gram
+MAX_TOKENS = (1 << 31) // LEVELS - 2
+
+# Fields of a session's descriptor.
+BUFFER, CAPACITY, SLOTS, LENGTH, USED = range(5)
+_MIN_CAPACITY = 128
+_GROWTH = 1.25
+
+
+class SessionIndex:
+    """Text of one session and its n-gram index; about 50-90 bytes a token.
+
+    text_start: where the request's own text starts (earlier tokens belong to earlier requests of the conversation).
+    """
+
+    __slots__ = ("_buffer", "_descriptor", "_fields", "address", "text_start")
+
+    def __init__(self, capacity: int = _MIN_CAPACITY) -> None:
+        """capacity: tokens for which the first buffer has room."""
+        self._descriptor = np.zeros(5, dtype=np.int64)
+        self._fields = self._descriptor.data  # the same, read as Python integers
+        self.address = address_of(self._descriptor)
+        self.text_start = 0
+        self._allocate(capacity, _slots_for(0, capacity))
+
+    def __len__(self) -> int:
+        return self._fields[LENGTH]
+
+    @property
+    def known(self) -> int:
+        """Tokens of the request's own text."""
+        return self._fields[LENGTH] - self.text_start
+
+    @property
+    def nbytes(self) -> int:
+        return self._buffer.nbytes
+
+    def has_room(self, extra: int) -> bool:
+        """Whether `extra` more tokens fit the buffer."""
+        _, capacity, slots, length, used = self._fields
+        return length + extra <= capacity and _fits(used + LEVELS * extra, slots)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 [len], a view that the next `reserve` may detach."""
+        return self._buffer[: len(self)]
+
+    def text(self) -> np.ndarray:
+        """int32 [known], a view of the request's own text."""
+        return self._buffer[self.text_start : len(self)]
+
+    def reserve(self, extra: int) -> None:
+        """Makes room for `extra` more tokens."""
+        if self.has_room(extra):
+            return
+        _, capacity, slots, length, used = self._fields
+        if length + extra > capacity:
+            capacity = max(length + extra, int(_GROWTH * capacity))
+        old, old_buffer = self._descriptor.copy(), self._buffer
+        self._allocate(capacity, max(slots, _slots_for(used, extra)))
+        _refill(address_of(old), self.address)
+        del old_buffer  # the kernel read it through an address
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Adds int32 tokens (or SEPARATOR)."""
+        self.reserve(len(tokens))
+        append_tokens(self.address, np.array(tokens, dtype=np.int32), 0, len(tokens))
+
+    def begin_document(self) -> None:
+        """What follows is a new document and the request's own text."""
+        if len(self):
+            self.append(np.array([SEPARATOR], dtype=np.int32))
+        self.text_start = len(self)
+
+    def occurrences(self, gram: int) -> np.ndarray:
+        """Earlier end positions of the last `gram` tokens, newest first; gram is one of GRAMS."""
+        chain = []
+        links = self._links(GRAMS.index(gram))
+        position = links[len(self) - 1] if len(self) else -1
+        while position >= 0:
+            chain.append(int(position))
+            position = links[position]
+        return np.array(chain, dtype=np.int64)
+
+    def _links(self, level: int) -> np.ndarray:
+        capacity = self._fields[CAPACITY]
+        return self._buffer[(1 + level) * capacity : (2 + level) * capacity]
+
+    def _allocate(self, capacity: int, slots: int) -> None:
+        self._buffer = np.empty(capacity * (1 + LEVELS) + slots, dtype=np.int32)
+        self._buffer[-slots:] = 0
+        self._descriptor[:] = (address_of(self._buffer), capacity, slots, 0, 0)
+
+
+def _fits(used: int, slots: int) -> bool:
+    return 4 * used <= 3 * slots
+
+
+def _slots_for(used: int, extra: int) -> int:
+    """Power of two that keeps the hash table at most three quarters full."""
+    return 1 << max(6, (4 * (used + LEVELS * extra) // 3).bit_length())
+
+
+@njit(inline="always")
+def text_of(descriptor):
+    """The tokens of a session and their links [LEVELS, capacity]."""
+    capacity = descriptor[CAPACITY]
+    buffer = view_i32(descriptor[BUFFER], capacity * (1 + LEVELS))
+    return buffer[:capacity], buffer[capacity:].reshape((LEVELS, capacity))
+
+
+@njit(inline="always")
+def mix(hashed, token):
+    hashed = (hashed ^ np.uint64(token + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    return hashed ^ (hashed >> np.uint64(29))
+
+
+@njit(inline="always")
+def _slots(descriptor):
+    """Address of the hash table."""
+    return descriptor[BUFFER] + 4 * (1 + LEVELS) * descriptor[CAPACITY]
+
+
+@njit(inline="always")
+def find_gram(descriptor, tokens, hashed, level, text, last):
+    """Looks up the n-gram that ends at text[last]. Returns its slot, or the free one where it belongs, and the last
+    position in `tokens` where it ends, or -1."""
+    slots, mask = _slots(descriptor), descriptor[SLOTS] - 1
+    slot = np.int64(hashed >> np.uint64(20)) & mask
+    while True:
+        entry = read_i32(slots, slot) - 1
+        if entry < 0:
+            return slot, np.int64(-1)
+        position = entry // LEVELS
+        if entry - position * LEVELS == level:
+            back = 0
+            while back < GRAMS[level] and np.int64(tokens[position - back]) == text[last - back]:
+                back += 1
+            if back == GRAMS[level]:
+                return slot, position
+        slot = (slot + 1) & mask
+
+
+@kernel
+def append_tokens(address, source, begin, end):
+    """Appends source[begin:end] (int32) to the session at `address`, which has reserved room for them."""
+    descriptor = view_i64(address, 5)
+    tokens, links = text_of(descriptor)
+    length = descriptor[LENGTH]
+    for position in range(length, length + end - begin):
+        tokens[position] = source[begin + position - length]
+        level = 0
+        hashed = np.uint64(0)
+        for back in range(LONGEST_GRAM):
+            if position < back or tokens[position - back] == SEPARATOR:
+                break
+            hashed = mix(hashed, tokens[position - back])
+            if back + 1 == GRAMS[level]:
+                slot, earlier = find_gram(descriptor, tokens, hashed, level, tokens, position)
+                links[level, position] = earlier
+                publish_i32(_slots(descriptor), slot, position * LEVELS + level + 1)
+                descriptor[USED] += earlier < 0
+                level += 1
+        for rest in range(level, LEVELS):
+            links[rest, position] = -1
+    publish_i64(address, LENGTH, length + end - begin)
+
+
+@kernel
+def _refill(old_address, new_address):
+    """Copies a session into a larger buffer and hashes its n-grams again."""
+    old, new = view_i64(old_address, 5), view_i64(new_address, 5)
+    old_tokens, old_links = text_of(old)
+    tokens, links = text_of(new)
+    length = old[LENGTH]
+    tokens[:length] = old_tokens[:length]
+    for level in range(LEVELS):
+        links[level, :length] = old_links[level, :length]
+    for old_slot in range(old[SLOTS]):
+        entry = read_i32(_slots(old), old_slot) - 1
+        if entry < 0:
+            continue
+        position = entry // LEVELS
+        level = entry - position * LEVELS
+        hashed = np.uint64(0)
+        for back in range(GRAMS[level]):
+            hashed = mix(hashed, tokens[position - back])
+        slot, _ = find_gram(new, tokens, hashed, level, tokens, position)
+        publish_i32(_slots(new), slot, entry + 1)
+    new[LENGTH] = length
+    new[USED] = old[USED]

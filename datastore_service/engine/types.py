@@ -1,0 +1,102 @@
+"""The value types that cross the engine's boundary: what a decode step sends and what it gets back.
+
+The same types serve the embedded client, the gRPC client and the server; the wire
+messages of ``protos/specstore/v1/drafting.proto`` carry exactly these fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from datastore_service.engine.tree import DraftTree
+
+EMPTY_TOKENS = np.empty(0, dtype=np.int32)
+
+
+class Status(IntEnum):
+    """What became of one entry."""
+
+    OK = 1
+    UNKNOWN_SESSION = 2  # resend the whole text with `opening` set
+    GAP = 3  # `start` lies beyond what is known: resend from `Reply.known`
+    OVER_BUDGET = 4  # a bound on sessions or bytes refused the entry
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Whose text may be proposed to whom: nothing crosses from one namespace to another."""
+
+    model: str
+    tokenizer: str  # fingerprint, see datastore_service.storage
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds of one draft tree, the root (the last accepted token) not counted.
+
+    nodes: drafted tokens in all, 0 asks for no draft. depth: longest path. children: most children of a node.
+    """
+
+    nodes: int
+    depth: int = 16
+    children: int = 8
+
+
+NO_DRAFT = Budget(nodes=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Present in the first entry of a session.
+
+    conversation: name under which the session's text outlives the request and is found again ("" = it does not).
+    publish: whether the session's output may enter the live tier when it closes.
+    prompt_length: how many leading tokens are the prompt, the rest is output.
+    """
+
+    conversation: str = ""
+    publish: bool = True
+    prompt_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Drafted tokens which the target refused.
+
+    position: number of session tokens that precede them (the context they were refused in).
+    tokens: int32, the refused siblings, all at that position.
+    """
+
+    position: int
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One session's part of a step.
+
+    start: number of the session's tokens that precede `tokens`. It makes a message idempotent: what the datastore
+    already has is skipped, what it lacks is reported as a GAP.
+    tokens: int32, accepted since the last message. Processing order: opening, tokens, rejected, draft, closing.
+    """
+
+    session: str
+    start: int = 0
+    tokens: np.ndarray = field(default_factory=lambda: EMPTY_TOKENS)
+    rejected: tuple[Rejected, ...] = ()
+    budget: Budget = NO_DRAFT
+    opening: Opening | None = None
+    closing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer to one Entry. known: tokens the datastore now holds of the session (0 if unknown)."""
+
+    status: Status
+    known: int
+    tree: DraftTree

@@ -1,0 +1,174 @@
+"""The Admin service: fill, empty and inspect."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+import grpc
+import numpy as np
+
+from datastore_service.engine.tree import Tier
+from datastore_service.server import wire
+from datastore_service.server.drafting import Drafting
+from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.metrics import ServiceMetrics
+from datastore_service.server.namespaces import HostedNamespace, Namespaces
+from datastore_service.server.refusal import RefusalError, exhausted, invalid, precondition
+from proto_gen.specstore.v1 import admin_pb2 as pb
+from proto_gen.specstore.v1 import drafting_pb2
+from proto_gen.specstore.v1.admin_pb2_grpc import AdminServicer
+
+log = logging.getLogger(__name__)
+
+WARMUP_SEGMENT_TOKENS = 1 << 22  # documents are indexed together in segments of about this size
+
+
+class Admin(AdminServicer):
+    """token: what `authorization: Bearer` must carry; empty asks for none."""
+
+    def __init__(
+        self,
+        namespaces: Namespaces,
+        drafting: Drafting,
+        limits: ServiceLimits,
+        metrics: ServiceMetrics,
+        token: str,
+    ) -> None:
+        self._namespaces, self._drafting, self._limits = namespaces, drafting, limits
+        self._metrics, self._token = metrics, token
+        self._started = time.monotonic()
+
+    def Warmup(self, request_iterator: Iterator[pb.WarmupRequest], context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(context, lambda: self._warmup(request_iterator))
+
+    def Flush(self, request: pb.FlushRequest, context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(context, lambda: self._flush(request))
+
+    def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(context, lambda: self._stats(request))
+
+    def _guarded(self, context: grpc.ServicerContext, act: Callable):
+        try:
+            self._authorize(context)
+            return act()
+        except RefusalError as refusal:
+            self._metrics.refusals.labels(refusal.code.name).inc()
+            log.warning("admin call refused", extra={"code": refusal.code.name, "reason": str(refusal)})
+            context.abort(refusal.code, str(refusal))
+
+    def _authorize(self, context: grpc.ServicerContext) -> None:
+        if not self._token:
+            return
+        given = dict(context.invocation_metadata()).get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            raise RefusalError(
+                grpc.StatusCode.UNAUTHENTICATED, "authorization: missing or wrong bearer token"
+            )
+
+    def _warmup(self, requests: Iterator[pb.WarmupRequest]) -> pb.WarmupReply:
+        hosted: HostedNamespace | None = None
+        reply = pb.WarmupReply()
+        waiting: list[np.ndarray] = []
+        for request in requests:
+            hosted = self._same_namespace(hosted, request)
+            waiting += self._documents(hosted, request)
+            if sum(map(len, waiting)) >= WARMUP_SEGMENT_TOKENS:
+                _learn(hosted, waiting, reply)
+                waiting = []
+        if hosted is not None:
+            _learn(hosted, waiting, reply)
+        log.info("warmed up", extra={"documents": reply.documents, "tokens": reply.tokens})
+        return reply
+
+    def _same_namespace(self, hosted: HostedNamespace | None, request: pb.WarmupRequest) -> HostedNamespace:
+        if not request.HasField("namespace"):
+            if hosted is None:
+                raise precondition("namespace: required in the first message")
+            return hosted
+        namespace = wire.read_namespace(request.namespace, self._limits)
+        if hosted is not None and hosted.namespace != namespace:
+            raise precondition(f"namespace: changed within the call, from {hosted.namespace} to {namespace}")
+        return self._namespaces.open(namespace)
+
+    def _documents(self, hosted: HostedNamespace, request: pb.WarmupRequest) -> list[np.ndarray]:
+        if len(request.documents) > self._limits.documents:
+            raise invalid(
+                f"documents: {len(request.documents)} in one message exceeds {self._limits.documents}"
+            )
+        return [
+            wire.read_document(document.tokens, f"documents[{i}].tokens", hosted.engine.vocab_size)
+            for i, document in enumerate(request.documents)
+        ]
+
+    def _flush(self, request: pb.FlushRequest) -> pb.FlushReply:
+        hosted = self._existing(request.namespace)
+        target = request.WhichOneof("target")
+        if target == "tier":
+            hosted.engine.flush(tier=_flushable(request.tier))
+        elif target == "session":
+            self._flush_session(hosted, request.session)
+        elif target == "all" and request.all:
+            hosted.engine.flush()
+        else:
+            raise invalid("target: one of tier, session or all (true) is required")
+        log.info("flushed", extra={"target": target, "model": hosted.namespace.model})
+        return pb.FlushReply()
+
+    def _flush_session(self, hosted: HostedNamespace, session: str) -> None:
+        if session not in hosted.engine.sessions():
+            raise RefusalError(grpc.StatusCode.NOT_FOUND, f"session: {session!r} is not open")
+        hosted.engine.flush(session=session)
+        hosted.leases.release(session)
+
+    def _existing(self, message: drafting_pb2.Namespace) -> HostedNamespace:
+        namespace = wire.read_namespace(message, self._limits)
+        hosted = self._namespaces.find(namespace)
+        if hosted is None:
+            raise RefusalError(grpc.StatusCode.NOT_FOUND, f"namespace: {namespace} does not exist")
+        return hosted
+
+    def _stats(self, request: pb.StatsRequest) -> pb.StatsReply:
+        chosen = [self._existing(request.namespace)] if request.HasField("namespace") else self._namespaces
+        return pb.StatsReply(
+            namespaces=[_namespace_stats(hosted) for hosted in chosen],
+            uptime_seconds=time.monotonic() - self._started,
+            version=version("specstore"),
+            streams=self._drafting.streams,
+        )
+
+
+def _learn(hosted: HostedNamespace, documents: list[np.ndarray], reply: pb.WarmupReply) -> None:
+    try:
+        hosted.engine.warmup(documents)
+    except ValueError as error:  # the ids were checked: the tier is full
+        raise exhausted(str(error)) from error
+    reply.documents += len(documents)
+    reply.tokens += sum(map(len, documents))
+
+
+def _namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
+    namespace, stats = hosted.namespace, hosted.engine.stats()
+    return pb.NamespaceStats(
+        namespace=drafting_pb2.Namespace(
+            model=namespace.model, tokenizer=namespace.tokenizer, tenant=namespace.tenant
+        ),
+        vocab_size=hosted.engine.vocab_size,
+        sessions=stats.sessions,
+        conversations=stats.conversations,
+        prior=hosted.prior,
+        drafts=stats.drafts,
+        tiers=[
+            pb.TierStats(tier=int(tier), tokens=t.tokens, bytes=t.nbytes, hits=t.hits, drafted=t.drafted)  # type: ignore[arg-type]
+            for tier, t in stats.tiers.items()
+        ],
+    )
+
+
+def _flushable(number: int) -> Tier:
+    if number not in (Tier.LIVE, Tier.SESSION, Tier.REJECTED):
+        raise invalid(f"tier: {number} cannot be flushed; live (2), session (3) and rejected (4) can")
+    return Tier(number)

@@ -1,0 +1,28 @@
+"""Bounds of the service; what exceeds one is refused with its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from datastore_service.engine.engine import MAX_NAME_BYTES
+from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """Sessions and bytes are the engine's own limits and come back as a status of the entry.
+
+    grace: seconds after which the sessions of a broken stream are closed, unless another stream takes them up.
+    """
+
+    message_bytes: int = 64 << 20
+    entries: int = 1024  # a message
+    documents: int = 65536  # a Warmup message
+    rejected: int = 256  # an entry
+    nodes: int = MAX_NODES
+    depth: int = MAX_DEPTH
+    children: int = MAX_NODES
+    name_bytes: int = MAX_NAME_BYTES  # session, conversation, and each part of a namespace
+    namespaces: int = 16
+    streams: int = 64
+    grace: float = 60.0

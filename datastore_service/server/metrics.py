@@ -1,0 +1,55 @@
+"""Service metrics for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from datastore_service.server.namespaces import Namespaces
+
+BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
+
+
+class ServiceMetrics:
+    """registry: this service's own, so that two in one process do not collide."""
+
+    def __init__(self, namespaces: Namespaces) -> None:
+        self.registry = CollectorRegistry()
+        self.step_seconds = Histogram(
+            "specstore_step_seconds",
+            "Time to answer one Draft message",
+            registry=self.registry,
+            buckets=BUCKETS,
+        )
+        self.refusals = Counter(
+            "specstore_refusals", "Calls refused, by status code", ["code"], registry=self.registry
+        )
+        self.registry.register(_NamespaceCollector(namespaces))
+
+
+class _NamespaceCollector:
+    """Reads the engines' own counters when Prometheus asks."""
+
+    def __init__(self, namespaces: Namespaces) -> None:
+        self._namespaces = namespaces
+
+    def collect(self) -> Iterator[Metric]:
+        names = ["model", "tenant"]
+        sessions = GaugeMetricFamily("specstore_sessions", "Open sessions", labels=names)
+        drafts = CounterMetricFamily("specstore_drafts", "Draft trees asked for", labels=names)
+        held = GaugeMetricFamily("specstore_bytes", "Bytes a tier holds", labels=[*names, "tier"])
+        hits = CounterMetricFamily(
+            "specstore_hits", "Drafts with a token of the tier", labels=[*names, "tier"]
+        )
+        drafted = CounterMetricFamily("specstore_drafted_tokens", "Tokens drafted", labels=[*names, "tier"])
+        for hosted in self._namespaces:
+            stats, labels = hosted.engine.stats(), [hosted.namespace.model, hosted.namespace.tenant]
+            sessions.add_metric(labels, stats.sessions)
+            drafts.add_metric(labels, stats.drafts)
+            for tier, of_tier in stats.tiers.items():
+                held.add_metric([*labels, tier.name.lower()], of_tier.nbytes)
+                hits.add_metric([*labels, tier.name.lower()], of_tier.hits)
+                drafted.add_metric([*labels, tier.name.lower()], of_tier.drafted)
+        yield from (sessions, drafts, held, hits, drafted)

@@ -1,0 +1,85 @@
+"""One engine a namespace, made on first use."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.types import Entry, Namespace, Reply, Status
+from datastore_service.server.leases import Leases
+from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.refusal import exhausted, precondition
+
+log = logging.getLogger(__name__)
+
+NewEngine = Callable[[Namespace], "tuple[Engine, bool]"]
+
+
+class HostedNamespace:
+    """An engine, and which stream holds which of its sessions. prior: whether the prior is attached."""
+
+    def __init__(self, namespace: Namespace, engine: Engine, prior: bool, grace: float) -> None:
+        self.namespace, self.engine, self.prior = namespace, engine, prior
+        self.leases = Leases(grace)
+
+    def step(self, stream: int, entries: Sequence[Entry]) -> list[Reply]:
+        replies = self.engine.step(entries)
+        pairs = zip(entries, replies, strict=True)
+        self.leases.hold(stream, [entry.session for entry, reply in pairs if reply.status is Status.OK])
+        for entry in entries:
+            if entry.closing:
+                self.leases.release(entry.session)
+        return replies
+
+    def close_expired(self, now: float) -> int:
+        """Closes the sessions whose stream broke too long ago; returns how many."""
+        expired = self.leases.take_expired(now)
+        if expired:
+            self.engine.step([Entry(session, closing=True) for session in expired])
+        return len(expired)
+
+
+class Namespaces:
+    """The engines of the service. Raises RefusalError when there would be too many or a tokenizer does not fit."""
+
+    def __init__(self, new_engine: NewEngine, limits: ServiceLimits) -> None:
+        self._new_engine = new_engine
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._hosted: dict[Namespace, HostedNamespace] = {}
+
+    def __iter__(self):
+        return iter(list(self._hosted.values()))
+
+    def find(self, namespace: Namespace) -> HostedNamespace | None:
+        return self._hosted.get(namespace)
+
+    def open(self, namespace: Namespace) -> HostedNamespace:
+        with self._lock:
+            return self._hosted.get(namespace) or self._create(namespace)
+
+    def close_expired(self) -> int:
+        return sum(hosted.close_expired(time.monotonic()) for hosted in self)
+
+    def _create(self, namespace: Namespace) -> HostedNamespace:
+        self._check_tokenizer(namespace)
+        if len(self._hosted) >= self._limits.namespaces:
+            raise exhausted(f"namespace: the service already holds {self._limits.namespaces}, its limit")
+        engine, prior = self._new_engine(namespace)
+        hosted = HostedNamespace(namespace, engine, prior, self._limits.grace)
+        self._hosted[namespace] = hosted
+        log.info(
+            "namespace created", extra={"model": namespace.model, "tenant": namespace.tenant, "prior": prior}
+        )
+        return hosted
+
+    def _check_tokenizer(self, namespace: Namespace) -> None:
+        """One model of one tenant has one tokenizer: another one is a worker set up wrongly."""
+        for known in self._hosted:
+            if (known.model, known.tenant) == (namespace.model, namespace.tenant):
+                raise precondition(
+                    f"namespace.tokenizer: {namespace.tokenizer!r}, but model {known.model!r} is served with {known.tokenizer!r}"
+                )

@@ -1,0 +1,25 @@
+"""Why a call was refused, as a gRPC status."""
+
+from __future__ import annotations
+
+import grpc
+
+
+class RefusalError(Exception):
+    """code: the status to end the call with. The message names the field and the limit."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def invalid(message: str) -> RefusalError:
+    return RefusalError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def exhausted(message: str) -> RefusalError:
+    return RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+
+
+def precondition(message: str) -> RefusalError:
+    return RefusalError(grpc.StatusCode.FAILED_PRECONDITION, message)

@@ -1,0 +1,138 @@
+"""The running service: gRPC server, health, reflection, metrics, housekeeping, graceful end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from datastore_service.endpoint import Endpoint
+from datastore_service.server.admin import Admin
+from datastore_service.server.drafting import Drafting
+from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.metrics import ServiceMetrics
+from datastore_service.server.namespaces import Namespaces, NewEngine
+from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
+from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
+from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_server
+
+log = logging.getLogger(__name__)
+
+DRAFTING = drafting_pb2.DESCRIPTOR.services_by_name["Drafting"].full_name
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
+SHORT_CALL_THREADS = 8  # for admin and health calls, beside one thread a stream
+HOUSEKEEPING_SECONDS = 1.0
+DRAIN_SECONDS = 10.0
+LAST_REPLY_SECONDS = 0.5  # for what has been answered to leave the process
+
+
+class Service:
+    """Listens on `address` once started.
+
+    new_engine: makes a namespace's engine and says whether the prior is attached. token: asked of admin calls, "" for
+    none. Raises ValueError if the address is reachable from elsewhere and not allowed to be, or has no token.
+    """
+
+    def __init__(
+        self,
+        address: Endpoint,
+        new_engine: NewEngine,
+        limits: ServiceLimits | None = None,
+        token: str = "",
+        allow_remote: bool = False,
+    ) -> None:
+        _check_exposure(address, token, allow_remote)
+        self._limits = limits or ServiceLimits()
+        self.namespaces = Namespaces(new_engine, self._limits)
+        self.metrics = ServiceMetrics(self.namespaces)
+        self.drafting = Drafting(self.namespaces, self._limits, self.metrics)
+        self._health = health.HealthServicer()
+        self._address = address
+        self._server = grpc.server(
+            ThreadPoolExecutor(self._limits.streams + SHORT_CALL_THREADS, "specstore-rpc"),
+            options=_server_options(self._limits),
+        )
+        self._add_servicers(Admin(self.namespaces, self.drafting, self._limits, self.metrics, token))
+        self._stopping = threading.Event()
+        self.endpoint = ""
+
+    def start(self) -> str:
+        """Returns the endpoint (with the port that port 0 became). Raises OSError if the address is not free."""
+        try:
+            port = self._server.add_insecure_port(self._address.target)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._address.target}: {error}") from None
+        self.endpoint = self._address.target if self._address.path else f"{self._address.host}:{port}"
+        self._server.start()
+        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        threading.Thread(target=self._keep_house, name="specstore-housekeeping", daemon=True).start()
+        log.info("serving", extra={"endpoint": self.endpoint})
+        return self.endpoint
+
+    def stop(self) -> None:
+        """Answers what is being answered, ends the streams, closes the listener."""
+        self._health.enter_graceful_shutdown()
+        self._stopping.set()
+        log.info("draining", extra={"streams": self.drafting.streams})
+        if not self.drafting.drain(DRAIN_SECONDS):
+            log.warning("drain: messages still unanswered", extra={"seconds": DRAIN_SECONDS})
+        self._server.stop(LAST_REPLY_SECONDS).wait()
+        log.info("stopped")
+
+    def _add_servicers(self, admin: Admin) -> None:
+        add_DraftingServicer_to_server(self.drafting, self._server)
+        add_AdminServicer_to_server(admin, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (DRAFTING, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    def _set_health(self, status: int) -> None:
+        for name in ("", DRAFTING, ADMIN):
+            self._health.set(name, status)
+
+    def _keep_house(self) -> None:
+        while not self._stopping.wait(HOUSEKEEPING_SECONDS):
+            closed = self.namespaces.close_expired()
+            if closed:
+                log.info("closed sessions of broken streams", extra={"sessions": closed})
+
+
+def serve(service: Service, metrics_port: int | None = None) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. metrics_port: HTTP port on loopback, None for no metrics."""
+    wanted_end = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: wanted_end.set())
+    if metrics_port is not None:
+        start_http_server(metrics_port, addr="127.0.0.1", registry=service.metrics.registry)
+    service.start()
+    wanted_end.wait()
+    service.stop()
+
+
+def _check_exposure(address: Endpoint, token: str, allow_remote: bool) -> None:
+    if address.local:
+        return
+    if not allow_remote:
+        raise ValueError(
+            f"listen: {address.target} is reachable from other machines; --allow-remote permits that"
+        )
+    if not token:
+        raise ValueError(f"admin token: required to listen on {address.target}")
+
+
+def _server_options(limits: ServiceLimits) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_send_message_length", limits.message_bytes),
+        # Without this a second service on the same port starts and takes half of the connections.
+        ("grpc.so_reuseport", 0),
+        # Workers ping an idle stream to notice a dead host.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )

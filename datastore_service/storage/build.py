@@ -1,0 +1,133 @@
+"""From a corpus to a directory of segment files: what `specstore build` does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from datastore_service.engine.segment import build_segment, checked_document
+from datastore_service.storage.corpus import read_documents, tokenize
+from datastore_service.storage.errors import StorageError
+from datastore_service.storage.fingerprint import tokenizer_fingerprint, tokenizer_path
+from datastore_service.storage.manifest import MANIFEST, Manifest, has_manifest, read_manifest, write_manifest
+from datastore_service.storage.segment_file import SUFFIX, write_segment
+
+SEGMENT_TOKENS = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """documents, tokens: indexed by this build so far, an interrupted run's included in documents only."""
+
+    documents: int
+    tokens: int
+    segments: int
+
+
+def build_prior(
+    sources: Sequence[Path | str],
+    directory: Path | str,
+    tokenizer_folder: Path | str,
+    field: str = "text",
+    segment_tokens: int = SEGMENT_TOKENS,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Manifest:
+    """Tokenises the files (see storage.corpus for kinds) and writes segments of at most `segment_tokens` tokens (one
+    document where it alone is longer).
+
+    A directory that already holds a finished prior of the same tokenizer is appended to. An interrupted build of the
+    same files goes on after its last finished segment. progress is called after every segment.
+
+    Raises StorageError for an unreadable file, an id outside the vocabulary, a directory of another tokenizer or of
+    another unfinished build and a corpus without tokens."""
+    directory = Path(directory)
+    paths = [Path(source) for source in sources]
+    manifest = _begin(directory, paths, tokenizer_folder, field, segment_tokens)
+    tokenizer = Tokenizer.from_file(str(tokenizer_path(tokenizer_folder)))
+    documents = islice(_documents(paths, field, tokenizer, manifest.vocab_size), manifest.documents, None)
+    resumed, tokens = manifest.documents > 0, 0
+    for group in _groups(documents, segment_tokens):
+        manifest = _add_segment(directory, manifest, group)
+        tokens += sum(map(len, group))
+        progress(Progress(manifest.documents, tokens, len(manifest.segments)))
+    if tokens == 0 and not resumed:
+        raise StorageError(", ".join(map(str, paths)) or directory, "corpus", "holds no tokens")
+    manifest = replace(manifest, source="", documents=0)
+    write_manifest(directory, manifest)
+    return manifest
+
+
+def vocabulary_size(tokenizer_folder: Path | str) -> int:
+    """One more than the tokenizer's largest id, added tokens included."""
+    return max(Tokenizer.from_file(str(tokenizer_path(tokenizer_folder))).get_vocab().values()) + 1
+
+
+def _begin(
+    directory: Path, paths: list[Path], tokenizer_folder: Path | str, field: str, segment_tokens: int
+) -> Manifest:
+    """The manifest to go on from: a new one, a finished prior's, or that of this build's interrupted run."""
+    if segment_tokens < 1:
+        raise ValueError(f"segment_tokens: {segment_tokens} is below 1")
+    for path in paths:
+        if not path.is_file():
+            raise StorageError(path, "file", "no such file")
+    fingerprint = tokenizer_fingerprint(tokenizer_folder)
+    source = _source_digest(paths, field, segment_tokens)
+    directory.mkdir(parents=True, exist_ok=True)
+    if not has_manifest(directory):
+        return Manifest(fingerprint, vocabulary_size(tokenizer_folder), source=source)
+    manifest = read_manifest(directory)
+    if manifest.tokenizer != fingerprint:
+        raise StorageError(
+            directory / MANIFEST, "tokenizer", f"built with {manifest.tokenizer}, not {fingerprint}"
+        )
+    if manifest.source not in ("", source):
+        raise StorageError(
+            directory / MANIFEST, "source", "an unfinished build of other files or options is here"
+        )
+    return replace(manifest, source=source)
+
+
+def _source_digest(paths: list[Path], field: str, segment_tokens: int) -> str:
+    stamps = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return hashlib.sha256(json.dumps([stamps, field, segment_tokens]).encode()).hexdigest()
+
+
+def _documents(paths: list[Path], field: str, tokenizer: Tokenizer, vocab_size: int) -> Iterator[np.ndarray]:
+    for path in paths:
+        for number, tokens in enumerate(tokenize(read_documents(path, field), tokenizer), start=1):
+            try:
+                yield checked_document(tokens, vocab_size)
+            except ValueError as error:
+                raise StorageError(path, f"document {number}", str(error)) from error
+
+
+def _groups(documents: Iterator[np.ndarray], limit: int) -> Iterator[list[np.ndarray]]:
+    """Consecutive documents of at most `limit` tokens together; a longer one stands alone."""
+    group: list[np.ndarray] = []
+    size = 0
+    for document in documents:
+        if group and size + len(document) > limit:
+            yield group
+            group, size = [], 0
+        group.append(document)
+        size += len(document)
+    if size:
+        yield group
+
+
+def _add_segment(directory: Path, manifest: Manifest, group: list[np.ndarray]) -> Manifest:
+    name = f"{len(manifest.segments):06d}{SUFFIX}"
+    write_segment(directory / name, build_segment(group, manifest.vocab_size), manifest.tokenizer)
+    manifest = replace(
+        manifest, segments=(*manifest.segments, name), documents=manifest.documents + len(group)
+    )
+    write_manifest(directory, manifest)
+    return manifest

@@ -1,0 +1,14 @@
+"""What goes wrong with files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class StorageError(Exception):
+    """A file that cannot be used: one line that names the file and the field at fault."""
+
+    def __init__(self, path: Path | str, field: str, reason: str) -> None:
+        super().__init__(f"{path}: {field}: {reason}")
+        self.path = Path(path)
+        self.field = field

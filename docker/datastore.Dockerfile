@@ -1,0 +1,21 @@
+# The datastore service alone: the base install, no torch, no SGLang.
+FROM python:3.11-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements/lock.txt requirements/
+COPY protos protos
+COPY proto_gen proto_gen
+COPY datastore_service datastore_service
+COPY sglang_patches sglang_patches
+RUN python -m venv /opt/specstore \
+ && /opt/specstore/bin/pip install --no-cache-dir --constraint requirements/lock.txt .
+
+FROM python:3.11-slim
+# The same user as in the engine's image: they share a socket.
+RUN useradd --uid 10001 --create-home specstore \
+ && install --directory --owner specstore --mode 0700 /data /run/specstore
+COPY --from=build /opt/specstore /opt/specstore
+ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1
+USER specstore
+ENTRYPOINT ["specstore"]
+CMD ["serve", "--listen", "unix:/run/specstore/datastore.sock", "--data", "/data"]

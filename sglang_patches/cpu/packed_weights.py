@@ -1,0 +1,40 @@
+"""Weights in oneDNN's blocked layout, so that a product of few rows streams them once instead of reordering them.
+
+With row-major weights every call of a linear layer pays for the layout anew, and pays more per call than one row's
+arithmetic costs; packed, eight rows take the time of one. The packed copy costs the weights' size once more.
+"""
+
+import torch
+
+# The layout is chosen for this many rows; it is as good for 1 to 128 (docs/optimisations.md).
+ROWS_HINT = 8
+
+_generation = 0
+
+
+def forget_all(*_) -> None:
+    """After a weight update: every packed copy is made anew at its next use."""
+    global _generation
+    _generation += 1
+
+
+def packed(layer, weight: torch.Tensor) -> torch.Tensor:
+    """`weight` [out, in] in oneDNN's layout, kept on `layer`; made at first use and after `forget_all`."""
+    key = (_generation, weight.data_ptr())
+    kept = getattr(layer, "_specstore_packed", None)
+    if kept is None or kept[0] != key:
+        kept = (key, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_HINT))
+        layer._specstore_packed = kept
+    return kept[1]
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies this type on this processor."""
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def multiply(x: torch.Tensor, layer, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [rows, in] @ weight.T + bias."""
+    return torch.ops.mkldnn._linear_pointwise(x, packed(layer, weight), bias, "none", [], "")

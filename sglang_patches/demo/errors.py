@@ -1,0 +1,5 @@
+"""What the demo refuses with."""
+
+
+class DemoModelError(RuntimeError):
+    """The demo model's source is not the expected file, or what was made from it does not pass its checks."""

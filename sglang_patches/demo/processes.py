@@ -1,0 +1,110 @@
+"""Child processes of the launcher, of benchmarks and of tests: each in a process group of its own, its output logged."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+STOP_SECONDS = 15
+TAIL_LINES = 25
+# Kept in the log, not shown: SGLang's whole configuration on one line, models this machine cannot load, our own polling.
+HIDDEN = ("server_args=", "Ignore import error", "GET /health")
+
+
+class Child:
+    """A started command. `name` labels its lines; `log` receives all of them; `show` repeats them on standard error."""
+
+    def __init__(
+        self, name: str, command: list[str], environment: dict[str, str], log: Path, show: bool = True
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._show = show
+        self._process = subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the launcher alone, which then stops the children in order
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._copy_output, daemon=True)
+        self._reader.start()
+
+    def _copy_output(self) -> None:
+        with self.log.open("w") as log:
+            for line in self._process.stdout:
+                log.write(line)
+                log.flush()
+                if self._show and not any(mark in line for mark in HIDDEN):
+                    print(f"{self.name} | {line}", end="", file=sys.stderr, flush=True)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    def tail(self) -> str:
+        """The last lines of its log, for the message that says it died."""
+        self._reader.join(timeout=1)
+        return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-TAIL_LINES:])
+
+    def stop(self) -> None:
+        """Ends its whole process group: the leader gets `STOP_SECONDS` to end its own children, then all are killed."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):  # nobody is left
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class ChildDiedError(RuntimeError):
+    """A child ended while it was needed."""
+
+    def __init__(self, child: Child) -> None:
+        super().__init__(f"{child.name} ended with status {child.status}; {child.log} ends:\n{child.tail()}")
+
+
+def require_running(children: list[Child]) -> None:
+    """Raises `ChildDiedError` for the first child that has ended."""
+    for child in children:
+        if child.status is not None:
+            raise ChildDiedError(child)
+
+
+def wait_until(ready: Callable[[], bool], children: list[Child], poll_seconds: float = 0.5) -> None:
+    """Returns once `ready()`; raises `ChildDiedError` when a child ends first."""
+    while not ready():
+        require_running(children)
+        time.sleep(poll_seconds)
+
+
+def port_taken(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether something holds `port`, so that a server could not bind it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nothing held a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,233 @@
+"""Every SGLang symbol the plugin touches, with the signature it was written against.
+
+SGLang does not promise these as an API. The table is checked at load; on a mismatch the plugin's algorithms refuse
+to start and name the row. `python -m sglang_patches.check` prints it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from dataclasses import dataclass
+
+SUPPORTED_SGLANG = "0.5.23"
+
+
+@dataclass(frozen=True, slots=True)
+class HostSymbol:
+    """path: dotted path. parameters: names in order for a callable, None where only existence matters."""
+
+    path: str
+    parameters: tuple[str, ...] | None
+    why: str
+
+
+def _row(path: str, parameters: str | None, why: str) -> HostSymbol:
+    return HostSymbol(path, None if parameters is None else tuple(parameters.split()), why)
+
+
+_SRT = "sglang.srt."
+_REPACK = "hooked on a CPU: packed weights are made anew"
+HOST_SYMBOLS: tuple[HostSymbol, ...] = (
+    _row(
+        _SRT + "plugins.hook_registry.HookRegistry.register",
+        "target hook hook_type source",
+        "flags on the launcher",
+    ),
+    _row(_SRT + "server_args.ServerArgs.add_cli_args", "parser", "hooked: --specstore-* flags"),
+    _row(
+        _SRT + "server_args.ServerArgs.from_cli_args", "args", "hooked: exports the flags to child processes"
+    ),
+    _row(
+        _SRT + "speculative.spec_info.SpeculativeAlgorithm.register",
+        "name supports_overlap validate_server_args spec_class",
+        "registers the algorithms",
+    ),
+    _row(
+        _SRT + "speculative.spec_registry.CustomSpecAlgo.__init__",
+        "self name factory supports_overlap validate_server_args",
+        "base of our algorithm object",
+    ),
+    _row(
+        _SRT + "speculative.spec_registry.CustomSpecAlgo.handle_server_args", "self server_args", "overridden"
+    ),
+    _row(
+        _SRT + "speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input",
+        "self batch last_tokens_tensor future_map",
+        "overridden: first draft input on a decode instance",
+    ),
+    _row(
+        _SRT + "managers.overlap_utils.FutureMap.__init__",
+        "self device spec_algo req_to_token_pool needs_cpu_seq_lens needs_confidence_relay",
+        "created by our algorithm object, as the built-in ones do",
+    ),
+    _row(
+        _SRT + "arg_groups.overrides.resolving_view",
+        "server_args",
+        "reads the configuration while it is resolved",
+    ),
+    _row(_SRT + "runtime_context.get_spec", "", "resolved speculative configuration"),
+    _row(_SRT + "runtime_context.get_schedule", "", "overlap or not, page size"),
+    _row(_SRT + "runtime_context.get_parallel", "", "tensor-parallel group"),
+    _row(_SRT + "runtime_context.get_exec", "", "CUDA-graph configuration"),
+    _row(
+        _SRT + "speculative.base_spec_worker.BaseSpecWorker.note_request_finished",
+        "self rid natural_stop",
+        "overridden: closes the session",
+    ),
+    _row(
+        _SRT + "speculative.base_spec_worker.BaseSpecWorker.on_verify_complete_cpu",
+        "self num_correct_drafts_per_req batch_size",
+        "called by the scheduler on every worker",
+    ),
+    _row(
+        _SRT + "speculative.ngram_info.NgramVerifyInput.__init__",
+        "self draft_token custom_mask positions retrieve_index retrieve_next_token retrieve_next_sibling "
+        "draft_token_num future_indices new_seq_lens accept_tokens accept_lens",
+        "the verify input every attention backend and the CUDA-graph runner accept for trees",
+    ),
+    _row(
+        "sglang.kernels.ops.speculative.cache_locs.assign_extend_cache_locs_func",
+        "req_pool_indices req_to_token start_offset end_offset batch_size draft_token_num device",
+        "KV slots of the tree's nodes",
+    ),
+    _row(
+        _SRT + "speculative.spec_utils.move_accept_tokens_to_target_kvcache",
+        "batch accept_index num_correct_drafts token_to_kv_pool_allocator",
+        "commits the accepted path's KV",
+    ),
+    _row(
+        _SRT + "speculative.spec_utils.build_grammar_vocab_mask",
+        "reqs tree sampling_info device barrier",
+        "constrained decoding over a tree",
+    ),
+    _row(
+        _SRT + "speculative.spec_utils.GrammarTree.from_host",
+        "retrieve_next_token retrieve_next_sibling draft_token",
+        "constrained decoding over a tree",
+    ),
+    _row(_SRT + "speculative.spec_utils.prepare_mamba_track_for_verify", "batch", "hybrid models"),
+    _row(
+        _SRT + "speculative.spec_utils.commit_mamba_states_after_verify",
+        "target_worker batch accept_lens accept_index draft_token_num prepared_step_indices",
+        "hybrid models",
+    ),
+    _row(
+        _SRT + "speculative.spec_utils.record_stream_for_v2_verify",
+        "batch verify_input fwd_stream",
+        "tensor lifetimes under overlap scheduling",
+    ),
+    _row(
+        _SRT + "managers.utils.GenerationBatchResult.__init__",
+        None,
+        "what the scheduler takes back from a step",
+    ),
+    _row(
+        _SRT + "managers.tp_worker.TpModelWorker.forward_batch_generation",
+        None,
+        "the target's forward",
+    ),
+    _row(
+        _SRT + "managers.schedule_batch.ScheduleBatch.grammar_needs_sync",
+        "self",
+        "whether results lag by a step",
+    ),
+    _row(
+        "sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func",
+        "predicts accept_index accept_token_num candidates retrieve_index retrieve_next_token retrieve_next_sibling "
+        "target_predict topk",
+        "walks the verified tree on an accelerator",
+    ),
+    _row(
+        _SRT + "layers.sampler.Sampler.forward",
+        "self logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions logprob_logits",
+        "the target's own sampling, at every node",
+    ),
+    _row(
+        _SRT + "sampling.sampling_batch_info.SamplingBatchInfo.apply_logits_bias",
+        "self logits",
+        "the target's own logit bias and grammar, at every node",
+    ),
+    _row(_SRT + "sampling.sampling_batch_info.ProcessorEntry.__init__", None, "custom logit processors"),
+    _row(
+        _SRT + "constrained.base_grammar_backend.GrammarMask.__init__", None, "grammar masks of single nodes"
+    ),
+    _row(_SRT + "layers.dp_attention.is_dp_attention_enabled", "", "which ranks agree on the outcome"),
+    _row(
+        _SRT + "arg_groups.platform_hook.handle_cpu_backends",
+        "server_args",
+        "hooked on a CPU: our attention backend",
+    ),
+    *(
+        _row(
+            _SRT + "model_executor.model_runner_components.weight_updater.WeightUpdater." + name,
+            None,
+            _REPACK,
+        )
+        for name in (
+            "update_weights_from_disk",
+            "load_weights_from_distributed",
+            "update_weights_from_tensor",
+            "update_weights_from_ipc",
+        )
+    ),
+    _row(
+        _SRT + "layers.layernorm.RMSNorm.forward_native",
+        "self x residual post_residual_addition quant_linear",
+        "hooked on a CPU: fast path for few rows",
+    ),
+    _row(
+        _SRT + "layers.rotary_embedding.base.RotaryEmbedding.forward_native",
+        "self positions query key offsets fused_set_kv_buffer_arg",
+        "hooked on a CPU: fast path for few rows",
+    ),
+    _row(
+        _SRT + "layers.quantization.unquant.UnquantizedLinearMethod.apply",
+        "self layer x bias",
+        "hooked on a CPU: fast path for few rows",
+    ),
+    _row(
+        _SRT + "layers.logits_processor.LogitsProcessor._compute_lm_head",
+        "self hidden_states lm_head embedding_bias out",
+        "hooked on a CPU: fast path for few rows",
+    ),
+    _row(
+        _SRT + "layers.attention.attention_registry.register_attention_backend",
+        "name",
+        "the CPU attention backend",
+    ),
+    _row(_SRT + "sampling.sampling_params.SamplingParams.__init__", None, "custom_params of a request"),
+)
+
+
+def _resolve(path: str) -> object:
+    return pkgutil.resolve_name(path)
+
+
+def _drift(symbol: HostSymbol) -> str | None:
+    try:
+        found = _resolve(symbol.path)
+    except (ImportError, AttributeError) as error:
+        return f"missing ({error})"
+    if symbol.parameters is None:
+        return None
+    parameters = tuple(p for p in inspect.signature(inspect.unwrap(found)).parameters if p != "cls")
+    if parameters != symbol.parameters:
+        return f"signature is ({', '.join(parameters)}), expected ({', '.join(symbol.parameters)})"
+    return None
+
+
+def check_host(symbols: tuple[HostSymbol, ...] = HOST_SYMBOLS) -> list[tuple[HostSymbol, str | None]]:
+    """Each row with what is wrong with it in the installed SGLang, or None."""
+    return [(symbol, _drift(symbol)) for symbol in symbols]
+
+
+def drift_message(symbols: tuple[HostSymbol, ...] = HOST_SYMBOLS) -> str | None:
+    """One line for the first drifted row, None if the host is as expected."""
+    for symbol, drift in check_host(symbols):
+        if drift is not None:
+            return (
+                f"specstore: this SGLang differs from the supported {SUPPORTED_SGLANG}: "
+                f"{symbol.path}: {drift} (used for: {symbol.why})"
+            )
+    return None

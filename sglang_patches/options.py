@@ -1,0 +1,115 @@
+"""What an operator can set: flag > environment > file > default, validated once, frozen afterwards.
+
+The launcher writes the flags into the environment (`export_flags`), so that the processes SGLang spawns read
+the same values; every process then calls `load_options`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ENVIRONMENT_PREFIX = "SPECSTORE_"
+CONFIG_FILE_VARIABLE = "SPECSTORE_CONFIG"
+MAX_NODES = 63  # a verification wider than 64 rows a request pays on no hardware we know (SSSD section 3.2 caps at 32)
+
+
+def _option(default: Any, meaning: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": meaning, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of one SGLang instance."""
+
+    endpoint: str = _option("embedded", "datastore: 'embedded', 'HOST:PORT' or 'unix:PATH'")
+    prior: str = _option("", "directory of a prior for the embedded datastore (a service has its own)")
+    tenant: str = _option("", "tenant part of the namespace: text never crosses from one to another")
+    deadline_ms: float = _option(5.0, "longest wait for a draft in a decode step, in milliseconds")
+    nodes: int = _option(15, f"most drafted tokens a request and step, 1 to {MAX_NODES}")
+    length: str = _option(
+        "adaptive",
+        "speculation length: measured step times, or always --specstore-nodes",
+        ("adaptive", "static"),
+    )
+    publish: str = _option(
+        "on", "may finished outputs enter the live tier, unless a request forbids it", ("on", "off")
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise ValueError(f"specstore option nodes: {self.nodes} is outside 1..{MAX_NODES}")
+        if not 0 < self.deadline_ms <= 10_000:
+            raise ValueError(f"specstore option deadline_ms: {self.deadline_ms} is outside (0, 10000]")
+        if self.prior and self.endpoint != "embedded":
+            raise ValueError(
+                "specstore option prior: only with endpoint 'embedded'; a service has its own prior"
+            )
+        for option in dataclasses.fields(self):
+            choices = option.metadata["choices"]
+            if choices and getattr(self, option.name) not in choices:
+                raise ValueError(
+                    f"specstore option {option.name}: {getattr(self, option.name)!r} is not one of {choices}"
+                )
+
+
+def _parse(option: dataclasses.Field, value: Any) -> Any:
+    kind = type(option.default)
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"specstore option {option.name}: {value!r} is not a valid {kind.__name__}"
+        ) from None
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        values = tomllib.load(file)
+    unknown = sorted(set(values) - {option.name for option in dataclasses.fields(Options)})
+    if unknown:
+        raise ValueError(f"{path}: unknown specstore option {unknown[0]}")
+    return values
+
+
+def load_options(environment: Mapping[str, str] | None = None) -> Options:
+    """Options of this process. Raises ValueError naming the option, OSError for an unreadable file."""
+    environment = os.environ if environment is None else environment
+    path = environment.get(CONFIG_FILE_VARIABLE)
+    values = _from_file(path) if path else {}
+    for option in dataclasses.fields(Options):
+        variable = ENVIRONMENT_PREFIX + option.name.upper()
+        if variable in environment:
+            values[option.name] = environment[variable]
+    return Options(
+        **{o.name: _parse(o, values[o.name]) for o in dataclasses.fields(Options) if o.name in values}
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """`--specstore-*` flags on SGLang's own parser."""
+    group = parser.add_argument_group("specstore")
+    group.add_argument(
+        "--specstore-config", metavar="FILE", help="TOML file with these options, without the prefix"
+    )
+    for option in dataclasses.fields(Options):
+        group.add_argument(
+            "--specstore-" + option.name.replace("_", "-"),
+            help=f"{option.metadata['help']} (default: {option.default})",
+            choices=option.metadata["choices"] or None,
+            type=type(option.default),
+        )
+
+
+def export_flags(arguments: argparse.Namespace) -> None:
+    """Makes the given flags visible to this process's `load_options` and to its children's."""
+    names = ["config", *(option.name for option in dataclasses.fields(Options))]
+    for name in names:
+        value = getattr(arguments, f"specstore_{name}", None)
+        if value is not None:
+            os.environ[ENVIRONMENT_PREFIX + name.upper()] = str(value)

@@ -1,0 +1,58 @@
+"""Entry point `sglang.srt.plugins`: called once in every SGLang process, before anything is served."""
+
+from __future__ import annotations
+
+import argparse
+
+_registered = False
+
+
+def register() -> None:
+    """Registers the CPU support (on a machine without an accelerator), the flags and the algorithms. Idempotent."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    _install_cpu_support()
+    _register_flags()
+    _register_algorithms()
+
+
+def _install_cpu_support() -> None:
+    from sglang.srt.utils import is_cpu
+
+    if is_cpu():
+        from sglang_patches.cpu import install
+
+        install()
+
+
+def _register_flags() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
+        from sglang_patches.options import add_flags
+
+        add_flags(parser)
+
+    def before_from_cli_args(cls: type, args: argparse.Namespace) -> None:
+        from sglang_patches.options import export_flags, load_options
+
+        export_flags(args)
+        load_options()  # a bad value stops the launcher here, by name
+
+    server_args = "sglang.srt.server_args.ServerArgs."
+    HookRegistry.register(server_args + "add_cli_args", after_add_cli_args, HookType.AFTER)
+    HookRegistry.register(server_args + "from_cli_args", before_from_cli_args, HookType.BEFORE)
+
+
+def _register_algorithms() -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_patches.algorithm import TreeAlgorithm
+
+    @SpeculativeAlgorithm.register("SSSD", supports_overlap=True, spec_class=TreeAlgorithm)
+    def sssd(server_args: object) -> type:
+        from sglang_patches.workers.sssd import SSSDWorker
+
+        return SSSDWorker

@@ -1,0 +1,23 @@
+"""Where a model's `tokenizer.json` is: its fingerprint names the datastore's namespace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TOKENIZER = "tokenizer.json"
+
+
+def tokenizer_file(model: str, revision: str | None = None) -> Path:
+    """In the model's folder, or by way of the hub's cache for a hub name. Raises ValueError that says what is missing."""
+    folder = Path(model)
+    if folder.is_dir():
+        if not (folder / TOKENIZER).is_file():
+            raise ValueError(f"no {TOKENIZER} in {model}, which the datastore needs")
+        return folder / TOKENIZER
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model, TOKENIZER, revision=revision))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise ValueError(f"{model} is neither a folder nor a hub model with {TOKENIZER}: {error}") from error

@@ -1,0 +1,225 @@
+"""Tree -> verify -> commit: the part of a speculative worker that every retrieval method shares.
+
+It runs on SGLang's V2 schema, with and without overlap scheduling. A subclass supplies the trees.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.observability.req_time_stats import set_time_batch
+from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from sglang.srt.speculative.spec_utils import (
+    GrammarTree,
+    build_grammar_vocab_mask,
+    commit_mamba_states_after_verify,
+    move_accept_tokens_to_target_kvcache,
+    prepare_mamba_track_for_verify,
+    record_stream_for_v2_verify,
+)
+
+from sglang_patches.host_api import drift_message
+from sglang_patches.workers.layout import TreeLayout, full_mask, lay_out
+from sglang_patches.workers.verification import verify_tree
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+
+class TreeWorker(BaseSpecWorker):
+    """max_width: rows a request may verify in one step, root included; the step's width is at most that."""
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        super().__init__()
+        drift = drift_message()
+        if drift is not None:
+            raise RuntimeError(drift)
+        self.server_args = server_args
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self.device = get_device().device
+        self.page_size = get_schedule().page_size
+        self.max_width: int = get_spec().speculative_num_draft_tokens
+        # Read by the scheduler on any speculative worker.
+        self.speculative_num_draft_tokens = self.max_width
+        self.speculative_num_steps = get_spec().speculative_num_steps
+        self.topk = get_spec().speculative_eagle_topk
+
+    @property
+    def draft_worker(self) -> None:
+        return None
+
+    def alloc_memory_pool(self, **kwargs: object) -> None:
+        self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
+
+    @abstractmethod
+    def draft_batch(
+        self, batch: ScheduleBatch, lengths: list[int], pending: list[list[int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Trees for a decode step: (packed int32 [batch, 2, width - 1] as from layout.pack, roots int64 [batch]).
+        The same on every tensor-parallel rank.
+
+        lengths: true token count of each request. pending: its accepted tokens that are not yet in `output_ids`.
+        """
+
+    @abstractmethod
+    def observe_prefill(self, batch: ScheduleBatch) -> None:
+        """Called before the target's forward of an extend batch; must not block."""
+
+    def forward_batch_generation(
+        self, batch: ScheduleBatch, on_publish: object = None, pp_proxy_tensors: object = None
+    ) -> GenerationBatchResult:
+        stream = torch.get_device_module(self.device).current_stream()
+        record_stream_for_v2_verify(batch, None, stream)
+        if batch.forward_mode.is_decode():
+            return self._decode(batch, on_publish)
+        return self._extend(batch, on_publish)
+
+    def _extend(self, batch: ScheduleBatch, on_publish) -> GenerationBatchResult:
+        if batch.forward_mode.is_extend():
+            self.observe_prefill(batch)
+        result = self.target_worker.forward_batch_generation(batch)
+        new_seq_lens = batch.seq_lens.clone()
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        lens = torch.ones(len(batch.reqs), dtype=torch.int32, device=self.device)
+        tokens = result.next_token_ids
+        return self._result(result, tokens, tokens.unsqueeze(1), lens, new_seq_lens, self.max_width)
+
+    def _decode(self, batch: ScheduleBatch, on_publish) -> GenerationBatchResult:
+        set_time_batch(batch.reqs, "set_spec_draft_start_time", trace_only=True)
+        lengths = (batch.seq_lens_cpu + 1).tolist()
+        pending = self._pending(batch, lengths)
+        packed, roots = self.draft_batch(batch, lengths, pending)
+        layout = lay_out(packed, roots, batch.seq_lens_cpu.numpy())
+        self._prepare_verify(batch, layout)
+        set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
+        result = self.target_worker.forward_batch_generation(batch, is_verify=True)
+        grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
+        predict, accept_lens, accept_index = verify_tree(
+            batch.spec_info,
+            batch,
+            result.logits_output,
+            grammar_mask,
+            sampler=self.model_runner.sampler,
+            pending=pending,
+        )
+        accept_tokens = self._commit(batch, result, predict, accept_lens, accept_index)
+        new_seq_lens = batch.seq_lens + accept_lens
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        batch.forward_mode = ForwardMode.DECODE
+        width = layout.mask.shape[1]
+        return self._result(result, accept_tokens.flatten(), accept_tokens, accept_lens, new_seq_lens, width)
+
+    def _pending(self, batch: ScheduleBatch, lengths: list[int]) -> list[list[int]]:
+        """Under overlap scheduling a request lags behind its KV by the last step; the batch's relay has the rest."""
+        tokens = batch.spec_info.accept_tokens.cpu().view(-1, self.max_width).tolist()
+        counts = batch.spec_info.accept_lens.tolist()
+        missing = [
+            length - len(req.origin_input_ids) - len(req.output_ids)
+            for req, length in zip(batch.reqs, lengths, strict=True)
+        ]
+        return [
+            row[count - lag : count] if lag > 0 else []
+            for row, count, lag in zip(tokens, counts, missing, strict=True)
+        ]
+
+    def _prepare_verify(self, batch: ScheduleBatch, layout: TreeLayout) -> None:
+        size, width, _ = layout.mask.shape
+        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        batch.input_ids = self._to_device(layout.tokens)
+        batch.out_cache_loc = assign_extend_cache_locs_func(
+            req_pool_indices=batch.req_pool_indices,
+            req_to_token=batch.req_to_token_pool.req_to_token,
+            start_offset=batch.seq_lens,
+            end_offset=batch.seq_lens + width,
+            batch_size=size,
+            draft_token_num=width,
+            device=self.device,
+        )
+        prepare_mamba_track_for_verify(batch)
+        batch.spec_info = NgramVerifyInput(
+            draft_token=batch.input_ids,
+            custom_mask=self._device_mask(layout.mask, batch),
+            positions=self._to_device(layout.positions),
+            retrieve_index=self._to_device(layout.retrieve_index),
+            retrieve_next_token=self._to_device(layout.next_token),
+            retrieve_next_sibling=self._to_device(layout.next_sibling),
+            draft_token_num=width,
+        )
+
+    def _device_mask(self, mask: np.ndarray, batch: ScheduleBatch) -> torch.Tensor:
+        # On a CPU the attention backend takes the tree part alone, as SGLang's own n-gram worker passes it.
+        if self.device == "cpu":
+            return torch.from_numpy(mask.reshape(-1))
+        return full_mask(mask, batch.seq_lens_cpu.numpy(), self.device)
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+    def _grammar_mask(self, batch: ScheduleBatch, layout: TreeLayout):
+        size, width, _ = layout.mask.shape
+        tree = GrammarTree.from_host(
+            torch.from_numpy(layout.next_token),
+            torch.from_numpy(layout.next_sibling),
+            torch.from_numpy(layout.tokens).view(size, width),
+        )
+        return build_grammar_vocab_mask(
+            reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=self.device, barrier=None
+        )
+
+    def _commit(self, batch: ScheduleBatch, result, predict, accept_lens, accept_index) -> torch.Tensor:
+        """Keeps the accepted path's KV; returns its tokens, [batch, width], valid up to accept_lens."""
+        width = batch.spec_info.draft_token_num
+        commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, width)
+        move_accept_tokens_to_target_kvcache(
+            batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator
+        )
+        if result.logits_output.hidden_states is not None:
+            # One row an emitted token: the scheduler slices rows of the accepted path, not of the tree.
+            result.logits_output.hidden_states = result.logits_output.hidden_states[
+                accept_index.flatten().long()
+            ]
+        return predict[accept_index.long()]
+
+    def _result(
+        self, result, next_token_ids, accept_tokens, accept_lens, new_seq_lens, width
+    ) -> GenerationBatchResult:
+        relay = torch.zeros(len(accept_lens), self.max_width, dtype=torch.int32, device=self.device)
+        relay[:, : accept_tokens.shape[1]] = accept_tokens
+        return GenerationBatchResult(
+            logits_output=result.logits_output,
+            next_token_ids=next_token_ids,
+            can_run_cuda_graph=result.can_run_cuda_graph,
+            accept_lens=accept_lens,
+            new_seq_lens=new_seq_lens,
+            next_draft_input=NgramVerifyInput(
+                draft_token_num=self.max_width,
+                new_seq_lens=new_seq_lens,
+                accept_tokens=relay.flatten(),
+                accept_lens=accept_lens,
+            ),
+            speculative_num_draft_tokens=width,
+        )
+
+    def broadcast_from_first_rank(self, array: np.ndarray) -> np.ndarray:
+        """Every tensor-parallel rank gets rank 0's array (same shape and dtype on all): all must verify one tree."""
+        group = get_parallel().tp_group
+        if group.world_size == 1:
+            return array
+        tensor = torch.from_numpy(array)
+        torch.distributed.broadcast(tensor, src=group.ranks[0], group=group.cpu_group)
+        return tensor.numpy()

@@ -1,0 +1,115 @@
+"""Draft trees of a batch as the static arrays that one target forward verifies.
+
+Every request gets `width` rows: row 0 is the root (its last accepted token), row i + 1 is node i, the rest is padding.
+A padding row is linked to nothing, so no walk can reach it; it attends to the root and itself only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import torch
+
+from datastore_service.engine.tree import DraftTree
+
+PADDING = -2
+
+
+def pack(trees: Sequence[DraftTree], width: int) -> np.ndarray:
+    """int32 [batch, 2, width - 1]: tokens and parents of each tree's first nodes; padding has parent PADDING."""
+    packed = np.zeros((len(trees), 2, width - 1), dtype=np.int32)
+    packed[:, 1] = PADDING
+    for row, tree in zip(packed, trees, strict=True):
+        nodes = min(len(tree), width - 1)
+        row[0, :nodes] = tree.tokens[:nodes]
+        row[1, :nodes] = tree.parents[:nodes]
+    return packed
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLayout:
+    """Arrays of one verification, all on the host.
+
+    tokens, positions: int64 [batch * width]. mask: bool [batch, width, width], row attends to column.
+    retrieve_index, next_token, next_sibling: int64 [batch, width], SGLang's first-child / next-sibling links, -1 ends.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    mask: np.ndarray
+    retrieve_index: np.ndarray
+    next_token: np.ndarray
+    next_sibling: np.ndarray
+
+
+def lay_out(packed: np.ndarray, roots: np.ndarray, seq_lens: np.ndarray) -> TreeLayout:
+    """packed: from `pack`. roots: int64 [batch], the last accepted tokens. seq_lens: int64 [batch], cached KV lengths,
+    which are also the roots' positions."""
+    batch, _, nodes = packed.shape
+    width = nodes + 1
+    layout = TreeLayout(
+        tokens=np.empty(batch * width, np.int64),
+        positions=np.empty(batch * width, np.int64),
+        mask=np.zeros((batch, width, width), np.bool_),
+        retrieve_index=np.arange(batch * width, dtype=np.int64).reshape(batch, width),
+        next_token=np.full((batch, width), -1, np.int64),
+        next_sibling=np.full((batch, width), -1, np.int64),
+    )
+    _fill(
+        packed,
+        roots,
+        seq_lens,
+        layout.tokens,
+        layout.positions,
+        layout.mask,
+        layout.next_token,
+        layout.next_sibling,
+    )
+    return layout
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(packed, roots, seq_lens, tokens, positions, mask, next_token, next_sibling):  # pragma: no cover
+    batch, _, nodes = packed.shape
+    width = nodes + 1
+    for b in range(batch):
+        base = b * width
+        tokens[base] = roots[b]
+        positions[base] = seq_lens[b]
+        mask[b, 0, 0] = True
+        for node in range(nodes):
+            row = node + 1
+            parent = packed[b, 1, node] + 1
+            tokens[base + row] = packed[b, 0, node]
+            mask[b, row, 0] = True
+            mask[b, row, row] = True
+            if parent < 0:  # padding
+                positions[base + row] = seq_lens[b] + 1
+                continue
+            positions[base + row] = positions[base + parent] + 1
+            for column in range(parent + 1):
+                mask[b, row, column] |= mask[b, parent, column]
+        for row in range(width - 1, 0, -1):  # backwards: the earliest child becomes the first one
+            parent = packed[b, 1, row - 1] + 1
+            if parent >= 0:
+                next_sibling[b, row] = next_token[b, parent]
+                next_token[b, parent] = row
+
+
+def full_mask(mask: np.ndarray, seq_lens: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The mask accelerator backends take: bool, flat, per request `width` rows of (cached tokens + tree)."""
+    batch, width, _ = mask.shape
+    row_lengths = seq_lens + width
+    starts = np.cumsum(width * row_lengths) - width * row_lengths
+    rows = np.arange(width)
+    index = (
+        (starts + seq_lens)[:, None, None]
+        + rows[None, :, None] * row_lengths[:, None, None]
+        + rows[None, None, :]
+    )
+    full = torch.ones(int((width * row_lengths).sum()), dtype=torch.bool, device=device)
+    full[torch.from_numpy(index.reshape(-1)).to(device)] = torch.from_numpy(mask.reshape(-1)).to(device)
+    return full

@@ -1,0 +1,118 @@
+"""SSSD: every decode step asks the datastore for trees, one message for the whole batch (paper section 3)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sglang.srt.runtime_context import get_parallel
+
+from datastore_service.client import Datastore, open_datastore, tokenizer_fingerprint
+from datastore_service.engine.tree import EMPTY_TREE, DraftTree
+from datastore_service.engine.types import NO_DRAFT, Budget, Entry, Namespace
+from sglang_patches.options import Options, load_options
+from sglang_patches.tokenizer_file import tokenizer_file
+from sglang_patches.workers.base import TreeWorker
+from sglang_patches.workers.layout import pack
+from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
+from sglang_patches.workers.requests import RequestTracker
+from sglang_patches.workers.row_cost import measure_row_curve
+from sglang_patches.workers.target_sampling import needs_plain_step
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 30.0
+
+
+def namespace_of(server_args: ServerArgs, options: Options) -> Namespace:
+    """The same on every instance that serves the model: the folder's name, not its place."""
+    model = (server_args.served_model_name or server_args.model_path).rstrip("/").rsplit("/", 1)[-1]
+    tokenizer = tokenizer_file(server_args.tokenizer_path or server_args.model_path, server_args.revision)
+    return Namespace(model, tokenizer_fingerprint(tokenizer), options.tenant)
+
+
+class SSSDWorker(TreeWorker):
+    """Rank 0 talks to the datastore, the other tensor-parallel ranks verify what it got."""
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self.options = load_options()
+        vocab_size = self.model_runner.model_config.vocab_size
+        self.deadline = self.options.deadline_ms / 1e3
+        self.budget = Budget(nodes=self.max_width - 1, depth=self.max_width - 1, children=self.max_width - 1)
+        self.policy = self._length_policy()
+        self.tracker = RequestTracker(
+            vocab_size, self.options.publish == "on", needs_plain_step, self.policy.acceptance.observe
+        )
+        self._last_sweep = time.monotonic()
+        self.datastore: Datastore | None = None
+        if get_parallel().tp_rank == 0:
+            self.datastore = open_datastore(
+                self.options.endpoint,
+                namespace_of(server_args, self.options),
+                vocab_size,
+                prior=self.options.prior or None,
+            )
+            logger.info(
+                "specstore: drafting from %s, up to %d nodes", self.options.endpoint, self.budget.nodes
+            )
+
+    def clear_cache_pool(self) -> None:
+        self._post([Entry(rid, closing=True) for rid in self.tracker.clear()])
+
+    def observe_prefill(self, batch: ScheduleBatch) -> None:
+        self.policy.interrupted()
+        self._post(self.tracker.opening_entries(batch.reqs))
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        entry = self.tracker.closing_entry(rid)
+        if entry is not None:
+            self._post([entry])
+
+    def draft_batch(
+        self, batch: ScheduleBatch, lengths: list[int], pending: list[list[int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        budget = self.budget if self.policy.wants_draft(len(lengths)) else NO_DRAFT
+        entries, roots = self.tracker.step_entries(batch.reqs, lengths, pending, budget)
+        trees = self._ask(entries)
+        width = int(self.broadcast_from_first_rank(np.array([self.policy.choose(trees)]))[0])
+        packed = self.broadcast_from_first_rank(pack(trees, width))
+        for req, tree in zip(batch.reqs, trees, strict=True):
+            self.tracker.note_drafted(req, tree.first(width - 1))
+        self.policy.step_started(len(lengths), width, comparable=not batch.after_idle_gap)
+        self._sweep()
+        return packed, roots
+
+    def _length_policy(self) -> LengthPolicy:
+        """A captured CUDA graph has one width; elsewhere the step's width is free."""
+        config = self.model_runner.model_config.hf_text_config
+        curve = measure_row_curve(
+            config.hidden_size, config.intermediate_size, self.model_runner.dtype, self.device
+        )
+        graphs = self.device != "cpu" and not self.server_args.disable_cuda_graph
+        if self.options.length == "static" or graphs:
+            return LengthPolicy((self.max_width,), curve)
+        return LengthPolicy([w for w in CANDIDATE_WIDTHS if w < self.max_width] + [self.max_width], curve)
+
+    def _ask(self, entries: list[Entry]) -> list[DraftTree]:
+        if self.datastore is None:
+            return [EMPTY_TREE] * len(entries)
+        return [reply.tree for reply in self.datastore.step(entries, self.deadline)]
+
+    def _post(self, entries: list[Entry]) -> None:
+        if entries and self.datastore is not None:
+            self.datastore.post(entries)
+
+    def _sweep(self) -> None:
+        if time.monotonic() - self._last_sweep > SWEEP_SECONDS:
+            self._last_sweep = time.monotonic()
+            self._post(self.tracker.unseen_entries())

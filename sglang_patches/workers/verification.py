@@ -1,0 +1,207 @@
+"""Exact verification of draft trees.
+
+Lossless by construction: at every node the target's own token is drawn as plain decoding would draw it in that state,
+and the walk goes on only if a child carries that very token. Whatever was drafted, the emitted tokens are successive
+draws from plain decoding's conditional distributions, so greedy output is identical and sampled output has plain
+decoding's distribution. For a drafted (not sampled) tree this accepts exactly as often as speculative sampling: the
+probability to go on from a node is the target's mass on its children.
+
+SGLang's ``eagle_sample`` is not used, because it differs from plain decoding: on a CPU it takes the argmax whatever
+the temperature, everywhere it repeats the step's first penalties at all nodes and counts only a step's last token
+towards them, and it ignores min-p and custom logit processors and applies top-p after renormalising top-k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
+from sglang.srt.layers.dp_attention import is_dp_attention_enabled
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_patches.workers.target_sampling import Node, TargetSampler, needs_plain_step
+
+if TYPE_CHECKING:
+    from sglang.srt.constrained.base_grammar_backend import GrammarMask
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.layers.sampler import Sampler
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+NO_NODE = -1
+
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def verify_tree(
+    verify_input: NgramVerifyInput,
+    batch: ScheduleBatch,
+    logits_output: LogitsProcessorOutput,
+    grammar_mask: GrammarMask | None = None,
+    *,
+    sampler: Sampler,
+    pending: Sequence[Sequence[int]] | None = None,
+) -> Result:
+    """Accept the longest drafted path the target itself would have produced, plus one bonus token.
+
+    On a CPU nodes are sampled as the walk reaches them, one call a depth for the whole batch: accepted tokens + 1
+    rows a request instead of the whole tree. Elsewhere all nodes are sampled in one call and SGLang's tree kernel
+    walks them, without a host synchronisation unless a request has penalties or asks for log-probabilities.
+
+    When the batch asks for log-probabilities, ``logits_output``'s fields are filled with what plain decoding reports;
+    the caller must not call ``compute_spec_logprobs``, which would recompute them from logits without penalties.
+
+    Args:
+        verify_input: the trees, ``draft_token_num`` nodes a request, node 0 being the last emitted token.
+            Nodes not linked from the root are padding and never accepted.
+        batch: the verified batch (``forward_mode`` target-verify or idle).
+        logits_output: the verify forward's output, logits ``[requests * nodes, vocab]``. Off the CPU the logits are overwritten.
+        grammar_mask: from ``build_grammar_vocab_mask``, or None.
+        sampler: ``model_runner.sampler``.
+        pending: per request, accepted tokens not yet in ``req.output_ids`` (needed with overlap scheduling, where the
+            last step's result is processed late; None otherwise). Read only for requests with penalties.
+
+    Returns:
+        ``predict`` int32 ``[requests * nodes]``: the target's token at each accepted node, 0 elsewhere;
+        ``accept_lens`` int32 ``[requests]``: emitted tokens including the bonus token;
+        ``accept_index`` int32 ``[requests, nodes]``: flat indices of the accepted nodes, root first, then -1.
+
+    Raises:
+        ValueError: the batch carries watermarks, whose state this does not advance.
+    """
+    if batch.forward_mode.is_idle():
+        empty = torch.empty(0, dtype=torch.int32, device=batch.device)
+        return empty, empty.clone(), empty.clone()
+    if batch.sampling_info.has_watermark_candidates:
+        raise ValueError("watermark: not supported by specstore's speculative algorithms")
+    logits = logits_output.next_token_logits
+    target = TargetSampler(sampler, batch, logits, verify_input.positions, grammar_mask, pending)
+    verify = _verify_walking if logits.device.type == "cpu" else _verify_all_nodes
+    result = _broadcast(verify(verify_input, batch, target))
+    if target.logprobs is not None:
+        target.logprobs.write_to(logits_output, width=verify_input.draft_token_num)
+    return result
+
+
+@dataclass(frozen=True)
+class HostTrees:
+    """The batch's draft trees on the host; all lists are ``[requests][nodes]``."""
+
+    rows: list[list[int]]
+    tokens: list[list[int]]
+    first_child: list[list[int]]
+    next_sibling: list[list[int]]
+
+    @classmethod
+    def of(cls, verify_input: NgramVerifyInput) -> HostTrees:
+        return cls(
+            rows=verify_input.retrieve_index.tolist(),
+            tokens=verify_input.draft_token.view(verify_input.retrieve_index.shape).tolist(),
+            first_child=verify_input.retrieve_next_token.tolist(),
+            next_sibling=verify_input.retrieve_next_sibling.tolist(),
+        )
+
+    def children(self, request: int, node: int):
+        child = self.first_child[request][node]
+        while child != NO_NODE:
+            yield child
+            child = self.next_sibling[request][child]
+
+    def child_with_token(self, request: int, node: int, token: int) -> int:
+        tokens = self.tokens[request]
+        return next((c for c in self.children(request, node) if tokens[c] == token), NO_NODE)
+
+    def linked_nodes(self, request: int) -> list[Node]:
+        """Every node reachable from the root, with its path."""
+        found = []
+        stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+        while stack:
+            node, path = stack.pop()
+            found.append(Node(request, self.rows[request][node], path))
+            stack += [(c, (*path, self.tokens[request][c])) for c in self.children(request, node)]
+        return found
+
+
+def _verify_walking(verify_input: NgramVerifyInput, batch: ScheduleBatch, target: TargetSampler) -> Result:
+    trees = HostTrees.of(verify_input)
+    accepted: list[list[int]] = [[0] for _ in batch.reqs]
+    emitted: list[list[int]] = [[] for _ in batch.reqs]
+    plain_only = {i for i, req in enumerate(batch.reqs) if needs_plain_step(req)}
+    frontier = list(range(len(batch.reqs)))
+    while frontier:
+        nodes = [Node(r, trees.rows[r][accepted[r][-1]], list(emitted[r])) for r in frontier]
+        going_on = []
+        for r, token in zip(frontier, target.sample(nodes), strict=True):
+            emitted[r].append(token)
+            child = NO_NODE if r in plain_only else trees.child_with_token(r, accepted[r][-1], token)
+            if child != NO_NODE:
+                accepted[r].append(child)
+                going_on.append(r)
+        frontier = going_on
+    return _pack(trees, accepted, emitted, batch.device)
+
+
+def _pack(trees: HostTrees, accepted: list[list[int]], emitted: list[list[int]], device) -> Result:
+    num_nodes = len(trees.rows[0])
+    predict = torch.zeros(len(accepted) * num_nodes, dtype=torch.int32)
+    accept_index = torch.full((len(accepted), num_nodes), -1, dtype=torch.int32)
+    for r, (nodes, tokens) in enumerate(zip(accepted, emitted, strict=True)):
+        rows = torch.tensor([trees.rows[r][node] for node in nodes])
+        predict[rows] = torch.tensor(tokens, dtype=torch.int32)
+        accept_index[r, : len(nodes)] = rows.to(torch.int32)
+    accept_lens = torch.tensor([len(tokens) for tokens in emitted], dtype=torch.int32)
+    return predict.to(device), accept_lens.to(device), accept_index.to(device)
+
+
+def _verify_all_nodes(verify_input: NgramVerifyInput, batch: ScheduleBatch, target: TargetSampler) -> Result:
+    num_requests, num_nodes = verify_input.retrieve_index.shape
+    output, tokens = target.sample_all(num_nodes, _nodes_with_penalties(verify_input, target))
+    predict, accept_index, num_drafts = verify_tree_greedy_func(
+        predicts=torch.zeros(num_requests * num_nodes, dtype=torch.int32, device=batch.device),
+        accept_index=torch.full((num_requests, num_nodes), -1, dtype=torch.int32, device=batch.device),
+        accept_token_num=torch.empty(num_requests, dtype=torch.int32, device=batch.device),
+        candidates=verify_input.draft_token.view(num_requests, num_nodes),
+        retrieve_index=verify_input.retrieve_index,
+        retrieve_next_token=_unlink_plain_steps(verify_input.retrieve_next_token, batch),
+        retrieve_next_sibling=verify_input.retrieve_next_sibling,
+        target_predict=tokens.long().view(num_requests, num_nodes),
+        topk=verify_input.tree_topk,
+    )
+    if target.logprobs is not None:
+        target.logprobs.add(output, _accepted_rows(accept_index))
+    return predict, num_drafts + 1, accept_index
+
+
+def _nodes_with_penalties(verify_input: NgramVerifyInput, target: TargetSampler) -> list[Node]:
+    if not target.requests_with_penalties:
+        return []
+    trees = HostTrees.of(verify_input)
+    return [node for r in target.requests_with_penalties for node in trees.linked_nodes(r)]
+
+
+def _unlink_plain_steps(first_child: torch.Tensor, batch: ScheduleBatch) -> torch.Tensor:
+    plain_only = [i for i, req in enumerate(batch.reqs) if needs_plain_step(req)]
+    if plain_only:
+        first_child = first_child.clone()
+        first_child[plain_only, 0] = NO_NODE
+    return first_child
+
+
+def _accepted_rows(accept_index: torch.Tensor) -> list[tuple[int, int, int]]:
+    """(request, index among its accepted tokens, row of logits) of every accepted node."""
+    return [
+        (r, s, row) for r, rows in enumerate(accept_index.tolist()) for s, row in enumerate(rows) if row >= 0
+    ]
+
+
+def _broadcast(result: Result) -> Result:
+    """Tensor-parallel ranks must commit the same tokens even where their floating point differs: rank 0's."""
+    parallel = get_parallel()
+    group = parallel.attn_tp_group if is_dp_attention_enabled() else parallel.tp_group
+    if group.world_size > 1:
+        for tensor in result:
+            group.broadcast(tensor, src=0)
+    return result

@@ -1,0 +1,200 @@
+"""`docker compose up`, on a Docker engine of its own: healthy, answering, and still answering without its datastore."""
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.workshop, pytest.mark.timeout(1800)]
+
+CHECKOUT = Path(__file__).parents[2]
+LOCK = CHECKOUT / "requirements" / "lock.txt"
+BASE_IMAGE = "python:3.11-slim"
+BUILD_BACKEND = "hatchling==1.33.0"
+PROJECT = "specstore-test"
+PORT = 30000  # in the engine's own network namespace
+SOCKET = "unix:/run/specstore/datastore.sock"
+QUESTION = "Count from one to thirty in words."
+
+
+def run(command: list, environment: dict[str, str] | None = None, seconds: float = 600) -> str:
+    """Its standard output; a failure shows what it printed."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=CHECKOUT,
+        env=os.environ | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == 0, (
+        f"{shlex.join(map(str, command))}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def lab(shared_folder) -> Path:
+    """The scripts of the container lab, its engine installed."""
+    scripts = shared_folder / "compose_lab"
+    if not scripts.is_dir():
+        pytest.skip("../shared/compose_lab is absent")
+    if os.geteuid() != 0:
+        pytest.skip("a Docker engine of its own needs root")
+    if not (lab_cache() / "cfg" / "cli-plugins" / "docker-compose").exists() or not shutil.which("dockerd"):
+        run([scripts / "install_engine.sh"])
+    return scripts
+
+
+def lab_cache() -> Path:
+    """Where the lab's scripts keep what they install."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "compose_lab"
+
+
+@pytest.fixture(scope="module")
+def compose_client(lab) -> dict[str, str]:
+    """Environment for compose commands that need no engine."""
+    return {"DOCKER_CONFIG": str(lab_cache() / "cfg")}
+
+
+@pytest.fixture(scope="module")
+def docker(lab) -> dict[str, str]:
+    """A running engine with the base image; its environment."""
+    exports = run([lab / "engine.sh", "start", "isolated"]).removeprefix("export ")
+    environment = dict(word.split("=", 1) for word in shlex.split(exports))
+    try:
+        make_base_image(lab, environment)
+        yield environment
+    finally:
+        run([lab / "engine.sh", "stop"])
+
+
+def make_base_image(lab: Path, docker: dict[str, str]) -> None:
+    """The stand-in for the public image, with the wheels the datastore's image installs; kept for the next run."""
+    key = hashlib.sha256(LOCK.read_bytes() + (CHECKOUT / "pyproject.toml").read_bytes()).hexdigest()[:16]
+    stamp = lab_cache() / "specstore-base-image"
+    images = run(["docker", "images", "--quiet", "--no-trunc", BASE_IMAGE], docker).split()
+    if stamp.exists() and images and stamp.read_text() == f"{key} {images[0]}":
+        return
+    wheels = lab_cache() / f"wheels-{key}"
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:"]
+    run([*pip, "--dest", wheels, "--constraint", LOCK, ".", BUILD_BACKEND])
+    run([lab / "base_image.sh"], docker | {"WHEELS": str(wheels), "TAG": BASE_IMAGE})
+    shutil.rmtree(wheels)
+    image = run(["docker", "images", "--quiet", "--no-trunc", BASE_IMAGE], docker).strip()
+    stamp.write_text(f"{key} {image}")
+
+
+@dataclass
+class Stack:
+    """The project's services on that engine."""
+
+    environment: dict[str, str]
+
+    def compose(self, *words: str) -> str:
+        files = [
+            "--file",
+            "docker-compose.yml",
+            "--file",
+            "docker/compose.lab.yml",
+            "--project-directory",
+            ".",
+        ]
+        return run(["docker", "compose", "--project-name", PROJECT, *files, *words], self.environment, 900)
+
+    def inspect(self, service: str, template: str) -> str:
+        container = self.compose("ps", "--all", "--quiet", service).strip()
+        return run(["docker", "inspect", "--format", template, container], self.environment).strip()
+
+    def complete(self) -> str:
+        """A greedy completion, asked for in the engine's network namespace."""
+        request = {
+            "model": "default",
+            "max_tokens": 48,
+            "temperature": 0,
+            "messages": [{"role": "user", "content": QUESTION}],
+        }
+        program = (
+            "import sys, urllib.request as u; "
+            "r = u.Request(sys.argv[1], sys.argv[2].encode(), {'Content-Type': 'application/json'}); "
+            "print(u.urlopen(r, timeout=120).read().decode())"
+        )
+        url = f"http://127.0.0.1:{PORT}/v1/chat/completions"
+        inside = [
+            "nsenter",
+            "--target",
+            self.environment["DOCKERD_PID"],
+            "--net",
+            sys.executable,
+            "-c",
+            program,
+        ]
+        reply = json.loads(run([*inside, url, json.dumps(request)], seconds=150))
+        return reply["choices"][0]["message"]["content"]
+
+    def drafts_asked_for(self) -> int:
+        """Draft trees the datastore was asked for since it started."""
+        stats = json.loads(
+            self.compose("exec", "-T", "datastore", "specstore", "stats", "--endpoint", SOCKET, "--json")
+        )
+        return sum(int(namespace["drafts"]) for namespace in stats["namespaces"])
+
+
+@pytest.fixture(scope="module")
+def stack(docker, demo_model):
+    import sglang
+
+    packages = Path(sglang.__file__).parents[1]
+    stack = Stack(docker | {"SPECSTORE_LAB_PACKAGES": str(packages), "SPECSTORE_LAB_MODEL": str(demo_model)})
+    try:
+        stack.compose("up", "--build", "--detach", "--wait")
+        yield stack
+    finally:
+        print(stack.compose("logs", "--no-color", "--tail", "60"))
+        stack.compose("down", "--volumes", "--timeout", "5")
+
+
+@pytest.mark.parametrize(
+    ("profile", "services"),
+    [((), {"datastore", "engine"}), (("--profile", "gpu"), {"datastore", "engine-gpu"})],
+)
+def test_every_profile_is_valid(compose_client, profile, services):
+    words = ["docker", "compose", "--project-directory", ".", *profile, "config", "--format", "json"]
+    config = json.loads(run(words, compose_client))
+    assert set(config["services"]) == services
+    ports = [port for service in config["services"].values() for port in service.get("ports", [])]
+    assert [port["host_ip"] for port in ports] == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("service", ["datastore", "engine"])
+def test_no_service_runs_as_root(stack, service):
+    assert stack.compose("exec", "-T", service, "id", "-u").strip() == "10001"
+
+
+def test_completions_go_on_without_the_datastore(stack):
+    with_datastore = stack.complete()
+    assert len(with_datastore.split()) > 5
+    assert stack.drafts_asked_for() > 0
+    stack.compose("kill", "datastore")
+    assert stack.inspect("datastore", "{{.State.Running}}") == "false"
+    assert stack.complete() == with_datastore
+    assert stack.inspect("engine", "{{.State.Health.Status}}") == "healthy"
+
+
+def test_a_datastore_that_comes_back_is_used_again(stack):
+    before = stack.complete()
+    stack.compose("kill", "datastore")
+    stack.compose("up", "--detach", "--wait", "--no-build", "datastore")
+    for _ in range(5):  # the client backs off between attempts to connect
+        assert stack.complete() == before
+        if stack.drafts_asked_for() > 0:
+            return
+    pytest.fail("the datastore was asked for no draft after it came back")

@@ -1,0 +1,67 @@
+"""Greedy output is plain decoding's, token for token: both schedulers, embedded and over gRPC, batches of 1 and 8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.prompts import chat_ids, load_prompts, spread
+from benchmarks.servers import ServerSpec, SglangServer, running
+
+NEW_TOKENS = 32
+WORKSHOP_PROMPTS = 60
+
+
+@pytest.fixture(scope="module")
+def ids(demo_model, prompt_ids) -> list[list[int]]:
+    """60 workshop prompts over all categories where they are at hand, the shipped ones elsewhere."""
+    from transformers import AutoTokenizer
+
+    from tests.conftest import SHARED
+
+    if not SHARED.is_dir():
+        return prompt_ids
+    files = [SHARED / "data" / name for name in ("spec_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl")]
+    prompts = spread([prompt for file in files for prompt in load_prompts(file)], WORKSHOP_PROMPTS)
+    # The longest prompts only add prefill time on a small machine.
+    return [row[-600:] for row in chat_ids(AutoTokenizer.from_pretrained(demo_model), prompts)]
+
+
+@pytest.fixture(scope="module")
+def expected(plain, ids) -> list[list[int]]:
+    answers = plain.generate_many(ids, 8, temperature=0, max_new_tokens=NEW_TOKENS)
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.fixture(
+    scope="module", params=["embedded-overlap", "embedded-synchronous", "grpc-overlap", "grpc-synchronous"]
+)
+def drafting(request, demo_model, datastore_endpoint, logs) -> Iterator[SglangServer]:
+    place, scheduling = request.param.split("-")
+    endpoint = "embedded" if place == "embedded" else datastore_endpoint
+    flags = (
+        "--specstore-endpoint",
+        endpoint,
+        "--specstore-deadline-ms",
+        "200",
+        "--specstore-length",
+        "static",
+    )
+    spec = ServerSpec(
+        request.param, demo_model, "SSSD", dtype="float32", flags=flags, overlap=scheduling == "overlap"
+    )
+    with running(spec, logs) as server:
+        yield server
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_greedy_output_is_plain_decodings(drafting, ids, expected, batch):
+    if batch == 1:
+        ids, expected = ids[::6], expected[::6]
+    answers = drafting.generate_many(ids, batch, temperature=0, max_new_tokens=NEW_TOKENS)
+    different = [i for i, answer in enumerate(answers) if answer["output_ids"] != expected[i]]
+    assert different == []
+    decoded = sum(len(answer["output_ids"]) - 1 for answer in answers)
+    steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
+    assert decoded > 1.1 * steps, "no draft was accepted, equality would show nothing"

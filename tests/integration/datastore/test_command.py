@@ -1,0 +1,135 @@
+"""The `specstore` command, as a user runs it."""
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from tests.integration.datastore.conftest import Process, specstore, write_tokenizer
+
+
+def assert_one_line(done, status: int, *parts: str) -> None:
+    assert done.returncode == status, done.stderr
+    assert done.stderr.startswith("specstore: ")
+    assert done.stderr.count("\n") == 1
+    for part in parts:
+        assert part in done.stderr
+
+
+def drafted(done) -> list[dict]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_build_then_query_ids_and_text(prior, corpus, tokenizer):
+    document = corpus[1][123].tolist()
+    ids = " ".join(map(str, document[500:508]))
+    text = " ".join(f"w{i}" for i in document[500:508])
+    by_ids = drafted(specstore("query", ids, "--ids", "--prior", prior, "--tokenizer", tokenizer, "--json"))
+    by_text = drafted(specstore("query", text, "--prior", prior, "--tokenizer", tokenizer, "--json"))
+    assert [node["token"] for node in by_ids[:8]] == document[508:516]
+    assert {node["tier"] for node in by_ids} == {"prior"}
+    assert by_text == by_ids
+    picture = specstore("query", text, "--prior", prior, "--tokenizer", tokenizer).stdout
+    assert f"{document[508]} 'w{document[508]}'" in picture
+
+
+def test_query_with_another_tokenizer(prior, tmp_path):
+    done = specstore("query", "1 2", "--ids", "--prior", prior, "--tokenizer", write_tokenizer(tmp_path, "v"))
+    assert_one_line(done, 1, "manifest.json", "tokenizer: built with")
+
+
+def test_build_onto_a_prior_of_another_tokenizer(prior, corpus, tmp_path):
+    other = write_tokenizer(tmp_path, "v")
+    done = specstore("build", corpus[0], "--out", prior, "--tokenizer", other, "--field", "ids")
+    assert_one_line(done, 1, "tokenizer: built with")
+
+
+@pytest.fixture
+def damaged(prior, tmp_path):
+    copy = tmp_path / "damaged"
+    shutil.copytree(prior, copy)
+    return copy, max(copy.iterdir(), key=lambda path: path.stat().st_size)
+
+
+def test_truncated_segment(damaged, tokenizer):
+    directory, segment = damaged
+    with segment.open("r+b") as file:
+        file.truncate(segment.stat().st_size // 2)
+    assert_one_line(
+        specstore("query", "1", "--ids", "--prior", directory, "--tokenizer", tokenizer), 1, segment.name
+    )
+    assert_one_line(specstore("serve", "--listen", "127.0.0.1:0", "--prior", directory), 1, segment.name)
+
+
+def test_flipped_byte(damaged, tokenizer):
+    directory, segment = damaged
+    raw = bytearray(segment.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    segment.write_bytes(raw)
+    assert_one_line(
+        specstore("query", "1", "--ids", "--prior", directory, "--tokenizer", tokenizer), 1, segment.name
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [("", "holds no tokens"), ('{"ids": [1, 2000]}\n', "2000"), ('{"text": 1}\n', "line 1")],
+)
+def test_bad_corpus(content, part, tokenizer, tmp_path):
+    corpus = tmp_path / "bad.jsonl"
+    corpus.write_text(content)
+    done = specstore("build", corpus, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--field", "ids")
+    assert_one_line(done, 1, "bad.jsonl", part)
+
+
+def test_context_outside_the_vocabulary(prior, tokenizer):
+    done = specstore("query", "1 5000", "--ids", "--prior", prior, "--tokenizer", tokenizer)
+    assert_one_line(done, 2, "5000")
+    done = specstore("query", "1 x", "--ids", "--prior", prior, "--tokenizer", tokenizer)
+    assert_one_line(done, 2, "context: 'x' is not a token id")
+
+
+def test_bad_endpoints(tmp_path):
+    assert_one_line(specstore("serve", "--listen", "nowhere"), 2, "listen: 'nowhere' is not HOST:PORT")
+    assert_one_line(specstore("serve", "--listen", "0.0.0.0:0"), 2, "--allow-remote")
+    assert_one_line(specstore("serve", "--listen", "0.0.0.0:0", "--allow-remote"), 2, "admin token: required")
+    assert_one_line(specstore("stats", "--endpoint", "127.0.0.1:1"), 1, "UNAVAILABLE")
+    assert_one_line(specstore("serve", "--data", tmp_path / "none"), 2, "data: ")
+
+
+def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_path):
+    document = corpus[1][7].tolist()
+    name = ("--model", "m", "--tokenizer", tokenizer)
+    more = tmp_path / "more.npy"
+    np.save(more, np.arange(100, 200))
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    with Process(tmp_path / "log", "--prior", prior, "--admin-token-file", token) as service:
+        at = ("--endpoint", service.endpoint)
+        assert specstore("health", *at).stdout == "SERVING\n"
+        context = " ".join(map(str, document[:8]))
+        nodes = drafted(specstore("query", context, "--ids", *name, *at, "--json"))
+        assert [node["token"] for node in nodes[:4]] == document[8:12]
+        assert_one_line(specstore("stats", *at), 1, "UNAUTHENTICATED")
+        warmed = specstore("warmup", more, *name, *at, SPECSTORE_ADMIN_TOKEN="secret")
+        assert warmed.stdout == "added 1 documents, 100 tokens\n"
+        nodes = drafted(specstore("query", "120 121 122 123", "--ids", *name, *at, "--json"))
+        assert {"token": 124, "tier": "live"}.items() <= nodes[0].items()
+        stats = json.loads(specstore("stats", "--json", *at, "--admin-token-file", token).stdout)
+        (namespace,) = stats["namespaces"]
+        tiers = {tier["tier"]: tier for tier in namespace["tiers"]}
+        assert (namespace["prior"], namespace["sessions"]) == (True, 0)
+        assert (tiers["TIER_PRIOR"]["tokens"], tiers["TIER_LIVE"]["tokens"]) == ("300000", "100")
+        assert "300,000" in specstore("stats", *at, "--admin-token-file", token).stdout
+        assert_one_line(specstore("flush", *name, *at, "--tier", "hot"), 2, "tier: 'hot'")
+        assert_one_line(specstore("flush", *name, *at), 2, "one of --tier, --session and --all")
+        assert specstore("flush", *name, *at, "--all", "--admin-token-file", token).returncode == 0
+        assert "124" not in specstore("query", "120 121 122 123", "--ids", *name, *at, "--json").stdout
+        service.signal(signal.SIGTERM)
+        assert service.popen.wait(15) == 0
+    events = [json.loads(line)["message"] for line in service.logs().splitlines()]
+    assert events[0] == "serving"
+    assert events[-2:] == ["draining", "stopped"]

@@ -1,0 +1,226 @@
+"""A worker's client while real service processes are killed, paused, slowed and restarted."""
+
+import logging
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from datastore_service.client import open_datastore, tokenizer_fingerprint
+from datastore_service.client.breaker import BreakerState
+from datastore_service.engine.tree import Tier
+from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
+from tests.integration.datastore.conftest import VOCAB, Process
+
+DEADLINE = 0.05
+SLACK = 0.4  # for a busy machine; waiting for a dead service would take far longer
+
+
+class Worker:
+    """Decodes a document of the corpus, one token a step: the prior alone can draft it."""
+
+    def __init__(self, endpoint: str, tokenizer, document: np.ndarray, name: str = "s") -> None:
+        self.datastore = open_datastore(endpoint, Namespace("m", tokenizer_fingerprint(tokenizer)), VOCAB)
+        self.text, self.length, self.name = document.astype(np.int32), 100, name
+        self.slowest = 0.0
+        opening = Opening(prompt_length=self.length)
+        self.datastore.post([Entry(name, tokens=self.text[: self.length], opening=opening)])
+
+    def step(self):
+        tokens = self.text[self.length : self.length + 1]
+        entry = Entry(self.name, start=self.length, tokens=tokens, budget=Budget(8))
+        self.length += 1
+        started = time.monotonic()
+        (reply,) = self.datastore.step([entry], DEADLINE)
+        self.slowest = max(self.slowest, time.monotonic() - started)
+        return reply
+
+    def drafted_from_prior(self) -> bool:
+        tree = self.step().tree
+        return bool(len(tree)) and tree.sources[0] == Tier.PRIOR and tree.tokens[0] == self.text[self.length]
+
+    def until(self, condition, seconds: float = 20.0) -> int:
+        """Steps, once in 20 ms, until the condition holds; how many steps that took."""
+        limit = time.monotonic() + seconds
+        for steps in range(1, 1000):
+            if condition():
+                return steps
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        raise AssertionError("the document is not long enough")
+
+
+@pytest.fixture
+def service(prior, tmp_path):
+    with Process(tmp_path / "log", "--prior", prior, "--log-level", "warning") as process:
+        yield process
+
+
+@pytest.fixture
+def worker(service, tokenizer, corpus):
+    worker = Worker(service.endpoint, tokenizer, np.tile(corpus[1][0], 3))
+    yield worker
+    worker.datastore.close()
+
+
+def test_drafts_from_the_prior(worker):
+    assert all(worker.drafted_from_prior() for _ in range(50))
+
+
+def test_kill_and_restart(service, worker, caplog):
+    """Replies keep coming while the service is gone; afterwards the session is resent and the prior drafts again."""
+    caplog.set_level(logging.WARNING, "datastore_service.client.resilient")
+    assert worker.drafted_from_prior()
+    service.kill()
+    replies = [worker.step() for _ in range(100)]
+    assert {reply.status for reply in replies} == {Status.OK}
+    assert [reply.known for reply in replies] == list(range(102, 202))
+    assert worker.datastore.breaker_state is BreakerState.OPEN
+    assert worker.slowest < DEADLINE + SLACK
+    service.start()
+    worker.until(worker.drafted_from_prior)
+    assert worker.drafted_from_prior()
+    assert worker.datastore.breaker_state is BreakerState.CLOSED
+    assert worker.step().known == worker.length
+    assert worker.slowest < DEADLINE + SLACK
+    lines = [record.message for record in caplog.records if record.name.endswith("resilient")]
+    transitions = ["drafting from the sessions alone until it answers again", "drafting from it again"]
+    assert [line.split("; ")[1] for line in lines] == transitions
+
+
+def test_paused_service(service, worker):
+    """No step waits longer than its deadline, and after the breaker opens none waits at all."""
+    assert worker.drafted_from_prior()
+    service.signal(signal.SIGSTOP)
+    for _ in range(3):
+        worker.step()
+    assert worker.slowest < DEADLINE + SLACK
+    worker.slowest = 0.0
+    started = time.monotonic()
+    for _ in range(100):
+        worker.step()
+    assert time.monotonic() - started < 100 * DEADLINE / 2
+    assert worker.slowest < DEADLINE + SLACK
+    service.signal(signal.SIGCONT)
+    worker.until(worker.drafted_from_prior)
+
+
+def test_service_that_appears_later(service, tokenizer, corpus):
+    service.kill()
+    worker = Worker(service.endpoint, tokenizer, np.tile(corpus[1][1], 3))
+    assert worker.step().status is Status.OK
+    service.start()
+    worker.until(worker.drafted_from_prior)
+    worker.datastore.close()
+
+
+def test_many_sessions_come_back(service, worker, corpus):
+    """All sessions of a batch are resent, with the text they grew meanwhile."""
+    texts = corpus[1][10:18].astype(np.int32)
+    for i, text in enumerate(texts):
+        worker.datastore.post([Entry(f"b{i}", tokens=text[:50], opening=Opening(prompt_length=50))])
+
+    def step(length: int):
+        entries = [
+            Entry(f"b{i}", length, t[length : length + 1], budget=Budget(4)) for i, t in enumerate(texts)
+        ]
+        return worker.datastore.step(entries, DEADLINE)
+
+    service.kill()
+    for length in range(50, 100):
+        step(length)
+    service.start()
+    lengths = iter(range(100, 900))
+
+    def all_from_prior() -> bool:
+        length = next(lengths)
+        return all(
+            len(reply.tree) and reply.tree.tokens[0] == text[length + 1]
+            for reply, text in zip(step(length), texts, strict=True)
+        )
+
+    worker.until(all_from_prior)
+
+
+def test_slow_network(service, tokenizer, corpus):
+    """A service beyond the deadline opens the breaker; when it is quick again, its drafts return."""
+    with Delay(service.endpoint) as delay:
+        worker = Worker(delay.endpoint, tokenizer, np.tile(corpus[1][2], 3))
+        worker.until(worker.drafted_from_prior)
+        delay.seconds = 0.2
+        for _ in range(10):
+            assert not worker.drafted_from_prior()
+        assert worker.datastore.breaker_state is not BreakerState.CLOSED
+        assert worker.slowest < DEADLINE + SLACK
+        delay.seconds = 0.0
+        worker.until(worker.drafted_from_prior)
+        worker.datastore.close()
+
+
+def test_two_workers_at_once(service, tokenizer, corpus):
+    first = Worker(service.endpoint, tokenizer, corpus[1][3], "one")
+    second = Worker(service.endpoint, tokenizer, corpus[1][4], "two")
+    with ThreadPoolExecutor(2) as pool:
+        done = [
+            pool.submit(lambda w=w: [w.drafted_from_prior() for _ in range(200)]) for w in (first, second)
+        ]
+        assert all(all(outcome.result(60)) for outcome in done)
+    first.datastore.close()
+    assert second.drafted_from_prior()
+    second.datastore.close()
+
+
+def test_two_services_are_two_stores(service, prior, tokenizer, corpus, tmp_path):
+    """Killing one leaves the other's worker untouched."""
+    with Process(tmp_path / "second", "--prior", prior) as other:
+        here = Worker(service.endpoint, tokenizer, corpus[1][5])
+        there = Worker(other.endpoint, tokenizer, corpus[1][6])
+        other.kill()
+        there.step()
+        assert all(here.drafted_from_prior() for _ in range(20))
+        here.datastore.close()
+        there.datastore.close()
+
+
+class Delay:
+    """A TCP proxy that holds back what the service sends by `seconds`."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.rpartition(":")
+        self._target, self.seconds = (host, int(port)), 0.0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self):
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._listener.close()
+        for end in self._sockets:
+            end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:  # closed: the test is over
+                return
+            far = socket.create_connection(self._target)
+            self._sockets += near, far
+            threading.Thread(target=self._pump, args=(near, far, False), daemon=True).start()
+            threading.Thread(target=self._pump, args=(far, near, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, held_back: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if held_back:
+                    time.sleep(self.seconds)
+                sink.sendall(data)
+        except OSError:  # either end is gone
+            return

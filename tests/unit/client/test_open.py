@@ -1,0 +1,72 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from datastore_service.client import open_datastore
+from datastore_service.client.embedded import EmbeddedDatastore
+from datastore_service.client.resilient import ResilientDatastore
+from datastore_service.engine.segment import build_segment
+from datastore_service.engine.types import Budget, Entry, Namespace, Opening
+from datastore_service.storage.errors import StorageError
+from datastore_service.storage.manifest import Manifest, write_manifest
+from datastore_service.storage.segment_file import SUFFIX, write_segment
+from tests.unit.server.service import running
+
+NAMESPACE = Namespace("m", "a" * 64)
+
+
+@pytest.fixture
+def prior(tmp_path):
+    name = "000000" + SUFFIX
+    write_segment(tmp_path / name, build_segment([np.arange(10, 40)], 100), NAMESPACE.tokenizer)
+    write_manifest(tmp_path, Manifest(NAMESPACE.tokenizer, 100, (name,)))
+    return str(tmp_path)
+
+
+def first_token(datastore) -> int:
+    entry = Entry("s", tokens=np.arange(15, 20, dtype=np.int32), budget=Budget(4), opening=Opening())
+    (reply,) = datastore.step([entry], 10.0)
+    datastore.close()
+    return int(reply.tree.tokens[0]) if len(reply.tree) else -1
+
+
+def test_embedded(prior):
+    plain = open_datastore("embedded", NAMESPACE, 100)
+    assert isinstance(plain, EmbeddedDatastore)
+    assert first_token(plain) == -1
+    assert first_token(open_datastore(f"embedded:{prior}", NAMESPACE, 100)) == 20
+    assert first_token(open_datastore("embedded", NAMESPACE, 100, prior=prior)) == 20
+
+
+def test_a_prior_of_another_tokenizer_is_refused(prior):
+    with pytest.raises(StorageError, match="tokenizer: built with"):
+        open_datastore("embedded", Namespace("m", "b" * 64), 100, prior=prior)
+
+
+def test_service():
+    with running() as service:
+        datastore = open_datastore(service.endpoint, NAMESPACE, 100)
+        assert isinstance(datastore, ResilientDatastore)
+        datastore.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "arguments", "message"),
+    [
+        ("nowhere", {}, "^endpoint: 'nowhere' is not HOST:PORT or unix:PATH .*embedded"),
+        ("host:99999", {}, "^endpoint: port 99999 exceeds 65535"),
+        ("host:1", {"prior": "dir"}, "^prior: the service at host:1 has its own"),
+        ("embedded", {"vocab_size": 0}, "^vocab_size: 0 is less than 1"),
+    ],
+)
+def test_bad_arguments_name_themselves(endpoint, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        open_datastore(endpoint, NAMESPACE, **{"vocab_size": 100} | arguments)
+
+
+def test_importing_the_client_makes_no_grpc():
+    """SGLang imports the plugin before it forks or spawns; gRPC must not have threads by then."""
+    code = "import sys, datastore_service.client; sys.exit('grpc' in sys.modules or 'numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

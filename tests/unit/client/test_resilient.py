@@ -1,0 +1,195 @@
+"""ResilientDatastore over a primary whose behaviour the test chooses."""
+
+import time
+
+import numpy as np
+import pytest
+
+from datastore_service.client.base import DatastoreError
+from datastore_service.client.breaker import BreakerState, CircuitBreaker
+from datastore_service.client.remote import DeadlineMissedError, Fate
+from datastore_service.client.resilient import ResilientDatastore
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.tree import DraftTree, Tier
+from datastore_service.engine.types import Budget, Entry, Opening, Reply, Status
+
+VOCAB = 100
+TEXT = np.array([1, 2, 3, 4] * 10, np.int32)
+REMOTE_TREE = DraftTree(
+    np.array([50], np.int32), np.array([-1], np.int32), np.array([0.5], np.float32), np.array([1], np.uint8)
+)
+
+
+class Primary:
+    """Stands for a GrpcDatastore. mode: ok, slow, gone or silent; statuses: of sessions that are not OK, with `known`."""
+
+    def __init__(self) -> None:
+        self.mode = "ok"
+        self.statuses: dict[str, tuple[Status, int]] = {}
+        self.asked: list[list[Entry]] = []
+        self.posted: list[Entry] = []
+
+    def submit(self, entries) -> int:
+        if self.mode == "gone":
+            raise DatastoreError("gone")
+        self.asked.append(list(entries))
+        return len(self.asked)
+
+    def collect(self, step, until):
+        if self.mode == "slow":
+            time.sleep(max(0, until - time.monotonic()))
+            raise DeadlineMissedError("deadline missed")
+        if self.mode == "silent":
+            return []
+        return [self._reply(entry) for entry in self.asked[step - 1]]
+
+    @property
+    def trouble(self):
+        return "gone" if self.mode == "gone" else ""
+
+    def fate(self, step):
+        return Fate.ANSWERED if self.mode == "ok" else Fate.PENDING
+
+    def post(self, entries) -> None:
+        self.posted += entries
+
+    def close(self) -> None:
+        self.mode = "gone"
+
+    def _reply(self, entry: Entry) -> Reply:
+        status, known = self.statuses.get(entry.session, (Status.OK, entry.start + len(entry.tokens)))
+        return Reply(status, known, REMOTE_TREE)
+
+
+@pytest.fixture
+def primary():
+    return Primary()
+
+
+@pytest.fixture
+def datastore(primary):
+    breaker = CircuitBreaker(failures=2, first_delay=0.05)
+    datastore = ResilientDatastore(primary, Engine(VOCAB), VOCAB, breaker)
+    datastore.post([opened("s")])
+    return datastore
+
+
+def opened(name: str, tokens=TEXT) -> Entry:
+    return Entry(name, tokens=tokens, opening=Opening("talk", True, len(tokens)))
+
+
+def ask(datastore, *names: str, deadline: float = 0.05) -> list[Reply]:
+    return datastore.step([Entry(name, start=40, budget=Budget(4)) for name in names], deadline)
+
+
+def fallen_back(reply: Reply) -> bool:
+    return reply.status is Status.OK and reply.tree.tokens.tolist() == [1, 2, 3, 4]
+
+
+def test_takes_the_service_s_drafts(datastore):
+    assert ask(datastore, "s")[0].tree is REMOTE_TREE
+
+
+@pytest.mark.parametrize("mode", ["slow", "gone"])
+def test_falls_back_then_stops_asking_then_asks_again(datastore, primary, mode):
+    primary.mode = mode
+    for _ in range(2):
+        (reply,) = ask(datastore, "s")
+        assert fallen_back(reply)
+        assert set(reply.tree.sources) == {Tier.SESSION}
+    assert datastore.breaker_state is BreakerState.OPEN
+    asked = len(primary.asked)
+    started = time.monotonic()
+    for _ in range(20):
+        assert fallen_back(ask(datastore, "s")[0])
+    assert time.monotonic() - started < 20 * 0.05
+    assert all(not entries for entries in primary.asked[asked:])
+    primary.mode = "ok"
+    limit = time.monotonic() + 10
+    while ask(datastore, "s")[0].tree is not REMOTE_TREE:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    assert datastore.breaker_state is BreakerState.CLOSED
+
+
+def test_too_few_replies_are_a_failure(datastore, primary):
+    primary.mode = "silent"
+    assert fallen_back(ask(datastore, "s")[0])
+
+
+def test_a_missed_deadline_costs_no_more_than_itself(datastore, primary):
+    primary.mode = "slow"
+    started = time.monotonic()
+    ask(datastore, "s", deadline=0.05)
+    assert 0.05 <= time.monotonic() - started < 0.1
+
+
+def test_unknown_session_is_sent_again_whole(datastore, primary):
+    primary.posted.clear()
+    datastore.step([Entry("s", start=40, tokens=np.array([9], np.int32))], 0.05)
+    primary.statuses["s"] = Status.UNKNOWN_SESSION, 0
+    (reply,) = datastore.step([Entry("s", start=41, budget=Budget(4))], 0.05)
+    assert (reply.status, reply.known) == (Status.OK, 41)
+    (again,) = primary.posted
+    assert (again.start, again.tokens.tolist()) == (0, [*TEXT, 9])
+    assert again.opening == Opening("talk", True, 40)
+
+
+def test_gap_is_filled_from_where_it_begins(datastore, primary):
+    primary.posted.clear()
+    primary.statuses["s"] = Status.GAP, 30
+    assert fallen_back(ask(datastore, "s")[0])
+    (again,) = primary.posted
+    assert (again.start, again.tokens.tolist(), again.opening) == (30, TEXT[30:].tolist(), None)
+
+
+def test_over_budget_is_not_sent_again(datastore, primary):
+    primary.posted.clear()
+    primary.statuses["s"] = Status.OVER_BUDGET, 0
+    assert fallen_back(ask(datastore, "s")[0])
+    assert primary.posted == []
+
+
+def test_one_lost_session_leaves_the_others_alone(datastore, primary):
+    datastore.post([opened("t")])
+    primary.statuses["t"] = Status.UNKNOWN_SESSION, 0
+    first, second = ask(datastore, "s", "t")
+    assert first.tree is REMOTE_TREE
+    assert fallen_back(second)
+
+
+def test_a_session_never_opened_is_unknown_while_the_service_is_gone(datastore, primary):
+    primary.mode = "gone"
+    assert ask(datastore, "never")[0].status is Status.UNKNOWN_SESSION
+
+
+def test_the_open_breaker_lets_closings_through(datastore, primary):
+    primary.mode = "gone"
+    for _ in range(3):
+        ask(datastore, "s")
+    primary.posted.clear()
+    datastore.post([opened("t")])
+    datastore.post([Entry("s", start=40, closing=True)])
+    assert [(entry.session, entry.closing) for entry in primary.posted] == [("s", True)]
+
+
+def test_ids_outside_the_vocabulary_stay_here(datastore, primary):
+    """An image's placeholder ids: the session is never sent, its neighbour is served."""
+    primary.posted.clear()
+    datastore.post([opened("image", np.array([1, 5000], np.int32))])
+    image, text = ask(datastore, "image", "s")
+    assert (image.status, len(image.tree)) == (Status.OK, 0)
+    assert text.tree is REMOTE_TREE
+    assert [entry.session for entry in primary.asked[-1]] == ["s"]
+    datastore.post([Entry("image", closing=True)])
+    datastore.post([opened("image")])
+    assert ask(datastore, "image")[0].tree is REMOTE_TREE
+
+
+def test_nothing_of_a_session_outlives_it_here(primary):
+    local = Engine(VOCAB)
+    datastore = ResilientDatastore(primary, local, VOCAB)
+    datastore.post([opened("s")])
+    datastore.post([Entry("s", start=40, closing=True)])
+    stats = local.stats()
+    assert (stats.sessions, stats.conversations, stats.tiers[Tier.LIVE].tokens) == (0, 0, 0)

@@ -1,0 +1,114 @@
+"""The launcher's children: their groups end with them, and their last words are kept."""
+
+import os
+import socket
+import sys
+import time
+
+import pytest
+
+from sglang_patches.demo import processes
+from sglang_patches.demo.processes import Child, ChildDiedError, port_taken, require_running, wait_until
+
+
+def start(tmp_path, program: str) -> Child:
+    return Child("child", [sys.executable, "-c", program], {}, tmp_path / "child.log")
+
+
+def wait_for_line(child: Child, text: str) -> str:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        lines = (
+            [line for line in child.log.read_text().splitlines() if text in line]
+            if child.log.exists()
+            else []
+        )
+        if lines:
+            return lines[0]
+        time.sleep(0.02)
+    raise AssertionError(f"{text!r} never appeared")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; an orphan that waits to be reaped does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+GRANDCHILD = """
+import subprocess, sys, time
+print("grandchild", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_stop_ends_the_whole_group(tmp_path):
+    child = start(tmp_path, GRANDCHILD)
+    pid = int(wait_for_line(child, "grandchild").split()[1])
+    child.stop()
+    assert child.status is not None
+    assert gone(pid)
+
+
+def test_stop_ends_what_outlived_the_leader(tmp_path):
+    child = start(tmp_path, GRANDCHILD)
+    pid = int(wait_for_line(child, "grandchild").split()[1])
+    os.kill(child._process.pid, 9)
+    child._process.wait()
+    assert alive(pid)
+    child.stop()
+    assert gone(pid)
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "STOP_SECONDS", 0.3)
+    child = start(
+        tmp_path,
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)",
+    )
+    wait_for_line(child, "deaf")
+    child.stop()
+    assert child.status == -9
+
+
+def test_a_dead_child_is_named_with_the_end_of_its_log(tmp_path):
+    child = start(tmp_path, "import sys; [print('line', n) for n in range(100)]; sys.exit('no such model')")
+    with pytest.raises(
+        ChildDiedError, match=r"child ended with status 1(.|\n)*line 99(.|\n)*no such model"
+    ) as died:
+        wait_until(lambda: False, [child], poll_seconds=0.02)
+    assert "line 1\n" not in str(died.value)
+    child.stop()
+
+
+def test_a_running_child_is_no_error(tmp_path):
+    child = start(tmp_path, "import time; time.sleep(60)")
+    try:
+        require_running([child])
+    finally:
+        child.stop()
+
+
+def test_the_configuration_line_is_logged_and_not_shown(tmp_path, capfd):
+    child = start(tmp_path, "print('server_args=ServerArgs(a=1)'); print('loading')")
+    child._reader.join(10)
+    assert child.log.read_text() == "server_args=ServerArgs(a=1)\nloading\n"
+    assert capfd.readouterr().err == "child | loading\n"
+    child.stop()
+
+
+def test_a_listening_port_is_taken_and_a_free_one_is_not(free_port):
+    assert not port_taken(free_port)
+    with socket.create_server(("127.0.0.1", free_port)):
+        assert port_taken(free_port)
+    assert not port_taken(free_port)

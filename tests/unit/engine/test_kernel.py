@@ -1,0 +1,124 @@
+"""The cache of compiled kernels, in a copy of the engine that a process of its own imports."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import datastore_service
+from datastore_service.engine import SOURCES, batch, segment, session
+from datastore_service.engine.fusion import FusionWeights
+from datastore_service.engine.segment import build_segment
+from datastore_service.engine.session import SessionIndex
+
+QUERY = """
+import json
+import numpy as np
+from datastore_service.engine import batch
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.types import Budget, Entry, Opening
+
+engine = Engine(100)
+text = np.array([1, 2, 3, 4, 5, 6, 1, 2, 3], dtype=np.int32)
+reply, = engine.step([Entry("a", tokens=text, opening=Opening(), budget=Budget(nodes=1))])
+compiled = sum(batch.run_batch.stats.cache_misses.values())
+print(json.dumps([reply.tree.tokens.tolist(), reply.tree.probs.tolist(), compiled]))
+"""
+
+RESERVE = """
+from datastore_service.engine import session
+session.SessionIndex().reserve(1000)
+print(sum(session._refill.stats.cache_misses.values()))
+"""
+
+
+@pytest.fixture
+def package(tmp_path) -> Path:
+    """The engine's folder in a copy that holds nothing else of the service."""
+    source = Path(datastore_service.__file__).parent
+    copy = tmp_path / "datastore_service"
+    shutil.copytree(source / "engine", copy / "engine", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(source / "__init__.py", copy)
+    return copy / "engine"
+
+
+def python(package: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment = kept | {"PYTHONPATH": str(package.parents[1])} | variables
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=package.parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def query(package: Path) -> tuple[list[int], float, int]:
+    """Drafted tokens, the estimate of the first (its probability before the odds are weighted), kernels compiled."""
+    tokens, (prob, *_), compiled = json.loads(python(package, QUERY).stdout)
+    odds = FusionWeights().odds
+    return tokens, prob / (odds - (odds - 1) * prob), compiled
+
+
+def test_an_edit_of_another_module_is_compiled_and_nothing_else_is(package):
+    tokens, estimate, compiled = query(package)
+    assert (tokens, compiled) == ([4], 1)
+    assert query(package) == ([4], estimate, 0)
+    edit(package / "fusion.py", "    left = 1.0\n", "    left = 0.5\n")
+    assert query(package) == ([4], pytest.approx(estimate / 2), 1)
+    edit(package / "fusion.py", "    left = 0.5\n", "    left = 1.0\n")
+    assert query(package) == ([4], estimate, 0)
+
+
+def test_where_the_package_is_read_only_the_cache_is_the_users(package, tmp_path):
+    _forbid_cache_in(package)
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    assert python(package, RESERVE, **home).stdout == "1\n"
+    assert python(package, RESERVE, **home).stdout == "0\n"
+    assert python(package, RESERVE, **home, NUMBA_CACHE_DIR=str(tmp_path / "chosen")).stdout == "1\n"
+    for place in ("home", "chosen"):
+        assert len(list((tmp_path / place).rglob("session._refill_*.nbc"))) == 1
+
+
+def test_no_directory_at_all_is_reported_once_and_costs_only_the_cache(package, tmp_path):
+    _forbid_cache_in(package)
+    (tmp_path / "file").touch()
+    done = python(package, RESERVE, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert len(done.stderr.splitlines()) == 1
+    assert "NUMBA_CACHE_DIR" in done.stderr
+
+
+def _forbid_cache_in(package: Path) -> None:
+    """A file in the folder's place: permissions would not hinder root."""
+    (package / "__pycache__").touch()
+
+
+@pytest.mark.parametrize("vocab_size", [200, 60_000, 70_000, 1 << 31])
+def test_an_entry_point_has_one_signature_whatever_the_width(vocab_size):
+    """Numba's index would not be safe between processes that add different ones."""
+    document = np.arange(300) * (vocab_size // 300) if vocab_size > 300 else np.arange(200)
+    for array in (document, document.astype(np.uint32)):
+        array.flags.writeable = False
+        build_segment([array], vocab_size).check_integrity()
+        SessionIndex().append(array.astype(np.int32))
+    modules = batch, segment, session
+    kernels = {name: value for module in modules for name, value in vars(module).items() if _is_cached(value)}
+    assert kernels.keys() >= {"run_batch", "append_tokens", "_fill_leads", "_token_suffixes"}
+    assert {name for name, value in kernels.items() if len(value.signatures) > 1} == set()
+
+
+def _is_cached(value: object) -> bool:
+    return value.__class__.__name__ == "CPUDispatcher" and SOURCES in value.__qualname__

@@ -1,0 +1,235 @@
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore_service.engine import live
+from datastore_service.engine.batch import source_table
+from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.live import FRESH_TOKENS, LiveTier, LiveView, MergePolicy
+from datastore_service.engine.retrieval import (
+    CURSOR,
+    FRESH_WALK,
+    MATCH,
+    MAX_MATCH,
+    MAX_SEGMENTS,
+    OCCURRENCE_FIELDS,
+    fresh_occurrences,
+)
+from datastore_service.engine.segment import build_segment
+from datastore_service.engine.session import GRAMS, SEPARATOR, SessionIndex
+from datastore_service.engine.tree import Tier
+from datastore_service.engine.types import Budget, Entry, Opening
+from tests.unit.engine.oracles import match_length, occurrences
+
+documents_of_few_ids = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=20), min_size=1, max_size=5)
+ASK = Budget(nodes=8, depth=8, children=4)
+
+
+def ids(*tokens):
+    return np.array(tokens, dtype=np.int32)
+
+
+def fresh_text(documents):
+    index = SessionIndex(1000)
+    for document in documents:
+        index.append(ids(*document, SEPARATOR))
+    return index
+
+
+def found(index, context):
+    """{(document, position of the next token): match length}"""
+    out = np.zeros((OCCURRENCE_FIELDS, 1000), dtype=np.int64)
+    context = np.array(context, dtype=np.int64)
+    count = fresh_occurrences(source_table((index,), (), ()), 1, 2, context, len(context), out, 0)
+    places = {}
+    for cursor, match in zip(out[CURSOR, :count].tolist(), out[MATCH, :count].tolist(), strict=True):
+        before = index.tokens[:cursor] == SEPARATOR
+        document = int(before.sum())
+        start = int(np.flatnonzero(before)[-1]) + 1 if document else 0
+        places[document, cursor - start] = match
+    assert len(places) == count
+    return places
+
+
+@given(documents_of_few_ids, st.lists(st.integers(0, 3), min_size=1, max_size=MAX_MATCH))
+def test_fresh_text_is_found_like_the_oracle_finds_it(documents, context):
+    expected = {}
+    for number, start in occurrences(documents, context[-1:]):
+        if start + 1 < len(documents[number]):
+            match = match_length(documents[number], start + 1, context, MAX_MATCH)
+            expected[number, start + 1] = match
+    listed = found(fresh_text(documents), context)
+    assert listed.items() <= expected.items()
+    for longest, longer in zip(GRAMS, (*GRAMS[1:], MAX_MATCH + 1), strict=True):
+        of_class = [place for place, match in expected.items() if longest <= match < longer]
+        at_least = [place for place, match in expected.items() if match >= longest]
+        if len(at_least) <= FRESH_WALK:  # none was skipped
+            assert all(place in listed for place in of_class)
+
+
+def output_of(engine, name, prompt, output, **opening):
+    engine.step([Entry(name, 0, ids(*prompt), opening=Opening(prompt_length=len(prompt), **opening))])
+    engine.step([Entry(name, len(prompt), ids(*output), closing=True)])
+
+
+def drafted(engine, *context):
+    (reply,) = engine.step([Entry("q", 0, ids(*context), budget=ASK, opening=Opening(publish=False))])
+    engine.step([Entry("q", closing=True)])
+    return reply.tree
+
+
+def test_a_closed_session_s_output_is_proposed_by_the_next_query():
+    engine = Engine(100)
+    output_of(engine, "s", [50, 51], [1, 2, 3, 4])
+    tree = drafted(engine, 9, 1, 2)
+    assert (tree.tokens.tolist(), set(tree.sources)) == ([3, 4], {Tier.LIVE})
+    assert len(drafted(engine, 50)) == 0  # the prompt is not the model's
+
+
+def test_an_output_can_be_kept_back_and_flushed():
+    engine = Engine(100)
+    output_of(engine, "s", [], [1, 2, 3], publish=False)
+    assert len(drafted(engine, 1, 2)) == 0
+    output_of(engine, "s", [], [1, 2, 3])
+    engine.flush(Tier.LIVE)
+    assert len(drafted(engine, 1, 2)) == 0
+    assert Engine(100, limits=Limits(live_tokens=0)).stats().tiers[Tier.LIVE].tokens == 0
+
+
+def test_a_conversation_s_earlier_text_is_published_once():
+    engine = Engine(100)
+    output_of(engine, "a", [7], [1, 2, 3], conversation="talk")
+    output_of(engine, "b", [7, 1, 2, 3, 8], [4], conversation="talk")
+    assert engine.stats().tiers[Tier.LIVE].tokens == len([1, 2, 3, SEPARATOR, 4, SEPARATOR])
+
+
+@pytest.fixture
+def small_fresh_text(monkeypatch):
+    monkeypatch.setattr(live, "FRESH_TOKENS", 64)
+
+
+def documents_in(view: LiveView) -> list[list[int]]:
+    parts = [segment.document(i) for segment in view.segments for i in range(segment.documents)]
+    parts += [part for index in reversed(view.fresh) for part in live._documents(index)]
+    return [part.tolist() for part in parts if len(part)]
+
+
+def test_sealing_and_merging_keep_every_document_in_order(small_fresh_text):
+    views = []
+    tier = LiveTier(1000, 1 << 20, views.append)
+    documents = [np.arange(i % 30 + 1, dtype=np.int32) + i for i in range(900)]
+    for document in documents:
+        tier.publish(document)
+    tier.settle()
+    assert documents_in(views[-1]) == [document.tolist() for document in documents]
+    assert len(views[-1].segments) < 16
+    assert len(views[-1].fresh) == 1
+
+
+def test_a_merge_that_fails_loses_nothing_and_is_tried_again(small_fresh_text, monkeypatch, caplog):
+    views = []
+    tier = LiveTier(1000, 1 << 20, views.append)
+    with monkeypatch.context() as broken:
+        broken.setattr(live, "build_segment", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        for i in range(40):
+            tier.publish(np.full(10, i, dtype=np.int32))
+        tier.settle()
+        assert tier.failures > 0
+        assert "a merge failed" in caplog.text
+        assert documents_in(views[-1]) == [[i] * 10 for i in range(40)]
+    tier.settle()
+    assert documents_in(views[-1]) == [[i] * 10 for i in range(40)]
+    assert len(views[-1].fresh) == 1
+
+
+def test_the_oldest_text_leaves_first(small_fresh_text):
+    views = []
+    tier = LiveTier(10_000, 1000, views.append)
+    for i in range(1000):
+        tier.publish(np.full(9, i, dtype=np.int32))
+    tier.settle()
+    kept = [document[0] for document in documents_in(views[-1])]
+    assert kept == list(range(kept[0], 1000))
+    assert 500 <= views[-1].tokens <= 1000
+
+
+def test_a_document_larger_than_a_fresh_text(small_fresh_text):
+    engine = Engine(100)
+    output_of(engine, "s", [], [*range(90), 1, 2, 5] * 3)
+    assert drafted(engine, *range(80, 90), 1, 2, 5).tokens[0] == 0
+
+
+def test_a_flush_during_a_merge_stays_flushed(small_fresh_text, monkeypatch):
+    views = []
+    tier = LiveTier(1000, 1 << 20, views.append)
+
+    def flushed_meanwhile(documents, vocab_size):
+        tier.clear()
+        return build_segment(documents, vocab_size)
+
+    monkeypatch.setattr(live, "build_segment", flushed_meanwhile)
+    for i in range(20):
+        tier.publish(np.full(20, i, dtype=np.int32))
+    tier.settle()
+    assert views[-1].segments == ()
+
+
+def test_merge_policy_over_a_long_stream():
+    """Few segments at any time, each token merged a few times, none merged above the largest size."""
+    policy = MergePolicy(largest=1 << 22)
+    sizes, written, merged, most = [], 0, 0, 0
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        size = int(FRESH_TOKENS * rng.uniform(0.9, 1))
+        written += size
+        sizes.append(size)
+        while (run := policy.choose(sizes)) is not None:
+            merged += sum(sizes[run])
+            sizes[run] = [sum(sizes[run])]
+        while sum(sizes) > 1 << 24:
+            sizes.pop(0)
+        most = max(most, len(sizes))
+    assert most <= 18
+    assert merged < 4 * written
+    assert max(sizes) <= 1 << 22
+
+
+@given(st.lists(st.integers(1, 1 << 24), max_size=MAX_SEGMENTS))
+def test_merge_policy_bounds_the_segments_of_any_stream(arriving):
+    policy = MergePolicy(largest=1 << 22)
+    sizes = []
+    for size in arriving:
+        sizes.append(size)
+        while (run := policy.choose(sizes)) is not None:
+            assert run.stop - run.start >= 2
+            sizes[run] = [sum(sizes[run])]
+        assert len(sizes) <= 24
+    assert sum(sizes) == sum(arriving)
+
+
+def test_readers_beside_a_writer_see_whole_documents(small_fresh_text):
+    """Every document counts up from its first token, so a draft across a border or of unwritten memory would show."""
+    engine = Engine(1 << 20)
+    done = threading.Event()
+
+    def write():
+        for i in range(1000):
+            output_of(engine, "w", [], range(i % 97, i % 97 + 40))
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    asked = 0
+    while not done.is_set():
+        start = asked % 97
+        tree = drafted(engine, start, start + 1)
+        tree.check_integrity(8, 8, 4)
+        assert tree.tokens.tolist() == list(range(start + 2, start + 2 + len(tree)))
+        asked += 1
+    writer.join()
+    engine.settle()
+    assert asked > 50
+    assert len(drafted(engine, 5, 6)) == 8

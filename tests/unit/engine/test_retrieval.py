@@ -1,0 +1,105 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore_service.engine.batch import source_table
+from datastore_service.engine.retrieval import (
+    CURSOR,
+    ENOUGH,
+    FIRST_GRAM,
+    MATCH,
+    MAX_MATCH,
+    MAX_SEGMENTS,
+    OCCURRENCE_FIELDS,
+    SAMPLES,
+    SOURCE,
+    STEP,
+    segment_occurrences,
+)
+from datastore_service.engine.segment import build_segment
+from tests.unit.engine.oracles import match_length, occurrences
+
+documents_of_few_ids = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=6)
+contexts = st.lists(st.integers(0, 3), min_size=1, max_size=MAX_MATCH)
+
+
+def retrieve(segments, context):
+    """Rows (source, position of the next token, match length, step)."""
+    out = np.zeros((OCCURRENCE_FIELDS, 4000), dtype=np.int64)
+    intervals = np.zeros((MAX_SEGMENTS, 2), dtype=np.int64)
+    table = source_table((), (), tuple(segments))
+    tokens = np.array(context, dtype=np.int64)
+    count = segment_occurrences(table, 1, len(table), tokens, len(tokens), intervals, out, 0)
+    return out[[SOURCE, CURSOR, MATCH, STEP], :count].T.tolist()
+
+
+def expected_places(documents, segment, context, gram):
+    """{position of the next token: match length} for a prefix length, as the oracle sees it."""
+    places = {}
+    for number, start in occurrences(documents, context[-gram:]):
+        end = start + gram
+        if end < len(documents[number]):
+            longest = match_length(documents[number], end, context, MAX_MATCH)
+            places[int(segment.offsets[number]) + end] = longest
+    return places
+
+
+@given(documents_of_few_ids, contexts)
+def test_unsampled_retrieval_is_the_back_off_of_algorithm_2(documents, context):
+    segment = build_segment(map(np.array, [np.array(d, dtype=np.int64) for d in documents]), 4)
+    if sum(map(len, documents)) > SAMPLES:
+        documents = documents[:1]
+        segment = build_segment([np.array(d, dtype=np.int64) for d in documents], 4)
+    places = {}
+    for gram in range(min(FIRST_GRAM, len(context)), 0, -1):
+        places = expected_places(documents, segment, context, gram)
+        if len(places) >= ENOUGH:
+            break
+    found = retrieve([segment], context)
+    assert {cursor: match for _, cursor, match, _ in found} == places
+    assert len(found) == len(places)
+    assert all(step == 1 for *_, step in found)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=300), min_size=1, max_size=5), contexts)
+def test_sampled_occurrences_are_real_and_distinct(documents, context):
+    segments = [build_segment([np.array(d, dtype=np.int64)], 4) for d in documents]
+    found = retrieve(segments, context)
+    assert len({(row, cursor) for row, cursor, *_ in found}) == len(found)
+    assert len(found) <= (FIRST_GRAM + 1) * SAMPLES
+    for row, cursor, match, step in found:
+        document = documents[row - 1]
+        assert cursor < len(document)
+        assert match == match_length(document, cursor, context, MAX_MATCH)
+        assert step >= 1
+
+
+def test_interval_sampling_approximates_the_distribution():
+    rng = np.random.default_rng(3)
+    following = rng.choice([2, 3, 4], size=30_000, p=[0.6, 0.3, 0.1])
+    text = np.stack([np.zeros_like(following), np.ones_like(following), following], axis=1)
+    segment = build_segment(list(text), 5)
+    found = retrieve([segment], [0, 1])
+    assert len(found) == SAMPLES
+    weight = np.zeros(5)
+    for _, cursor, _, step in found:
+        weight[segment.tokens[cursor]] += step
+    assert np.allclose(weight / weight.sum(), [0, 0, 0.6, 0.3, 0.1], atol=2 / SAMPLES)
+    assert abs(weight.sum() / 30_000 - 1) < 0.02
+
+
+def test_a_rare_long_match_is_found_among_many_short_ones():
+    common = [9, 1, 2, 3, 4, 5]
+    special = [6, 7, 8, 1, 2, 3, 4, 5]
+    documents = [np.array([*common, 0])] * 5000 + [np.array([*special[3:], 0])] + [np.array([*special, 11])]
+    segment = build_segment(documents, 12)
+    found = retrieve([segment], special)
+    assert max(match for _, _, match, _ in found) == len(special)
+
+
+def test_several_segments_are_sampled_like_one():
+    rng = np.random.default_rng(4)
+    parts = [rng.integers(0, 2, 5000) for _ in range(3)]
+    found = retrieve([build_segment([part], 2) for part in parts], [0])
+    rows = np.bincount([row for row, *_ in found], minlength=4)[1:]
+    assert rows.min() >= 0.8 * rows.max()

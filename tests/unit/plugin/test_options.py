@@ -1,0 +1,49 @@
+import argparse
+
+import pytest
+
+from sglang_patches.options import Options, add_flags, export_flags, load_options
+
+
+def _parse(*argv):
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return parser.parse_args(argv)
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path, monkeypatch):
+    file = tmp_path / "specstore.toml"
+    file.write_text('endpoint = "file:1"\ndeadline_ms = 7\nnodes = 5\n')
+    monkeypatch.setenv("SPECSTORE_CONFIG", str(file))
+    monkeypatch.setenv("SPECSTORE_ENDPOINT", "environment:1")
+    monkeypatch.setenv("SPECSTORE_DEADLINE_MS", "8")
+    export_flags(_parse("--specstore-endpoint", "flag:1"))
+    options = load_options()
+    assert (options.endpoint, options.deadline_ms, options.nodes, options.tenant) == ("flag:1", 8.0, 5, "")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"SPECSTORE_NODES": "0"}, "nodes: 0 is outside 1..63"),
+        ({"SPECSTORE_NODES": "many"}, "nodes: 'many' is not a valid int"),
+        ({"SPECSTORE_DEADLINE_MS": "nan"}, "deadline_ms"),
+        ({"SPECSTORE_LENGTH": "long"}, "length: 'long' is not one of"),
+        ({"SPECSTORE_PRIOR": "d", "SPECSTORE_ENDPOINT": "host:1"}, "prior: only with endpoint 'embedded'"),
+    ],
+)
+def test_bad_values_name_the_field(values, message):
+    with pytest.raises(ValueError, match=message):
+        load_options(values)
+
+
+def test_unknown_key_in_the_file_is_named(tmp_path):
+    file = tmp_path / "specstore.toml"
+    file.write_text("endpiont = 'x'\n")
+    with pytest.raises(ValueError, match="unknown specstore option endpiont"):
+        load_options({"SPECSTORE_CONFIG": str(file)})
+
+
+def test_options_are_frozen():
+    with pytest.raises(AttributeError):
+        Options().nodes = 3

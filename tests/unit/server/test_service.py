@@ -1,0 +1,346 @@
+"""The service over real gRPC: the stream's rules, admin, limits, health, reflection, drain."""
+
+import queue
+import threading
+import time
+from urllib.request import urlopen
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from prometheus_client import start_http_server
+
+from datastore_service.endpoint import parse_endpoint
+from datastore_service.engine.engine import Limits
+from datastore_service.server.engines import engine_maker
+from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.service import ADMIN, DRAFTING, Service
+from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
+from proto_gen.specstore.v1 import drafting_pb2 as pb
+from tests.unit.server.service import VOCAB, running
+
+NAMESPACE = {"model": "m", "tokenizer": "t"}
+TEXT = [1, 2, 3, 4] * 10
+BUDGET = {"nodes": 8, "depth": 8, "children": 4}
+
+
+class Stream:
+    """One Draft stream, a message at a time."""
+
+    def __init__(self, endpoint: str, namespace: dict | None = NAMESPACE) -> None:
+        self.channel = grpc.insecure_channel(endpoint)
+        self._outbound: queue.SimpleQueue = queue.SimpleQueue()
+        self.call = drafting_pb2_grpc.DraftingStub(self.channel).Draft(iter(self._outbound.get, None))
+        self._namespace = namespace
+
+    def ask(self, *entries: dict, step: int = 1, namespace: dict | None = None) -> list[pb.EntryReply]:
+        chosen, self._namespace = namespace or self._namespace, None
+        self._outbound.put(pb.DraftRequest(step=step, namespace=chosen, entries=entries))
+        reply = next(self.call)
+        assert reply.step == step
+        return list(reply.replies)
+
+    def close(self) -> None:
+        self._outbound.put(None)
+        self.channel.close()
+
+
+@pytest.fixture(scope="module")
+def service():
+    with running() as service:
+        yield service
+
+
+@pytest.fixture
+def stream(service):
+    stream = Stream(service.endpoint)
+    yield stream
+    stream.close()
+
+
+def refusal(act) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as error:
+        act()
+    return error.value.code(), error.value.details()
+
+
+def opened(name: str, tokens=TEXT) -> dict:
+    return {"session": name, "tokens": tokens, "opening": {"prompt_length": len(tokens)}}
+
+
+def test_drafts_from_the_session(stream):
+    (reply,) = stream.ask(opened("a") | {"budget": BUDGET}, step=77)
+    assert (reply.status, reply.known) == (pb.STATUS_OK, 40)
+    assert list(reply.tree.tokens) == [1, 2, 3, 4] * 2
+    assert list(reply.tree.parents) == list(range(8))
+    assert set(reply.tree.sources) == {3}
+
+
+def test_repeated_and_lost_messages(stream):
+    stream.ask(opened("b"))
+    for _ in range(2):
+        (reply,) = stream.ask({"session": "b", "start": 40, "tokens": [7, 8]})
+        assert (reply.status, reply.known) == (pb.STATUS_OK, 42)
+    (reply,) = stream.ask({"session": "b", "start": 45, "tokens": [9]})
+    assert (reply.status, reply.known) == (pb.STATUS_GAP, 42)
+    (reply,) = stream.ask({"session": "b", "start": 40, "tokens": [7, 8, 9]})
+    assert (reply.status, reply.known) == (pb.STATUS_OK, 43)
+
+
+def test_unknown_session_beside_a_known_one(stream):
+    stream.ask(opened("c"))
+    replies = stream.ask({"session": "never", "tokens": [1]}, {"session": "c", "start": 40, "budget": BUDGET})
+    assert [reply.status for reply in replies] == [pb.STATUS_UNKNOWN_SESSION, pb.STATUS_OK]
+    assert len(replies[0].tree.tokens) == 0
+    assert len(replies[1].tree.tokens) > 0
+
+
+def test_closed_session_is_unknown(stream):
+    stream.ask(opened("d") | {"closing": True})
+    (reply,) = stream.ask({"session": "d", "start": 40, "tokens": [1]})
+    assert reply.status == pb.STATUS_UNKNOWN_SESSION
+
+
+def test_namespaces_do_not_see_each_other(service, stream):
+    stream.ask(opened("e"))
+    other = Stream(service.endpoint, NAMESPACE | {"tenant": "other"})
+    (reply,) = other.ask({"session": "e", "start": 40, "budget": BUDGET})
+    other.close()
+    assert reply.status == pb.STATUS_UNKNOWN_SESSION
+
+
+@pytest.mark.parametrize(
+    ("namespace", "message"),
+    [
+        (None, "namespace: required in the first message"),
+        ({"model": "m"}, "namespace.tokenizer: missing"),
+        (
+            {"model": "m", "tokenizer": "another"},
+            "namespace.tokenizer: 'another', but model 'm' is served with 't'",
+        ),
+    ],
+)
+def test_namespace_preconditions(service, stream, namespace, message):
+    stream.ask()  # the namespace with tokenizer t exists
+    broken = Stream(service.endpoint, namespace)
+    code, details = refusal(broken.ask)
+    broken.close()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert details.startswith(message)
+
+
+def test_namespace_must_not_change_within_a_stream(stream):
+    stream.ask()
+    stream.ask(namespace=NAMESPACE)
+    code, details = refusal(lambda: stream.ask(namespace=NAMESPACE | {"tenant": "x"}))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert details.startswith("namespace: changed within the stream")
+
+
+def test_invalid_entry_ends_the_stream_and_names_the_field(stream):
+    code, details = refusal(lambda: stream.ask({"session": "s", "budget": {"nodes": 100000}}))
+    assert (code, details) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "entries[0].budget.nodes: 100000 exceeds 256",
+    )
+
+
+def test_ids_outside_the_vocabulary(stream):
+    code, details = refusal(lambda: stream.ask(opened("s", [1, VOCAB])))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details == "entries[0].tokens[1]: 1000 is not below the vocabulary's 1000"
+
+
+def test_bounds_of_the_service():
+    limits = ServiceLimits(message_bytes=1000, namespaces=1, streams=1)
+    with running(limits, engine_limits=Limits(sessions=1)) as service:
+        first = Stream(service.endpoint)
+        assert [r.status for r in first.ask(opened("a"), opened("b"))] == [
+            pb.STATUS_OK,
+            pb.STATUS_OVER_BUDGET,
+        ]
+        second = Stream(service.endpoint)
+        assert refusal(second.ask) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "Draft: the service already has 1 streams, its limit"
+        )  # fmt: skip
+        code, details = refusal(lambda: first.ask(opened("c", [500] * 1000)))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "1000" in details
+        eventually(lambda: service.drafting.streams == 0)
+        third = Stream(service.endpoint, NAMESPACE | {"tenant": "x"})
+        code, details = refusal(third.ask)
+        assert (code, details) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "namespace: the service already holds 1, its limit"
+        )  # fmt: skip
+
+
+def eventually(condition, seconds: float = 10.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def test_sessions_outlive_a_broken_stream_for_the_grace():
+    with running(ServiceLimits(grace=2.0)) as service:
+        first = Stream(service.endpoint)
+        first.ask(opened("kept"), opened("dropped"))
+        first.close()
+        second = Stream(service.endpoint)
+        (reply,) = second.ask({"session": "kept", "start": 40, "budget": BUDGET})
+        assert reply.status == pb.STATUS_OK
+        (hosted,) = service.namespaces
+        assert set(hosted.engine.sessions()) == {"kept", "dropped"}
+        eventually(lambda: hosted.engine.sessions() == ["kept"])
+        time.sleep(1.2)
+        assert hosted.engine.sessions() == ["kept"]
+
+
+class TestAdmin:
+    @pytest.fixture
+    def stub(self, service):
+        with grpc.insecure_channel(service.endpoint) as channel:
+            yield admin_pb2_grpc.AdminStub(channel)
+
+    def test_warmup_then_draft_then_flush(self, service, stub):
+        namespace = NAMESPACE | {"tenant": "warm"}
+        documents = [{"tokens": [10, 11, 12, 13, 14, 15, 16]}, {"tokens": [20, 21]}]
+        messages = [{"namespace": namespace}, {"documents": documents}]
+        reply = stub.Warmup(admin_pb2.WarmupRequest(**message) for message in messages)
+        assert (reply.documents, reply.tokens) == (2, 9)
+        stream = Stream(service.endpoint, namespace)
+        (drafted,) = stream.ask(opened("s", [9, 10, 11, 12]) | {"budget": BUDGET})
+        assert list(drafted.tree.tokens)[:3] == [13, 14, 15]
+        assert drafted.tree.sources[0] == 2
+        live = {
+            t.tier: t for t in stub.Stats(admin_pb2.StatsRequest(namespace=namespace)).namespaces[0].tiers
+        }[2]
+        assert (live.tokens, live.hits) == (9, 1)
+        stub.Flush(admin_pb2.FlushRequest(namespace=namespace, tier=admin_pb2.TIER_LIVE))
+        (drafted,) = stream.ask({"session": "s", "start": 4, "budget": BUDGET})
+        assert len(drafted.tree.tokens) == 0
+        stream.close()
+
+    def test_flush_one_session(self, stream, stub):
+        stream.ask(opened("f1"), opened("f2"))
+        stub.Flush(admin_pb2.FlushRequest(namespace=NAMESPACE, session="f1"))
+        replies = stream.ask({"session": "f1", "start": 40}, {"session": "f2", "start": 40})
+        assert [reply.status for reply in replies] == [pb.STATUS_UNKNOWN_SESSION, pb.STATUS_OK]
+        code, details = refusal(lambda: stub.Flush(admin_pb2.FlushRequest(namespace=NAMESPACE, session="f1")))
+        assert (code, details) == (grpc.StatusCode.NOT_FOUND, "session: 'f1' is not open")
+
+    @pytest.mark.parametrize(
+        ("request_fields", "code", "message"),
+        [
+            ({}, "FAILED_PRECONDITION", "namespace.tokenizer: missing"),
+            ({"namespace": NAMESPACE}, "INVALID_ARGUMENT", "target: one of tier, session or all"),
+            ({"namespace": NAMESPACE, "tier": 1}, "INVALID_ARGUMENT", "tier: 1 cannot be flushed"),
+            ({"namespace": NAMESPACE, "tier": 9}, "INVALID_ARGUMENT", "tier: 9 cannot be flushed"),
+            ({"namespace": {"model": "x", "tokenizer": "x"}, "all": True}, "NOT_FOUND", "namespace: "),
+        ],
+    )
+    def test_refused_flushes(self, stream, stub, request_fields, code, message):
+        stream.ask()
+        status, details = refusal(lambda: stub.Flush(admin_pb2.FlushRequest(**request_fields)))
+        assert status.name == code
+        assert details.startswith(message)
+
+    def test_warmup_names_the_bad_token(self, stub):
+        message = {"namespace": NAMESPACE, "documents": [{"tokens": [1]}, {"tokens": [1, 2, 5000]}]}
+        code, details = refusal(lambda: stub.Warmup(iter([admin_pb2.WarmupRequest(**message)])))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert details == "documents[1].tokens[2]: 5000 is not below the vocabulary's 1000"
+
+    def test_token(self):
+        with running(token="secret") as service, grpc.insecure_channel(service.endpoint) as channel:
+            stub = admin_pb2_grpc.AdminStub(channel)
+
+            def stats(*metadata):
+                return stub.Stats(admin_pb2.StatsRequest(), metadata=metadata)
+
+            for wrong in ((), (("authorization", "Bearer wrong"),), (("authorization", "secret"),)):
+                assert refusal(lambda given=wrong: stats(*given))[0] is grpc.StatusCode.UNAUTHENTICATED
+            assert stats(("authorization", "Bearer secret")).version
+
+
+def test_remote_addresses_need_permission_and_a_token():
+    maker = engine_maker(None, VOCAB)
+    anywhere = parse_endpoint("0.0.0.0:0")
+    with pytest.raises(ValueError, match="^listen: .*--allow-remote"):
+        Service(anywhere, maker)
+    with pytest.raises(ValueError, match="^admin token: required"):
+        Service(anywhere, maker, allow_remote=True)
+
+
+def test_taken_port_is_an_error(service):
+    with pytest.raises(OSError, match="cannot listen on"):
+        Service(parse_endpoint(service.endpoint), engine_maker(None, VOCAB)).start()
+
+
+def test_unix_socket(tmp_path):
+    service = Service(parse_endpoint(f"unix:{tmp_path}/s.sock"), engine_maker(None, VOCAB))
+    service.start()
+    try:
+        stream = Stream(service.endpoint)
+        assert stream.ask(opened("u"))[0].status == pb.STATUS_OK
+        stream.close()
+    finally:
+        service.stop()
+
+
+def test_health_and_reflection(service):
+    with grpc.insecure_channel(service.endpoint) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", DRAFTING, ADMIN):
+            assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == 1
+        names = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {DRAFTING, ADMIN, "grpc.health.v1.Health"} <= set(names)
+
+
+def test_drain_answers_what_is_in_flight_and_refuses_what_comes_later(monkeypatch):
+    with running() as service:
+        stream = Stream(service.endpoint)
+        stream.ask(opened("s"))
+        (hosted,) = service.namespaces
+        entered, release, step = threading.Event(), threading.Event(), hosted.engine.step
+
+        def slow_step(entries):
+            entered.set()
+            assert release.wait(10)
+            return step(entries)
+
+        monkeypatch.setattr(hosted.engine, "step", slow_step)
+        answers: list = []
+        asking = threading.Thread(target=lambda: answers.append(stream.ask({"session": "s", "start": 40})))
+        asking.start()
+        assert entered.wait(10)
+        stopping = threading.Thread(target=service.stop)
+        stopping.start()
+        with grpc.insecure_channel(service.endpoint) as channel:
+            watch = health_pb2_grpc.HealthStub(channel)
+            eventually(lambda: watch.Check(health_pb2.HealthCheckRequest()).status == 2)
+        assert stopping.is_alive()
+        release.set()
+        asking.join(10)
+        stopping.join(10)
+        assert answers[0][0].status == pb.STATUS_OK
+        assert refusal(lambda: stream.ask())[0] is grpc.StatusCode.UNAVAILABLE
+
+
+def test_metrics(service, stream):
+    stream.ask(opened("m") | {"budget": BUDGET})
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=service.metrics.registry)
+    try:
+        text = urlopen(f"http://127.0.0.1:{server.server_port}/metrics").read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    labels = 'model="m",tenant="",tier="session"'
+    assert float(values[f"specstore_hits_total{{{labels}}}"]) >= 1
+    assert float(values[f"specstore_drafted_tokens_total{{{labels}}}"]) >= 8
+    assert float(values[f"specstore_bytes{{{labels}}}"]) > 0
+    assert float(values['specstore_sessions{model="m",tenant=""}']) >= 1
+    assert float(values["specstore_step_seconds_count"]) >= 1

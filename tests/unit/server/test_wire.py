@@ -1,0 +1,136 @@
+"""Entries and replies survive the way over the wire; what is out of bounds names its field."""
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore_service.client import wire as client_wire
+from datastore_service.engine.tree import EMPTY_TREE, DraftTree
+from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Rejected, Reply, Status
+from datastore_service.server import wire as server_wire
+from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.refusal import RefusalError
+from proto_gen.specstore.v1 import drafting_pb2 as pb
+
+VOCAB = 1 << 31
+LIMITS = ServiceLimits()
+
+token_arrays = st.lists(st.integers(0, VOCAB - 1), max_size=8).map(lambda ids: np.array(ids, np.int32))
+names = st.text(min_size=1, max_size=50)
+entries = st.builds(
+    Entry,
+    session=names,
+    start=st.integers(0, 1 << 30),
+    tokens=token_arrays,
+    rejected=st.lists(st.builds(Rejected, st.integers(0, 1 << 30), token_arrays), max_size=3).map(tuple),
+    budget=st.builds(Budget, st.integers(0, 256), st.integers(1, 64), st.integers(1, 256)),
+    opening=st.none() | st.builds(Opening, st.text(max_size=50), st.booleans(), st.integers(0, 1 << 30)),
+    closing=st.booleans(),
+)
+
+
+@st.composite
+def trees(draw) -> DraftTree:
+    size = draw(st.integers(1, 10))
+    return DraftTree(
+        np.array(draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size)), np.int32),
+        np.array([draw(st.integers(-1, node - 1)) for node in range(size)], np.int32),
+        np.array(draw(st.lists(st.floats(0, 1, width=32), min_size=size, max_size=size)), np.float32),
+        np.array(draw(st.lists(st.integers(1, 4), min_size=size, max_size=size)), np.uint8),
+    )
+
+
+def plain(value):
+    """Comparable: arrays as (dtype, list)."""
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return [plain(getattr(value, name)) for name in value.__dataclass_fields__]
+    return value
+
+
+@given(st.lists(entries, max_size=4))
+def test_entries(sent):
+    message = client_wire.request_message(7, sent)
+    parsed = pb.DraftRequest.FromString(message.SerializeToString())
+    received = server_wire.read_entries(parsed, VOCAB, LIMITS)
+    for before, after in zip(sent, received, strict=True):
+        if before.budget.nodes == 0:  # no draft wanted: the other bounds do not travel
+            assert after.budget.nodes == 0
+            after = Entry(**{f: getattr(after, f) for f in Entry.__slots__} | {"budget": before.budget})
+        assert plain(after) == plain(before)
+
+
+@given(
+    st.lists(
+        st.builds(Reply, st.sampled_from(Status), st.integers(0, 1 << 31), st.just(EMPTY_TREE) | trees())
+    )
+)
+def test_replies(sent):
+    message = server_wire.reply_message(9, sent)
+    parsed = pb.DraftReply.FromString(message.SerializeToString())
+    assert parsed.step == 9
+    assert plain(client_wire.read_replies(parsed)) == plain(sent)
+
+
+def test_namespace():
+    namespace = Namespace("model", "f" * 64, "tenant")
+    assert server_wire.read_namespace(client_wire.namespace_message(namespace), LIMITS) == namespace
+
+
+def filled(**fields) -> pb.DraftRequest:
+    return pb.DraftRequest(entries=[pb.Entry(session="fine"), pb.Entry(**{"session": "s"} | fields)])
+
+
+@pytest.mark.parametrize(
+    ("request_message", "message"),
+    [
+        (filled(session=""), "entries[1].session: empty"),
+        (filled(session="é" * 129), "entries[1].session: 258 bytes exceeds 256"),
+        (filled(tokens=[1, 100]), "entries[1].tokens[1]: 100 is not below the vocabulary's 100"),
+        (filled(tokens=[2**32 - 1]), "entries[1].tokens[0]: 4294967295 is not below"),
+        (filled(start=2**32 - 1), "entries[1].start: 4294967295 start and tokens exceeds 2147483647"),
+        (filled(budget={"nodes": 100000, "depth": 1, "children": 1}), "entries[1].budget.nodes: 100000 exceeds 256"),
+        (filled(budget={"nodes": 1, "depth": 65, "children": 1}), "entries[1].budget.depth: 65 exceeds 64"),
+        (filled(budget={"nodes": 1, "depth": 1, "children": 257}), "entries[1].budget.children: 257 exceeds 256"),
+        (filled(budget={"nodes": 5}), "entries[1].budget: 5 nodes need a depth and children of at least 1"),
+        (filled(opening={"conversation": "c" * 257}), "entries[1].opening.conversation: 257 bytes exceeds 256"),
+        (filled(opening={"prompt_length": 2**31}), "entries[1].opening.prompt_length: 2147483648 exceeds"),
+        (filled(rejected=[{}] * 257), "entries[1].rejected: 257 positions in one entry exceeds 256"),
+        (filled(rejected=[{}, {"position": 2**31}]), "entries[1].rejected[1].position: 2147483648 exceeds"),
+        (filled(rejected=[{"tokens": [3, 200]}]), "entries[1].rejected[0].tokens[1]: 200 is not below"),
+        (pb.DraftRequest(entries=[{"session": "s"}] * 1025), "entries: 1025 entries in one message exceeds 1024"),
+    ],
+)  # fmt: skip
+def test_bad_input_names_field_and_limit(request_message, message):
+    with pytest.raises(RefusalError) as refusal:
+        server_wire.read_entries(request_message, 100, LIMITS)
+    assert str(refusal.value).startswith(message)
+    assert refusal.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_namespace_bounds():
+    with pytest.raises(RefusalError, match="namespace.tenant: 257 bytes exceeds 256"):
+        server_wire.read_namespace(pb.Namespace(tokenizer="t", tenant="x" * 257), LIMITS)
+    with pytest.raises(RefusalError, match="namespace.tokenizer: missing") as refusal:
+        server_wire.read_namespace(pb.Namespace(model="m"), LIMITS)
+    assert refusal.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_unequal_columns_of_a_tree_are_refused():
+    broken = pb.DraftReply(replies=[{"status": 1, "tree": {"tokens": [1, 2], "parents": [0]}}])
+    with pytest.raises(ValueError, match="tree: 2 tokens, 1 parents"):
+        client_wire.read_replies(broken)
+
+
+def test_unknown_fields_are_ignored_and_missing_ones_have_defaults():
+    """A newer worker's message: field 100 of the entry and field 50 of the message are not ours."""
+    newer = pb.DraftRequest(step=3, entries=[{"session": "s", "tokens": [4, 5]}])
+    entry = newer.entries[0].SerializeToString() + b"\xa2\x06\x03abc"
+    raw = b"\x08\x03" + b"\x1a" + bytes([len(entry)]) + entry + b"\x90\x03\x2a"
+    (received,) = server_wire.read_entries(pb.DraftRequest.FromString(raw), 100, LIMITS)
+    assert (received.session, received.tokens.tolist(), received.opening) == ("s", [4, 5], None)

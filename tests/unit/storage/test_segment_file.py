@@ -1,0 +1,160 @@
+import os
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.segment import build_segment
+from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.storage.errors import StorageError
+from datastore_service.storage.segment_file import HEADER_BYTES, SegmentFile, write_segment
+
+FINGERPRINT = "ab" * 32
+OTHER = "cd" * 32
+
+
+def written(tmp_path, documents=((1, 2, 3), (), (4, 5)), vocab_size=300):
+    path = tmp_path / "a.seg"
+    segment = build_segment([np.array(document, dtype=np.int64) for document in documents], vocab_size)
+    write_segment(path, segment, FINGERPRINT)
+    return path, segment
+
+
+@pytest.mark.parametrize("vocab_size", [10, 255, 256, 65_536, 65_537, 1 << 31])
+@pytest.mark.parametrize("documents", [(), ((),), ((9,),), ((1, 2, 3), (), (4, 5) * 100)])
+def test_a_segment_comes_back_whole_and_read_only(tmp_path, documents, vocab_size):
+    path, segment = written(tmp_path, documents, vocab_size)
+    file = SegmentFile(path, FINGERPRINT)
+    file.verify()
+    file.segment.check_integrity()
+    for name in ("tokens", "suffix_array", "offsets", "leads"):
+        ours, theirs = getattr(file.segment, name), getattr(segment, name)
+        assert np.array_equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
+    with pytest.raises(ValueError, match="read-only"):
+        file.segment.offsets[0] = 1
+    assert os.listdir(tmp_path) == ["a.seg"]
+
+
+def test_a_mapped_segment_answers_queries(tmp_path):
+    path, _ = written(tmp_path)
+    engine = Engine(300, [SegmentFile(path).segment])
+    entry = Entry("s", 0, np.array([1, 2], dtype=np.int32), budget=Budget(2), opening=Opening())
+    assert engine.step([entry])[0].tree.tokens.tolist() == [3]
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path):
+    path, _ = written(tmp_path)
+    data = path.read_bytes()
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        with pytest.raises(StorageError, match=r"a\.seg: length: "):
+            SegmentFile(path)
+    path.write_bytes(data + b"\0")
+    with pytest.raises(StorageError, match=r"a\.seg: length: "):
+        SegmentFile(path)
+
+
+def test_any_flipped_bit_of_the_header_is_seen_at_open(tmp_path):
+    path, _ = written(tmp_path)
+    data = path.read_bytes()
+    for position in range(HEADER_BYTES):
+        for bit in (0, 7):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            path.write_bytes(damaged)
+            with pytest.raises(StorageError, match=r"a\.seg: (magic|version|header): .+"):
+                SegmentFile(path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_any_flipped_bit_of_the_body_is_seen_by_verify(tmp_path, data):
+    path, segment = written(tmp_path, [range(50), range(70)])
+    content = bytearray(path.read_bytes())
+    part = data.draw(st.sampled_from(["tokens", "suffix_array", "offsets", "leads"]))
+    array = getattr(SegmentFile(path).segment, part)
+    position = array.offset + data.draw(st.integers(0, array.nbytes - 1))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=rf"a\.seg: {part}: "):
+        SegmentFile(path).verify()
+
+
+def test_other_versions_tokenizers_and_files(tmp_path):
+    path, _ = written(tmp_path)
+    with pytest.raises(StorageError, match=f"tokenizer: built with {FINGERPRINT}, not {OTHER}"):
+        SegmentFile(path, OTHER)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, 8, 2)
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="version: 2, this program reads 1"):
+        SegmentFile(path)
+    path.write_bytes(b"not a segment file" * 20)
+    with pytest.raises(StorageError, match="magic: "):
+        SegmentFile(path)
+    with pytest.raises(StorageError, match=r"missing\.seg: file: No such file"):
+        SegmentFile(tmp_path / "missing.seg")
+
+
+def test_a_header_that_lies_with_a_right_checksum_is_refused(tmp_path):
+    path, _ = written(tmp_path)
+    data = bytearray(path.read_bytes())
+    for offset, value, field in ((12, 4, "width"), (64, 1 << 40, "size"), (72, 9, "length")):
+        damaged = bytearray(data)
+        struct.pack_into("<Q" if offset != 12 else "<I", damaged, offset, value)
+        struct.pack_into("<I", damaged, 104, zlib.crc32(damaged[:104]))
+        path.write_bytes(damaged)
+        with pytest.raises(StorageError, match=f"{field}: "):
+            SegmentFile(path)
+
+
+def test_a_fingerprint_has_64_digits(tmp_path):
+    with pytest.raises(ValueError, match="fingerprint has 64"):
+        write_segment(tmp_path / "a.seg", build_segment([], 5), "abc")
+
+
+def _killed_at(call, path, number):
+    """Runs a writer of `number`s that kills itself (SIGKILL) when it reaches os.<call>."""
+    program = f"""
+        import os, signal
+        import numpy as np
+        from datastore_service.engine.segment import build_segment
+        from datastore_service.storage.segment_file import write_segment
+        def die(*_):
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.{call} = die
+        write_segment({str(path)!r}, build_segment([np.full(1000, {number})], 300), {FINGERPRINT!r})
+    """
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=120).returncode
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path, call):
+    path, segment = written(tmp_path)
+    assert _killed_at(call, path, 7) == -signal.SIGKILL
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a.seg", "a.seg.tmp"}
+    survivor = SegmentFile(path)
+    survivor.verify()
+    assert np.array_equal(survivor.segment.tokens, segment.tokens)
+    write_segment(path, build_segment([np.full(10, 8)], 300), FINGERPRINT)
+    assert SegmentFile(path).segment.document(0).tolist() == [8] * 10
+    assert os.listdir(tmp_path) == ["a.seg"]
+
+
+def test_a_failing_writer_leaves_nothing_behind(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_segment(tmp_path / "a.seg", build_segment([], 300), FINGERPRINT)
+    assert os.listdir(tmp_path) == []

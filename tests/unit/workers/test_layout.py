@@ -1,0 +1,79 @@
+"""The verification arrays against a slow, obvious oracle."""
+
+import numpy as np
+import pytest
+import torch
+
+from datastore_service.engine.tree import EMPTY_TREE, DraftTree
+from sglang_patches.workers.layout import PADDING, full_mask, lay_out, pack
+
+
+def _random_tree(rng: np.random.Generator, nodes: int) -> DraftTree:
+    parents = np.array([rng.integers(-1, i) if i else -1 for i in range(nodes)], dtype=np.int32)
+    tokens = np.arange(nodes, dtype=np.int32) + 100
+    return DraftTree(tokens, parents, np.full(nodes, 0.5, np.float32), np.ones(nodes, np.uint8))
+
+
+def _ancestors(parents: list[int], node: int) -> set[int]:
+    found = set()
+    while node >= 0:
+        found.add(node)
+        node = parents[node]
+    return found
+
+
+def _walk(layout, request: int, width: int) -> dict[int, list[int]]:
+    """Children of each row as the sibling links give them."""
+    children = {}
+    for row in range(width):
+        found, child = [], layout.next_token[request, row]
+        while child != -1:
+            found.append(int(child))
+            child = layout.next_sibling[request, child]
+        children[row] = found
+    return children
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 16])
+def test_matches_the_trees(width):
+    rng = np.random.default_rng(width)
+    trees = [_random_tree(rng, n) for n in (0, 1, width - 1, width + 3)]
+    seq_lens = np.array([7, 1, 30, 4])
+    packed = pack(trees, width)
+    layout = lay_out(packed, np.array([1, 2, 3, 4]), seq_lens)
+    for request, tree in enumerate(trees):
+        nodes = min(len(tree), width - 1)
+        parents = tree.parents[:nodes].tolist()
+        rows = layout.tokens.reshape(4, width)[request]
+        assert rows[0] == request + 1
+        assert rows[1 : nodes + 1].tolist() == tree.tokens[:nodes].tolist()
+        children = _walk(layout, request, width)
+        for node in range(-1, nodes):
+            assert children[node + 1] == [i + 1 for i in range(nodes) if parents[i] == node]
+            lineage = _ancestors(parents, node)
+            expected = {0} | {i + 1 for i in lineage}
+            assert set(np.flatnonzero(layout.mask[request, node + 1])) == expected
+            position = layout.positions.reshape(4, width)[request, node + 1]
+            assert position == seq_lens[request] + len(lineage)
+
+
+def test_padding_is_unreachable_and_attends_to_root_and_itself():
+    layout = lay_out(pack([EMPTY_TREE], 4), np.array([9]), np.array([5]))
+    assert (layout.next_token == -1).all() and (layout.next_sibling == -1).all()
+    for row in (1, 2, 3):
+        assert set(np.flatnonzero(layout.mask[0, row])) == {0, row}
+    assert (pack([EMPTY_TREE], 4)[0, 1] == PADDING).all()
+
+
+def test_full_mask_is_cached_tokens_then_tree():
+    rng = np.random.default_rng(0)
+    seq_lens, width = np.array([3, 8]), 4
+    layout = lay_out(pack([_random_tree(rng, 3), _random_tree(rng, 2)], width), np.array([1, 2]), seq_lens)
+    flat = full_mask(layout.mask, seq_lens, torch.device("cpu")).numpy()
+    start = 0
+    for request, seq_len in enumerate(seq_lens):
+        rows = flat[start : start + width * (seq_len + width)].reshape(width, seq_len + width)
+        assert rows[:, :seq_len].all()
+        assert (rows[:, seq_len:] == layout.mask[request]).all()
+        start += rows.size
+    assert start == flat.size

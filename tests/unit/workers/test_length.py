@@ -1,0 +1,93 @@
+"""The speculation length: gains against costs, learned from what happened."""
+
+import numpy as np
+import pytest
+
+from datastore_service.engine.tree import EMPTY_TREE, DraftTree, Tier
+from sglang_patches.workers.length import (
+    PLAIN_STREAK,
+    PROBE_STEPS,
+    TRUSTED,
+    AcceptanceModel,
+    LengthPolicy,
+    StepTimes,
+)
+
+WIDTHS = (1, 2, 4, 8, 16)
+
+
+def _chain(probs):
+    size = len(probs)
+    return DraftTree(
+        np.arange(size, dtype=np.int32),
+        np.arange(-1, size - 1, dtype=np.int32),
+        np.array(probs, np.float32),
+        np.full(size, Tier.SESSION, np.uint8),
+    )
+
+
+def test_free_rows_take_the_whole_tree_and_no_padding():
+    policy = LengthPolicy(WIDTHS, lambda rows: 1.0)
+    assert policy.choose([_chain([0.9] * 6)]) == 8
+    assert policy.choose([EMPTY_TREE]) == 1
+
+
+def test_rows_that_cost_in_proportion_leave_no_draft():
+    policy = LengthPolicy(WIDTHS, lambda rows: float(rows))
+    assert policy.choose([_chain([0.3] * 15)] * 8) == 1
+
+
+def test_measured_times_replace_the_prediction():
+    policy = LengthPolicy(WIDTHS, lambda rows: 1.0)
+    tree = _chain([0.5] * 15)
+    assert policy.choose([tree]) == 16
+    for _ in range(TRUSTED):
+        policy.times.observe(1, 1, 1.0)
+        policy.times.observe(1, 16, 20.0)
+        policy.times.observe(1, 8, 1.1)
+    assert policy.choose([tree]) == 8
+
+
+def test_unmeasured_widths_scale_the_nearest_measurement():
+    times = StepTimes(lambda rows: float(max(1, rows / 8)))
+    for _ in range(TRUSTED):
+        times.observe(1, 8, 3.0)
+    assert times.seconds(1, 16) == pytest.approx(6.0)
+    assert times.seconds(4, 8) == pytest.approx(12.0)
+
+
+def test_between_measured_widths_times_are_interpolated():
+    times = StepTimes(lambda rows: 1.0)
+    for _ in range(TRUSTED):
+        times.observe(8, 1, 50.0)
+        times.observe(8, 16, 120.0)
+    assert times.seconds(8, 2) == pytest.approx(50 + 70 * 8 / 120)
+    assert times.seconds(8, 8) == pytest.approx(50 + 70 * 56 / 120)
+
+
+def test_a_draft_must_promise_more_than_noise():
+    policy = LengthPolicy((1, 2), lambda rows: 1.0)
+    assert policy.choose([_chain([0.04])]) == 1
+    assert policy.choose([_chain([0.3])]) == 2
+
+
+def test_acceptance_follows_the_outcomes():
+    model, tree = AcceptanceModel(), _chain([0.95])
+    before = model.estimate(tree)[0]
+    for _ in range(500):
+        model.observe(tree, np.array([False]))
+    assert before > 0.9 and model.estimate(tree)[0] < 0.1
+
+
+def test_asking_becomes_rare_where_drafts_do_not_pay_and_recovers():
+    policy = LengthPolicy(WIDTHS, lambda rows: float(rows))
+    useless = _chain([0.1] * 4)
+    for _ in range(PLAIN_STREAK):
+        assert policy.wants_draft(2)
+        policy.choose([useless] * 2)
+    asked = 0
+    for _ in range(4 * PROBE_STEPS):
+        asked += policy.wants_draft(2)
+        policy.choose([EMPTY_TREE] * 2)
+    assert asked == 4
+    assert policy.wants_draft(1)  # other batch sizes are judged on their own
