@@ -189,8 +189,10 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(
         _SRT + "layers.logits_processor.LogitsProcessor._compute_lm_head",
         "self hidden_states lm_head embedding_bias out",
-        "hooked on a CPU: fast path for few rows",
+        "hooked on a CPU: fast path for few rows; timed at start",
     ),
+    _row(_SRT + "layers.linear.LinearBase.__init__", None, "timed at start: what a row more costs"),
+    _row(_SRT + "layers.linear.RowParallelLinear.__init__", None, "as above"),
     _row(
         _SRT + "layers.attention.attention_registry.register_attention_backend",
         "name",

@@ -185,9 +185,10 @@ class TreeWorker(BaseSpecWorker):
         """Keeps the accepted path's KV; returns its tokens, [batch, width], valid up to accept_lens."""
         width = batch.spec_info.draft_token_num
         commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, width)
-        move_accept_tokens_to_target_kvcache(
-            batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator
-        )
+        if width > 1:  # a root alone lies where it belongs
+            move_accept_tokens_to_target_kvcache(
+                batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator
+            )
         if result.logits_output.hidden_states is not None:
             # One row an emitted token: the scheduler slices rows of the accepted path, not of the tree.
             result.logits_output.hidden_states = result.logits_output.hidden_states[

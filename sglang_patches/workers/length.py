@@ -1,13 +1,15 @@
 """Speculation length: how many rows a request verifies in this step.
 
-SSSD section 3.2 picks batch x rows at the hardware's ridge point. That is the start value here (the rows whose linear
-layers cost little more than one row's, timed once at start); then measured step times and the acceptance seen so far
+SSSD section 3.2 picks batch x rows at the hardware's ridge point. Here the linear layers, timed once at start over growing
+rows, say what rows not yet tried would add to a step; measured step times and the acceptance seen so far
 decide: the width with the most expected tokens a second wins, and 1 (no draft) is an allowed answer.
 """
 
 from __future__ import annotations
 
+import functools
 import time
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -19,7 +21,8 @@ from datastore_service.engine.tree import DraftTree, Tier
 CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 WINDOW = 15  # step times kept per (batch, width)
 TRUSTED = 3  # measurements before a width's own time replaces the prediction
-STALE_STEPS = 400  # after so many steps without a measurement a width may be tried again
+PACE_WEIGHT = 0.2  # of the newest step in the pace
+STALE_STEPS = 400  # a measurement older than so many steps counts no more: the width may be tried again
 PLAIN_STREAK = 16  # steps without a paying draft at a batch size before asking becomes rare
 PROBE_STEPS = 32
 # By which a draft must promise to beat a plain step: the largest of noisy estimates is too large.
@@ -54,52 +57,67 @@ class AcceptanceModel:
 
 
 class StepTimes:
-    """Seconds of a decode step by (batch, width): measured medians, before that a prediction from the row curve.
+    """Seconds of a decode step by (batch, width): measured medians, before that a prediction.
 
-    curve: rows -> relative cost of the target's forward over that many rows (see measure_row_curve).
+    A machine's pace changes while widths go unmeasured (clocks, neighbours, growing contexts), and a comparison of an
+    old time with a new one would choose by that. So times are kept as at pace 1, the pace being how slow the latest
+    steps were against what their cells say; a cell learns from the steps that follow on another cell's.
+
+    linear_seconds: rows -> seconds of the target's linear layers over that many rows (see measure_row_seconds).
     """
 
-    def __init__(self, curve: Callable[[float], float]) -> None:
-        self._curve = curve
+    def __init__(self, linear_seconds: Callable[[float], float]) -> None:
+        self._linear_seconds = functools.lru_cache(maxsize=None)(linear_seconds)
         self._samples: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
-        self._medians: dict[tuple[int, int], float] = {}  # of trusted samples; kept, as every step reads many
-        self._last: dict[tuple[int, int], int] = {}
+        self._measured: dict[tuple[int, int], tuple[float, int]] = {}  # median, step of the newest sample
         self._steps = 0
+        self._pace = 1.0
+        self._last: tuple[int, int] | None = None
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
         self._steps += 1
-        samples = self._samples[batch, width]
+        cell = batch, width
+        if cell != self._last or cell not in self._measured:
+            self._learn(cell, seconds / self._pace)
+        else:
+            self._measured[cell] = self._measured[cell][0], self._steps
+            self._pace += PACE_WEIGHT * (seconds / self._measured[cell][0] - self._pace)
+        self._last = cell
+
+    def _learn(self, cell: tuple[int, int], seconds: float) -> None:
+        samples = self._samples[cell]
         samples.append(seconds)
         if len(samples) >= TRUSTED:
-            self._medians[batch, width] = median(samples)
-        self._last[batch, width] = self._steps
+            self._measured[cell] = median(samples), self._steps
 
-    def seconds(self, batch: int, width: int) -> float:
-        key = batch, width
-        if key in self._medians and self._steps - self._last[key] < STALE_STEPS:
-            return self._medians[key]
-        return self._predicted(batch, width)
+    def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
+        """Of steps with this batch at pace 1, one for each width."""
+        fresh = {cell: took for cell, (took, at) in self._measured.items() if self._steps - at < STALE_STEPS}
+        by_rows = sorted((size * width, took) for (size, width), took in fresh.items())
+        return [
+            fresh[batch, width] if (batch, width) in fresh else self._predicted(batch * width, by_rows)
+            for width in widths
+        ]
 
-    def _predicted(self, batch: int, width: int) -> float:
-        """Between the nearest measured row counts on either side; beyond them, as the curve goes on."""
-        rows = batch * width
-        known = {key[0] * key[1]: seconds for key, seconds in self._medians.items() if key != (batch, width)}
-        if not known:
-            return self._curve(rows)
-        below = max((count for count in known if count <= rows), default=None)
-        above = min((count for count in known if count >= rows), default=None)
-        if below is None or above is None:
-            near = above if below is None else below
-            return known[near] * self._curve(rows) / self._curve(near)
-        return float(np.interp(rows, (below, above), (known[below], known[above])))
+    def _predicted(self, rows: int, measured: list[tuple[int, float]]) -> float:
+        """Between the nearest measured row counts on either side; beyond them, as the linear layers go on."""
+        if not measured:
+            return self._linear_seconds(rows)
+        place = bisect_left(measured, (rows, 0.0))
+        if 0 < place < len(measured):
+            (below, took_below), (above, took_above) = measured[place - 1], measured[place]
+            return took_below + (took_above - took_below) * (rows - below) / (above - below)
+        near, took = measured[min(place, len(measured) - 1)]
+        difference = self._linear_seconds(rows) - self._linear_seconds(near)
+        return max(took + difference, took * min(1.0, rows / near))
 
 
 class LengthPolicy:
     """Chooses each step's width and learns from its outcome. widths: allowed values, ascending."""
 
-    def __init__(self, widths: Sequence[int], curve: Callable[[float], float]) -> None:
+    def __init__(self, widths: Sequence[int], linear_seconds: Callable[[float], float]) -> None:
         self.widths = tuple(widths)
-        self.times = StepTimes(curve)
+        self.times = StepTimes(linear_seconds)
         self.acceptance = AcceptanceModel()
         self._started: tuple[float, int, int] | None = None
         self._plain_streak: dict[int, int] = defaultdict(int)
@@ -117,14 +135,16 @@ class LengthPolicy:
         for tree in trees:
             gains[1 : len(tree) + 1] += self.acceptance.estimate(tree)
         tokens, batch = np.cumsum(gains), len(trees)
-        width = max(self._useful(longest), key=lambda w: self._promise(tokens[min(w, longest) - 1], batch, w))
+        width = self._most_per_second(tokens, batch, self._useful(longest))
         self._plain_streak[batch] = self._plain_streak[batch] + 1 if width == 1 else 0
         return width
 
-    def _promise(self, tokens: float, batch: int, width: int) -> float:
-        """Expected tokens a second."""
-        margin = MARGIN if width > 1 else 1.0
-        return tokens / (margin * self.times.seconds(batch, width))
+    def _most_per_second(self, tokens: np.ndarray, batch: int, widths: list[int]) -> int:
+        """tokens: expected of a step, by width - 1 up to the largest tree's."""
+        seconds = np.array(self.times.seconds(batch, widths))
+        seconds[1:] *= MARGIN
+        expected = tokens[np.minimum(widths, len(tokens)) - 1]
+        return widths[int(np.argmax(expected / seconds))]
 
     def _useful(self, longest: int) -> list[int]:
         """Widths up to the first that holds the largest tree: wider ones would verify padding."""

@@ -129,12 +129,12 @@ class RequestTracker:
             self._states[req.rid].sent = 0
         state = self._states[req.rid]
         state.last_seen = time.monotonic()
-        root = int(self._tokens(req, length - 1, length, pending)[0])
-        tokens = self._tokens(req, state.sent, length, pending)
+        tokens = self._tokens(req, min(state.sent, length - 1), length, pending)
+        root = int(tokens[-1])
         entry = Entry(
             req.rid,
             state.sent,
-            tokens,
+            tokens if state.sent < length else tokens[:0],
             rejected=self._settle(state, length, pending),
             budget=NO_DRAFT if state.plain_reason else budget,
             opening=opening,
@@ -184,12 +184,17 @@ class RequestTracker:
         """int32 tokens [start, end) of prompt + output + what is pending beyond them."""
         prompt, output = req.origin_input_ids, req.output_ids
         known = len(prompt) + len(output)
-        parts = [prompt[start:end], output[max(0, start - len(prompt)) : max(0, end - len(prompt))]]
         if end > known + len(pending):
             raise RuntimeError(
                 f"request {req.rid}: {end} tokens expected, {known} known, {len(pending)} pending"
             )
-        parts.append(pending[max(0, start - known) : max(0, end - known)])
-        tokens = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+        tokens = [
+            *prompt[start:end],
+            *output[max(0, start - len(prompt)) : max(0, end - len(prompt))],
+            *pending[max(0, start - known) : max(0, end - known)],
+        ]
+        return self._in_vocabulary(np.array(tokens, dtype=np.int64))
+
+    def _in_vocabulary(self, tokens: np.ndarray) -> np.ndarray:
         # Multimodal prompts hold hash values in place of image tokens.
         return np.where((tokens >= 0) & (tokens < self._vocab_size), tokens, 0).astype(np.int32)

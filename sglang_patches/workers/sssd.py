@@ -18,7 +18,7 @@ from sglang_patches.workers.base import TreeWorker
 from sglang_patches.workers.layout import pack
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
 from sglang_patches.workers.requests import RequestTracker
-from sglang_patches.workers.row_cost import measure_row_curve
+from sglang_patches.workers.row_cost import measure_row_seconds
 from sglang_patches.workers.target_sampling import needs_plain_step
 
 if TYPE_CHECKING:
@@ -81,9 +81,10 @@ class SSSDWorker(TreeWorker):
     def draft_batch(
         self, batch: ScheduleBatch, lengths: list[int], pending: list[list[int]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        budget = self.budget if self.policy.wants_draft(len(lengths)) else NO_DRAFT
+        wanted = self.policy.wants_draft(len(lengths))
+        budget = self.budget if wanted else NO_DRAFT
         entries, roots = self.tracker.step_entries(batch.reqs, lengths, pending, budget)
-        trees = self._ask(entries)
+        trees = self._ask(entries) if wanted else self._only_tell(entries)
         width = int(self.broadcast_from_first_rank(np.array([self.policy.choose(trees)]))[0])
         packed = self.broadcast_from_first_rank(pack(trees, width))
         for req, tree in zip(batch.reqs, trees, strict=True):
@@ -94,19 +95,20 @@ class SSSDWorker(TreeWorker):
 
     def _length_policy(self) -> LengthPolicy:
         """A captured CUDA graph has one width; elsewhere the step's width is free."""
-        config = self.model_runner.model_config.hf_text_config
-        curve = measure_row_curve(
-            config.hidden_size, config.intermediate_size, self.model_runner.dtype, self.device
-        )
         graphs = self.device != "cpu" and not self.server_args.disable_cuda_graph
         if self.options.length == "static" or graphs:
-            return LengthPolicy((self.max_width,), curve)
-        return LengthPolicy([w for w in CANDIDATE_WIDTHS if w < self.max_width] + [self.max_width], curve)
+            return LengthPolicy((self.max_width,), lambda rows: 1.0)
+        seconds = measure_row_seconds(self.model_runner.model, self.model_runner.dtype, self.device)
+        return LengthPolicy([w for w in CANDIDATE_WIDTHS if w < self.max_width] + [self.max_width], seconds)
 
     def _ask(self, entries: list[Entry]) -> list[DraftTree]:
         if self.datastore is None:
             return [EMPTY_TREE] * len(entries)
         return [reply.tree for reply in self.datastore.step(entries, self.deadline)]
+
+    def _only_tell(self, entries: list[Entry]) -> list[DraftTree]:
+        self._post(entries)
+        return [EMPTY_TREE] * len(entries)
 
     def _post(self, entries: list[Entry]) -> None:
         if entries and self.datastore is not None:

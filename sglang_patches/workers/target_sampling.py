@@ -111,7 +111,7 @@ class TargetSampler:
     Args:
         sampler: the model runner's sampler, so a registered custom backend is honoured.
         batch: the verified batch; ``sampling_info`` is read, never changed.
-        logits: ``[requests * nodes, vocab]``, one row a node; changed by `sample_all` only.
+        logits: ``[requests * nodes, vocab]``, one row a node; overwritten.
         positions: ``[requests * nodes]``, the sequence position of each node's token. With ``sampling_seed`` they
             choose the noise, so a seeded request draws the token plain decoding draws.
         grammar_mask: ``build_grammar_vocab_mask``'s result, one row a node, or None.
@@ -179,13 +179,19 @@ class TargetSampler:
 
     def _sample_group(self, nodes: Sequence[Node]) -> list[int]:
         rows = self._rows_of(nodes)
-        logits = self._logits[[node.row for node in nodes]]
+        logits = self._logits_of([node.row for node in nodes])
         for i, node in enumerate(nodes):
             self._penalise(logits[i], node)
         output, tokens = self._draw(logits, rows)
         if self.logprobs is not None:
             self.logprobs.add(output, [(node.request, len(node.path), i) for i, node in enumerate(nodes)])
         return tokens.tolist()
+
+    def _logits_of(self, rows: list[int]) -> torch.Tensor:
+        """A copy, as sampling changes logits in place; but where every row is sampled now, none is read again."""
+        if rows == list(range(len(self._logits))):
+            return self._logits
+        return self._logits[rows]
 
     def _rows_of(self, nodes: Sequence[Node]) -> Rows:
         requests, selected = [node.request for node in nodes], [node.row for node in nodes]

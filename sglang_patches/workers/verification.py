@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
@@ -58,7 +59,7 @@ def verify_tree(
         verify_input: the trees, ``draft_token_num`` nodes a request, node 0 being the last emitted token.
             Nodes not linked from the root are padding and never accepted.
         batch: the verified batch (``forward_mode`` target-verify or idle).
-        logits_output: the verify forward's output, logits ``[requests * nodes, vocab]``. Off the CPU the logits are overwritten.
+        logits_output: the verify forward's output, logits ``[requests * nodes, vocab]``, which may be overwritten.
         grammar_mask: from ``build_grammar_vocab_mask``, or None.
         sampler: ``model_runner.sampler``.
         pending: per request, accepted tokens not yet in ``req.output_ids`` (needed with overlap scheduling, where the
@@ -146,14 +147,14 @@ def _verify_walking(verify_input: NgramVerifyInput, batch: ScheduleBatch, target
 
 def _pack(trees: HostTrees, accepted: list[list[int]], emitted: list[list[int]], device) -> Result:
     num_nodes = len(trees.rows[0])
-    predict = torch.zeros(len(accepted) * num_nodes, dtype=torch.int32)
-    accept_index = torch.full((len(accepted), num_nodes), -1, dtype=torch.int32)
+    predict = np.zeros(len(accepted) * num_nodes, np.int32)
+    accept_index = np.full((len(accepted), num_nodes), -1, np.int32)
     for r, (nodes, tokens) in enumerate(zip(accepted, emitted, strict=True)):
-        rows = torch.tensor([trees.rows[r][node] for node in nodes])
-        predict[rows] = torch.tensor(tokens, dtype=torch.int32)
-        accept_index[r, : len(nodes)] = rows.to(torch.int32)
-    accept_lens = torch.tensor([len(tokens) for tokens in emitted], dtype=torch.int32)
-    return predict.to(device), accept_lens.to(device), accept_index.to(device)
+        rows = [trees.rows[r][node] for node in nodes]
+        predict[rows] = tokens
+        accept_index[r, : len(nodes)] = rows
+    accept_lens = np.array([len(tokens) for tokens in emitted], np.int32)
+    return tuple(torch.from_numpy(array).to(device) for array in (predict, accept_lens, accept_index))
 
 
 def _verify_all_nodes(verify_input: NgramVerifyInput, batch: ScheduleBatch, target: TargetSampler) -> Result:

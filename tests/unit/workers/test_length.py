@@ -7,7 +7,9 @@ from datastore_service.engine.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.workers.length import (
     PLAIN_STREAK,
     PROBE_STEPS,
+    STALE_STEPS,
     TRUSTED,
+    WINDOW,
     AcceptanceModel,
     LengthPolicy,
     StepTimes,
@@ -48,21 +50,56 @@ def test_measured_times_replace_the_prediction():
     assert policy.choose([tree]) == 8
 
 
-def test_unmeasured_widths_scale_the_nearest_measurement():
-    times = StepTimes(lambda rows: float(max(1, rows / 8)))
+def _times(linear_seconds, measured):
+    times = StepTimes(linear_seconds)
     for _ in range(TRUSTED):
-        times.observe(1, 8, 3.0)
-    assert times.seconds(1, 16) == pytest.approx(6.0)
-    assert times.seconds(4, 8) == pytest.approx(12.0)
+        for (batch, width), seconds in measured.items():
+            times.observe(batch, width, seconds)
+    return times
+
+
+def test_unmeasured_widths_add_what_the_linear_layers_add():
+    times = _times(lambda rows: max(8, rows) / 8, {(1, 8): 3.0})
+    assert times.seconds(1, [4, 8, 16]) == pytest.approx([3.0, 3.0, 4.0])
+    assert times.seconds(4, [8]) == pytest.approx([6.0])
+
+
+def test_fewer_rows_never_take_less_than_their_share():
+    times = _times(float, {(1, 8): 3.0})
+    assert times.seconds(1, [4]) == pytest.approx([1.5])
 
 
 def test_between_measured_widths_times_are_interpolated():
-    times = StepTimes(lambda rows: 1.0)
-    for _ in range(TRUSTED):
-        times.observe(8, 1, 50.0)
-        times.observe(8, 16, 120.0)
-    assert times.seconds(8, 2) == pytest.approx(50 + 70 * 8 / 120)
-    assert times.seconds(8, 8) == pytest.approx(50 + 70 * 56 / 120)
+    times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 16): 120.0})
+    assert times.seconds(8, [2, 8]) == pytest.approx([50 + 70 * 8 / 120, 50 + 70 * 56 / 120])
+
+
+def test_old_measurements_give_way_to_the_prediction():
+    times = _times(lambda rows: 1.0, {(1, 1): 1.0, (1, 8): 9.0})
+    assert times.seconds(1, [8]) == [9.0]
+    for _ in range(STALE_STEPS):
+        times.observe(1, 1, 1.0)
+    assert times.seconds(1, [8]) == [1.0]
+
+
+def test_a_slower_machine_changes_no_comparison():
+    times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 4): 80.0})
+    for _ in range(100):
+        times.observe(8, 1, 100.0)
+    times.observe(8, 4, 160.0)
+    for _ in range(5):
+        times.observe(8, 1, 99.0)
+    assert times.seconds(8, [1, 4]) == pytest.approx([50.0, 80.0], rel=0.05)
+
+
+def test_a_cell_follows_a_lasting_change_of_its_own():
+    times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 4): 80.0})
+    for _ in range(3 * WINDOW):
+        for _ in range(4):
+            times.observe(8, 1, 50.0)
+        times.observe(8, 4, 120.0)
+    plain, drafted = times.seconds(8, [1, 4])
+    assert drafted / plain == pytest.approx(2.4, rel=0.1)
 
 
 def test_a_draft_must_promise_more_than_noise():
