@@ -122,6 +122,22 @@ class RequestTracker:
         roots = np.array([entry_root for _, entry_root in entries], dtype=np.int64)
         return [entry for entry, _ in entries], roots
 
+    @property
+    def has_outcomes(self) -> bool:
+        """Whether the last step verified a draft, of which the next entries tell."""
+        return any(len(state.tree) for state in self._states.values())
+
+    def roots(
+        self, reqs: Sequence[Req], lengths: Sequence[int], pending: Sequence[Sequence[int]]
+    ) -> np.ndarray:
+        """Last accepted tokens (int64 [batch]) of a step that neither asks nor tells: the next entries hold its
+        tokens too."""
+        roots = [
+            self._tokens(req, length - 1, length, tail)[0]
+            for req, length, tail in zip(reqs, lengths, pending, strict=True)
+        ]
+        return np.array(roots, dtype=np.int64)
+
     def _step(self, req: Req, length: int, pending: Sequence[int], budget: Budget) -> tuple[Entry, int]:
         opening = None
         if req.rid not in self._states:

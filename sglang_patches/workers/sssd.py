@@ -22,7 +22,7 @@ from sglang_patches.workers.row_cost import measure_row_seconds
 from sglang_patches.workers.target_sampling import needs_plain_step
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
 
@@ -81,17 +81,26 @@ class SSSDWorker(TreeWorker):
     def draft_batch(
         self, batch: ScheduleBatch, lengths: list[int], pending: list[list[int]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        wanted = self.policy.wants_draft(len(lengths))
-        budget = self.budget if wanted else NO_DRAFT
-        entries, roots = self.tracker.step_entries(batch.reqs, lengths, pending, budget)
-        trees = self._ask(entries) if wanted else self._only_tell(entries)
+        trees, roots = self._trees(batch.reqs, lengths, pending)
         width = int(self.broadcast_from_first_rank(np.array([self.policy.choose(trees)]))[0])
         packed = self.broadcast_from_first_rank(pack(trees, width))
-        for req, tree in zip(batch.reqs, trees, strict=True):
-            self.tracker.note_drafted(req, tree.first(width - 1))
+        if width > 1:
+            for req, tree in zip(batch.reqs, trees, strict=True):
+                self.tracker.note_drafted(req, tree.first(width - 1))
         self.policy.step_started(len(lengths), width, comparable=not batch.after_idle_gap)
         self._sweep()
         return packed, roots
+
+    def _trees(
+        self, reqs: list[Req], lengths: list[int], pending: list[list[int]]
+    ) -> tuple[list[DraftTree], np.ndarray]:
+        """Drafts where they are likely to pay, and the roots. The datastore hears nothing of a step that needs nothing
+        of it: the next entries carry its tokens."""
+        wanted = self.policy.wants_draft(len(reqs))
+        if not wanted and not self.tracker.has_outcomes:
+            return [EMPTY_TREE] * len(reqs), self.tracker.roots(reqs, lengths, pending)
+        entries, roots = self.tracker.step_entries(reqs, lengths, pending, self.budget if wanted else NO_DRAFT)
+        return self._ask(entries), roots
 
     def _length_policy(self) -> LengthPolicy:
         """A captured CUDA graph has one width; elsewhere the step's width is free."""
@@ -105,10 +114,6 @@ class SSSDWorker(TreeWorker):
         if self.datastore is None:
             return [EMPTY_TREE] * len(entries)
         return [reply.tree for reply in self.datastore.step(entries, self.deadline)]
-
-    def _only_tell(self, entries: list[Entry]) -> list[DraftTree]:
-        self._post(entries)
-        return [EMPTY_TREE] * len(entries)
 
     def _post(self, entries: list[Entry]) -> None:
         if entries and self.datastore is not None:

@@ -65,6 +65,16 @@ def test_every_token_is_sent_exactly_once(lag):
     assert tracker.closing_entry("r") is None
 
 
+def test_a_silent_step_leaves_its_tokens_to_the_next_entry():
+    req, tracker = _make_req(), _make_tracker()
+    tracker.opening_entries([req])
+    assert tracker.roots([req], [4], [[9]]).tolist() == [9]
+    req.output_ids.append(9)
+    assert tracker.roots([req], [5], [[8]]).tolist() == [8]
+    (entry,), roots = tracker.step_entries([req], [6], [[8, 7]], BUDGET)
+    assert entry.start == 3 and entry.tokens.tolist() == [9, 8, 7] and roots.tolist() == [7]
+
+
 def test_unseen_request_opens_within_the_step():
     req, tracker = _make_req(), _make_tracker()
     (entry,), _ = tracker.step_entries([req], [4], [[9]], BUDGET)
@@ -102,9 +112,10 @@ def test_outcome_of_the_last_tree_is_learned_and_its_siblings_reported():
     tracker.step_entries([req], [4], [[9]], BUDGET)
     #        root -> 10 -> 12, 13 ; root -> 11
     tracker.note_drafted(req, _make_tree([10, 11, 12, 13], [-1, -1, 0, 0]))
+    assert tracker.has_outcomes
     req.output_ids.extend([9])
     (entry,), _ = tracker.step_entries([req], [7], [[10, 13, 50]], BUDGET)
-    assert outcomes == [[True, False, False, True]]
+    assert outcomes == [[True, False, False, True]] and not tracker.has_outcomes
     assert [(r.position, r.tokens.tolist()) for r in entry.rejected] == [(4, [11]), (5, [12])]
 
 
