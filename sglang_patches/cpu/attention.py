@@ -8,20 +8,23 @@ head are folded into query rows, so a decode step multiplies matrices, not vecto
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 # Rows per request up to which query heads are folded into rows; wider prefills fill the hardware by themselves.
 _FOLD_ROWS = 32
+_KEY_BLOCK = 32
+_QUERY_BLOCK = 4
 
 
 @dataclass
 class Group:
-    """Requests attended together: `rows` query rows each, keys padded to the longest.
+    """Requests attended together: `rows` query rows each, keys padded to the longest and to whole key blocks.
 
     requests: their indices in the batch. query_rows [b * rows]: their rows in the step's tokens, or None for all rows.
-    slots [b, keys]: KV slot of every key (0, SGLang's dummy slot, where padded); a slice where they are consecutive.
-    query_positions [b, rows], key_positions [b, keys]: sequence positions. visible [b, rows, keys]: who sees whom, or
-    None if every row sees every key. `causal`: one request without prefix, visible is the lower triangle.
+    slots [b, keys]: KV slot of every key (0, SGLang's dummy slot, where padded); a slice, which runs on into whatever
+    slots follow, where they are consecutive.
+    query_positions [b, rows], key_positions [b, keys]: sequence positions. visible [b, rows, keys]: who sees whom;
+    None with `causal`: one request without prefix, visible is the lower triangle.
     """
 
     rows: int
@@ -35,7 +38,7 @@ class Group:
     _masks: dict = field(default_factory=dict)
 
     def mask(self, window: int, fold: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Additive mask [b, 1, fold * rows, keys]; `window` >= 0 hides keys more than that many positions back."""
+        """Additive mask [b, 1, fold * rows (in whole query blocks), keys]; `window` >= 0 hides keys more than that many positions back."""
         key = (window, fold, dtype)
         if key not in self._masks:
             self._masks[key] = self._build_mask(window, fold, dtype)
@@ -46,23 +49,24 @@ class Group:
         if window >= 0:
             distance = self.query_positions.unsqueeze(2) - self.key_positions.unsqueeze(1)
             near = distance <= window
-            if self.causal:
-                near &= distance >= 0
-            visible = near if visible is None else visible & near
+            visible = near & (distance >= 0) if visible is None else visible & near
         if visible is None:
             return None
         additive = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
-        return additive.repeat(1, fold, 1).unsqueeze(1)
+        folded = additive.repeat(1, fold, 1).unsqueeze(1)
+        return pad(folded, (0, 0, 0, -folded.shape[2] % _QUERY_BLOCK))
 
 
-def _slots_of(req_to_token, requests, lengths, width):
+def _slots_of(req_to_token, requests, lengths, width, slot_count):
     """[b, width] slots of positions 0..length-1, zero beyond; a slice for one request in consecutive slots."""
-    slots = req_to_token[requests, :width].long()
-    if len(lengths) == 1 and width > 0:
+    longest = max(lengths)
+    slots = req_to_token[requests, :longest].long()
+    if len(lengths) == 1:
         first, last = int(slots[0, 0]), int(slots[0, -1])
-        if last - first == width - 1 and bool((slots[0, 1:] - slots[0, :-1] == 1).all()):
-            return slice(first, last + 1)
-        return slots
+        consecutive = last - first == longest - 1 and bool((slots[0, 1:] - slots[0, :-1] == 1).all())
+        if consecutive and (width == longest or first + width <= slot_count):
+            return slice(first, first + width)
+    slots = pad(slots, (0, width - longest))
     return slots.masked_fill_(torch.arange(width) >= torch.tensor(lengths).unsqueeze(1), 0)
 
 
@@ -92,38 +96,36 @@ def _tree_of(custom_mask: torch.Tensor, prefixes: list[int], rows: int) -> torch
     return torch.stack([part.view(rows, -1)[:, -rows:] for part in parts])
 
 
-def _plan_uniform(req_to_token, requests, prefixes, rows, positions, tree):
+def _plan_uniform(table, requests, prefixes, rows, positions, tree):
     """Groups for a step in which every request has `rows` query rows after its `prefixes` cached tokens."""
     lengths = [prefix + rows for prefix in prefixes]
     classes = _length_classes(lengths)
     return [
-        _uniform_group(req_to_token, requests, lengths, rows, positions, tree, members, len(classes) == 1)
+        _uniform_group(table, requests, lengths, rows, positions, tree, members, len(classes) == 1)
         for members in classes
     ]
 
 
-def _uniform_group(req_to_token, requests, lengths, rows, positions, tree, members, is_whole_batch):
+def _uniform_group(table, requests, lengths, rows, positions, tree, members, is_whole_batch):
+    req_to_token, slot_count = table
     index = torch.tensor(members)
     lengths = [lengths[i] for i in members]
-    width = max(lengths)
+    width = -(-max(lengths) // _KEY_BLOCK) * _KEY_BLOCK
     query_positions = positions.view(-1, rows)[index]
     key_positions = torch.arange(width).repeat(len(members), 1)
     prefix = torch.tensor(lengths).unsqueeze(1) - rows
     own = prefix + torch.arange(rows)
     key_positions.scatter_(1, own, query_positions)
-    visible = None
-    if rows > 1 or min(lengths) < width:
-        visible = (torch.arange(width) < prefix).unsqueeze(1).repeat(1, rows, 1)
-        tree = (
-            torch.ones(rows, rows, dtype=torch.bool).tril().expand(len(index), -1, -1)
-            if tree is None
-            else tree[index]
-        )
-        visible.scatter_(2, own.unsqueeze(1).expand(-1, rows, -1), tree)
+    visible = (torch.arange(width) < prefix).unsqueeze(1).repeat(1, rows, 1)
+    if tree is None:
+        tree = torch.ones(rows, rows, dtype=torch.bool).tril().expand(len(index), -1, -1)
+    else:
+        tree = tree[index]
+    visible.scatter_(2, own.unsqueeze(1).expand(-1, rows, -1), tree)
     return Group(
         rows=rows,
         query_rows=None if is_whole_batch else (index.unsqueeze(1) * rows + torch.arange(rows)).flatten(),
-        slots=_slots_of(req_to_token, requests[index], lengths, width),
+        slots=_slots_of(req_to_token, requests[index], lengths, width, slot_count),
         batch=len(members),
         query_positions=query_positions,
         key_positions=key_positions,
@@ -131,36 +133,53 @@ def _uniform_group(req_to_token, requests, lengths, rows, positions, tree, membe
     )
 
 
-def _plan_ragged(req_to_token, requests, prefixes, rows, positions):
+def _causal_group(table, request, rows, positions):
+    """A prefill without prefix."""
+    req_to_token, slot_count = table
+    return Group(
+        rows=rows,
+        query_rows=None,
+        slots=_slots_of(req_to_token, request, [rows], rows, slot_count),
+        batch=1,
+        query_positions=positions.unsqueeze(0),
+        key_positions=torch.arange(rows).unsqueeze(0),
+        visible=None,
+        causal=True,
+    )
+
+
+def _plan_ragged(table, requests, prefixes, rows, positions):
     """One group per request: a prefill, whose rows fill the machine on their own."""
     groups, start = [], 0
     for i, (prefix, count) in enumerate(zip(prefixes, rows, strict=True)):
         if count == 0:
             continue
-        query_rows = torch.arange(start, start + count) if len(rows) > 1 else None
-        own = positions[start : start + count]
-        group = _uniform_group(
-            req_to_token, requests[i : i + 1], [prefix + count], count, own, None, [0], True
-        )
-        group.query_rows = query_rows
+        request, own = requests[i : i + 1], positions[start : start + count]
         if prefix == 0:
-            group.causal, group.visible = True, None
+            group = _causal_group(table, request, count, own)
+        else:
+            group = _uniform_group(table, request, [prefix + count], count, own, None, [0], True)
+        group.query_rows = torch.arange(start, start + count) if len(rows) > 1 else None
         groups.append(group)
         start += count
     return groups
 
 
-def plan_step(req_to_token, requests, prefixes, rows, positions, custom_mask=None) -> list[Group]:
+def plan_step(
+    req_to_token, requests, prefixes, rows, positions, custom_mask=None, slot_count=0
+) -> list[Group]:
     """What every layer of one step shares.
 
     req_to_token [requests, context]: slot table. requests [bs]: its rows. prefixes: cached tokens before the query rows.
     rows: query rows per request, one int for all (decode, verify) or a list (prefill). positions [tokens]: position of
-    every query row. custom_mask: tree mask of a verify step, see `_tree_of`.
+    every query row. custom_mask: tree mask of a verify step, see `_tree_of`. slot_count: KV slots there are, as far as
+    reading on beyond a request's own is harmless.
     """
+    table = req_to_token, slot_count
     if isinstance(rows, int):
         tree = None if custom_mask is None else _tree_of(custom_mask, prefixes, rows)
-        return _plan_uniform(req_to_token, requests, prefixes, rows, positions, tree)
-    return _plan_ragged(req_to_token, requests, prefixes, rows, positions)
+        return _plan_uniform(table, requests, prefixes, rows, positions, tree)
+    return _plan_ragged(table, requests, prefixes, rows, positions)
 
 
 def _soft_capped(query, key, value, mask, scale, cap, causal):
@@ -185,12 +204,15 @@ def attend(query, keys, values, group: Group, scale: float, window: int = -1, ca
     value = values[group.slots].view(batch, -1, kv_heads, values.shape[2]).transpose(1, 2)
     folded = query.view(batch, rows, kv_heads, share, -1).permute(0, 2, 3, 1, 4)
     causal = group.causal and window < 0
-    if rows <= _FOLD_ROWS and not causal:
+    fold = rows <= _FOLD_ROWS and not causal
+    if fold:
         folded = folded.reshape(batch, kv_heads, share * rows, -1)
+        folded = pad(folded, (0, 0, 0, -share * rows % _QUERY_BLOCK))
         mask = group.mask(window, share, query.dtype)
     else:
         # Heads of one KV head become a batch of their own that shares K and V through a zero stride.
         folded = folded.reshape(batch * kv_heads, share, rows, -1)
+        folded = folded if causal else pad(folded, (0, 0, 0, -rows % _QUERY_BLOCK))
         key, value = (t.reshape(-1, 1, *t.shape[2:]).expand(-1, share, -1, -1) for t in (key, value))
         mask = group.mask(window, 1, query.dtype)
         if mask is not None and batch > 1:
@@ -199,5 +221,7 @@ def attend(query, keys, values, group: Group, scale: float, window: int = -1, ca
         out = _soft_capped(folded, key, value, mask, scale, cap, causal)
     else:
         out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, is_causal=causal, scale=scale)
-    out = out.reshape(batch, kv_heads, share, rows, -1).permute(0, 3, 1, 2, 4)
+    if fold:
+        out = out[:, :, : share * rows]
+    out = out.reshape(batch, kv_heads, share, -1, out.shape[-1])[:, :, :, :rows].permute(0, 3, 1, 2, 4)
     return out.reshape(batch * rows, -1)

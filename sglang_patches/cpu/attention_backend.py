@@ -33,6 +33,9 @@ class CpuTreeAttention(AttentionBackend):
         self.write_loc = None
         self.has_window_pool = isinstance(self.token_to_kv_pool, SWAKVPool)
         self._window_plan: list[Group] | None = None
+        # The window pool numbers its slots anew: there a slot that is nobody's has no translation.
+        pool = self.token_to_kv_pool
+        self.slot_count = 0 if self.has_window_pool else pool.size + pool.page_size
 
     def init_forward_metadata(self, forward_batch):
         mode = forward_batch.forward_mode
@@ -44,6 +47,7 @@ class CpuTreeAttention(AttentionBackend):
             self.req_to_token_pool.req_to_token,
             forward_batch.req_pool_indices,
             *_query_layout(forward_batch),
+            slot_count=self.slot_count,
         )
         self._window_plan = None
         locs = forward_batch.out_cache_loc

@@ -87,7 +87,8 @@ def test_decode_of_mixed_lengths(query_heads, kv_heads, layer, lengths, consecut
     cache = Cache(len(lengths), kv_heads, consecutive)
     requests, prefixes = torch.arange(len(lengths)), [n - 1 for n in lengths]
     query = torch.randn(len(lengths), query_heads, DIM)
-    plan = plan_step(cache.table, requests, prefixes, 1, torch.tensor(prefixes))
+    room = len(cache.keys) if consecutive else 0
+    plan = plan_step(cache.table, requests, prefixes, 1, torch.tensor(prefixes), slot_count=room)
     want = _dense_causal(cache, requests, prefixes, [1] * len(lengths), query, **layer)
     torch.testing.assert_close(_run(cache, query, plan, **layer), want, atol=2e-5, rtol=1e-4)
 
@@ -140,7 +141,39 @@ def test_verification_of_trees(query_heads, kv_heads, layer, full, prefixes):
 def test_lengths_far_apart_are_not_padded_to_the_longest():
     cache = Cache(3, 1)
     plan = plan_step(cache.table, torch.arange(3), [5, 690, 200], 1, torch.tensor([5, 690, 200]))
-    assert sorted((g.batch, g.key_positions.shape[1]) for g in plan) == [(1, 691), (2, 201)]
+    assert sorted((g.batch, g.key_positions.shape[1]) for g in plan) == [(1, 704), (2, 224)]
+
+
+class BfloatCache(Cache):
+    """The demo model's shapes: nine query heads on three KV heads of 64."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.keys, self.values = (torch.randn(len(self.table.flatten()) + 1, 3, 64).bfloat16() for _ in range(2))
+
+    def attend(self, requests, prefixes, query, mask):
+        rows = query.shape[1]
+        positions = (torch.tensor(prefixes).unsqueeze(1) + mask.sum(-1) - 1).flatten()
+        plan = plan_step(self.table, torch.tensor(requests), prefixes, rows, positions, mask.flatten())
+        out = torch.zeros(len(requests) * rows, 9 * 64, dtype=torch.bfloat16)
+        for group in plan:
+            chosen = slice(None) if group.query_rows is None else group.query_rows
+            out[chosen] = attend(query.flatten(0, 1)[chosen], self.keys, self.values, group, 0.125)
+        return out.view(len(requests), rows, -1)
+
+
+@pytest.mark.parametrize("prefix", [1, 37, 300, 511, 512, 650])
+def test_a_bfloat16_row_is_the_same_alone_in_a_chain_and_in_a_batch(prefix):
+    cache, width = BfloatCache(), 16
+    query = torch.randn(1, width, 9, 64).bfloat16()
+    chain = torch.ones(width, width, dtype=torch.bool).tril().unsqueeze(0)
+    whole = cache.attend([0], [prefix], query, chain)
+    for rows in range(1, width):
+        got = cache.attend([0], [prefix], query[:, :rows], chain[:, :rows, :rows])
+        assert torch.equal(got, whole[:, :rows]), rows
+    others = torch.cat([query[:, :3], torch.randn(3, 3, 9, 64).bfloat16()])
+    batch = cache.attend(range(4), [prefix, 20, 680, 255], others, chain[:, :3, :3].repeat(4, 1, 1))
+    assert torch.equal(batch[:1], whole[:, :3])
 
 
 def test_a_mask_of_the_wrong_size_is_named():
