@@ -1,6 +1,8 @@
 """Draft trees of a batch as the static arrays that one target forward verifies.
 
-Every request gets `width` rows: row 0 is the root (its last accepted token), row i + 1 is node i, the rest is padding.
+Every request gets `width` rows: row 0 is the root (its last accepted token), then the nodes depth first, the rest is
+padding. Depth first, so that the most probable path lies in consecutive KV slots, as plain decoding would have it: a
+bfloat16 sum over keys rounds by their places.
 A padding row is linked to nothing, so no walk can reach it; it attends to the root and itself only.
 """
 
@@ -19,14 +21,40 @@ PADDING = -2
 
 
 def pack(trees: Sequence[DraftTree], width: int) -> np.ndarray:
-    """int32 [batch, 2, width - 1]: tokens and parents of each tree's first nodes; padding has parent PADDING."""
+    """int32 [batch, 2, width - 1]: tokens and parents of each tree's first nodes, depth first; padding has parent
+    PADDING."""
     packed = np.zeros((len(trees), 2, width - 1), dtype=np.int32)
     packed[:, 1] = PADDING
     for row, tree in zip(packed, trees, strict=True):
         nodes = min(len(tree), width - 1)
-        row[0, :nodes] = tree.tokens[:nodes]
-        row[1, :nodes] = tree.parents[:nodes]
+        if nodes:
+            _depth_first(tree.tokens[:nodes], tree.parents[:nodes], row)
     return packed
+
+
+@numba.njit(cache=True, nogil=True)
+def _depth_first(tokens, parents, out):  # pragma: no cover
+    """Writes the tree into out [2, >= nodes], every node followed by its first child, then by its next sibling."""
+    nodes = len(tokens)
+    first_child = np.full(nodes + 1, -1, np.int32)  # of node i at i + 1, of the root at 0
+    next_sibling = np.full(nodes, -1, np.int32)
+    for node in range(nodes - 1, -1, -1):
+        next_sibling[node] = first_child[parents[node] + 1]
+        first_child[parents[node] + 1] = node
+    place = np.full(nodes + 1, -1, np.int32)  # of node i at i + 1; the root's is -1
+    waiting = np.empty(nodes, np.int32)
+    depth, count, node = 0, 0, first_child[0]
+    while node != -1:
+        place[node + 1] = count
+        out[0, count] = tokens[node]
+        out[1, count] = place[parents[node] + 1]
+        count += 1
+        waiting[depth] = next_sibling[node]
+        depth += 1
+        node = first_child[node + 1]
+        while node == -1 and depth > 0:
+            depth -= 1
+            node = waiting[depth]
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,3 +159,16 @@ def test_updated_weights_are_packed_anew():
 )
 def test_other_products_are_left_to_the_stock_path(x):
     assert layers.linear(_stock, None, SimpleNamespace(weight=torch.ones(24, 40)), x) == "stock"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(576, 1536), (3072, 576), (512, 8192)])
+def test_a_row_of_a_product_is_the_same_in_any_company(dtype, outputs, inputs):
+    if not packed_weights.can_pack(dtype):
+        pytest.skip(f"this processor does not multiply {dtype}")
+    torch.manual_seed(0)
+    layer, weight = SimpleNamespace(), (torch.randn(outputs, inputs) / inputs**0.5).to(dtype)
+    x = torch.randn(128, inputs).to(dtype)
+    whole = packed_weights.multiply(x, layer, weight)
+    for rows in (1, 2, 3, 7, 8, 16, 33, 64, 127):
+        assert torch.equal(packed_weights.multiply(x[:rows].contiguous(), layer, weight), whole[:rows]), rows

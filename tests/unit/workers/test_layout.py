@@ -34,6 +34,25 @@ def _walk(layout, request: int, width: int) -> dict[int, list[int]]:
     return children
 
 
+def _depth_first(parents: list[int], node: int = -1) -> list[int]:
+    children = [child for child, parent in enumerate(parents) if parent == node]
+    return [row for child in children for row in (child, *_depth_first(parents, child))]
+
+
+def _reordered(tree: DraftTree, nodes: int) -> tuple[list[int], list[int]]:
+    """Tokens and parents of the first nodes, depth first."""
+    order = _depth_first(tree.parents[:nodes].tolist())
+    place = {-1: -1} | {node: row for row, node in enumerate(order)}
+    return tree.tokens[order].tolist(), [place[int(tree.parents[node])] for node in order]
+
+
+def test_the_first_path_lies_in_consecutive_rows():
+    #      root -> 0 -> 2 -> 4 ; root -> 1 -> 3
+    parents = np.array([-1, -1, 0, 1, 2], np.int32)
+    tree = DraftTree(np.arange(5, dtype=np.int32), parents, np.full(5, 0.5, np.float32), np.ones(5, np.uint8))
+    assert pack([tree], 6)[0].tolist() == [[0, 2, 4, 1, 3], [-1, 0, 1, -1, 3]]
+
+
 @pytest.mark.parametrize("width", [1, 2, 5, 16])
 def test_matches_the_trees(width):
     rng = np.random.default_rng(width)
@@ -43,10 +62,10 @@ def test_matches_the_trees(width):
     layout = lay_out(packed, np.array([1, 2, 3, 4]), seq_lens)
     for request, tree in enumerate(trees):
         nodes = min(len(tree), width - 1)
-        parents = tree.parents[:nodes].tolist()
+        tokens, parents = _reordered(tree, nodes)
         rows = layout.tokens.reshape(4, width)[request]
         assert rows[0] == request + 1
-        assert rows[1 : nodes + 1].tolist() == tree.tokens[:nodes].tolist()
+        assert rows[1 : nodes + 1].tolist() == tokens
         children = _walk(layout, request, width)
         for node in range(-1, nodes):
             assert children[node + 1] == [i + 1 for i in range(nodes) if parents[i] == node]
