@@ -21,9 +21,7 @@ BUDGET_SECONDS = 3.0  # no larger row count is timed once the measurement has ta
 Product = Callable[[torch.Tensor], object]
 
 
-def measure_row_seconds(
-    model: torch.nn.Module, dtype: torch.dtype, device: str
-) -> Callable[[float], float]:
+def measure_row_seconds(model: torch.nn.Module, dtype: torch.dtype, device: str) -> Callable[[float], float]:
     """Times all dense linear layers of the model and its output head, one after the other, as a step does.
 
     Mixture-of-experts layers, attention and a step's fixed costs are not in it: what it tells is how much *more* a
@@ -46,11 +44,15 @@ def measure_row_seconds(
 def _products(model: torch.nn.Module) -> list[tuple[int, Product]]:
     """(input width, multiplication) of every layer. The quantisation method is called, not the layer, which would
     also exchange results with the other tensor-parallel ranks."""
-    language = getattr(model, "model", model)  # beside it a multimodal model has towers that decoding does not run
+    language = getattr(
+        model, "model", model
+    )  # beside it a multimodal model has towers that decoding does not run
     products: list[tuple[int, Product]] = []
     for layer in language.modules():
         if isinstance(layer, LinearBase) and layer.quant_method is not None:
-            width = layer.input_size_per_partition if isinstance(layer, RowParallelLinear) else layer.input_size
+            width = (
+                layer.input_size_per_partition if isinstance(layer, RowParallelLinear) else layer.input_size
+            )
             products.append((width, lambda x, layer=layer: layer.quant_method.apply(layer, x)))
     head, processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
     if products and head is not None and processor is not None:

@@ -99,7 +99,9 @@ class SSSDWorker(TreeWorker):
         wanted = self.policy.wants_draft(len(reqs))
         if not wanted and not self.tracker.has_outcomes:
             return [EMPTY_TREE] * len(reqs), self.tracker.roots(reqs, lengths, pending)
-        entries, roots = self.tracker.step_entries(reqs, lengths, pending, self.budget if wanted else NO_DRAFT)
+        entries, roots = self.tracker.step_entries(
+            reqs, lengths, pending, self.budget if wanted else NO_DRAFT
+        )
         return self._ask(entries), roots
 
     def _length_policy(self) -> LengthPolicy:

@@ -1,9 +1,9 @@
-"""A deliberate fault for the distribution test: now and then a drafted child is accepted although the target drew
+"""A deliberate fault for the distribution test: often a drafted child is accepted although the target drew
 another token. Put on the path of a server under test only; SGLang finds it as a plugin."""
 
 import random
 
-ACCEPT_ANYWAY = 0.5
+ACCEPT_ANYWAY = 0.8
 
 
 def register() -> None:

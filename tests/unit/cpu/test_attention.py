@@ -149,7 +149,9 @@ class BfloatCache(Cache):
 
     def __init__(self):
         super().__init__(4, 3)
-        self.keys, self.values = (torch.randn(len(self.table.flatten()) + 1, 3, 64).bfloat16() for _ in range(2))
+        self.keys, self.values = (
+            torch.randn(len(self.table.flatten()) + 1, 3, 64).bfloat16() for _ in range(2)
+        )
 
     def attend(self, requests, prefixes, query, mask):
         rows = query.shape[1]
