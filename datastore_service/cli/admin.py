@@ -1,10 +1,10 @@
-"""Commands that ask a running service: stats, flush, warmup, health."""
+"""Commands that ask a running service."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,7 @@ from typing import Annotated
 import grpc
 import typer
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
 
@@ -32,31 +33,103 @@ from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from proto_gen.specstore.v1.drafting_pb2 import Namespace
 
 CALL_SECONDS = 30.0
-WARMUP_SECONDS = 3600.0
+LONG_CALL_SECONDS = 3600.0
 HEALTH_SECONDS = 3.0
 DOCUMENTS_A_MESSAGE = 64
 
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
 
 def add_commands(app: typer.Typer) -> None:
-    for command in (stats, flush, warmup, health):
+    for command in (stats, namespaces, sessions, flush, warmup, compact, drop_namespace, health):
         app.command()(command)
 
 
 def stats(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
     admin_token_file: TokenFile = None,
 ) -> None:
     """Shows what the service holds and how often each tier hits."""
     with _admin(endpoint, admin_token_file) as (stub, metadata):
         reply = stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS, metadata=metadata)
     if as_json:
-        fields = MessageToDict(
-            reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-        print(json.dumps(fields, indent=2))
+        _print_json(reply)
     else:
         _print_tables(reply)
+
+
+def namespaces(
+    endpoint: Endpoint = DEFAULT_ENDPOINT, as_json: AsJson = False, admin_token_file: TokenFile = None
+) -> None:
+    """Lists the namespaces."""
+    with _admin(endpoint, admin_token_file) as (stub, metadata):
+        reply = stub.ListNamespaces(pb.ListNamespacesRequest(), timeout=CALL_SECONDS, metadata=metadata)
+    if as_json:
+        _print_json(reply)
+    else:
+        _print_rows(
+            ("model", "tenant", "tokenizer"), [(n.model, n.tenant, n.tokenizer) for n in reply.namespaces]
+        )
+
+
+def sessions(
+    model: Model,
+    tokenizer: TokenizerOption,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    tenant: Tenant = "",
+    as_json: AsJson = False,
+    admin_token_file: TokenFile = None,
+) -> None:
+    """Lists a namespace's open sessions, oldest first."""
+    request = pb.ListSessionsRequest(namespace=namespace_message(namespace_of(model, tokenizer, tenant)))
+    with _admin(endpoint, admin_token_file) as (stub, metadata):
+        reply = stub.ListSessions(request, timeout=CALL_SECONDS, metadata=metadata)
+    if as_json:
+        _print_json(reply)
+    else:
+        _print_rows(
+            ("session", "tokens", "prompt", "bytes", "conversation", "published"),
+            [
+                (
+                    s.session,
+                    f"{s.tokens:,}",
+                    f"{s.prompt_tokens:,}",
+                    f"{s.bytes:,}",
+                    s.conversation,
+                    s.publish,
+                )
+                for s in reply.sessions
+            ],
+        )
+
+
+def compact(
+    model: Model,
+    tokenizer: TokenizerOption,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    tenant: Tenant = "",
+    admin_token_file: TokenFile = None,
+) -> None:
+    """Merges a namespace's live tier into as few segments as possible."""
+    request = pb.CompactRequest(namespace=namespace_message(namespace_of(model, tokenizer, tenant)))
+    with _admin(endpoint, admin_token_file) as (stub, metadata):
+        reply = stub.Compact(request, timeout=LONG_CALL_SECONDS, metadata=metadata)
+    print(f"live tier: {reply.tokens} tokens in {reply.segments} segments")
+
+
+def drop_namespace(
+    model: Model,
+    tokenizer: TokenizerOption,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    tenant: Tenant = "",
+    admin_token_file: TokenFile = None,
+) -> None:
+    """Ends a namespace without open sessions and forgets all of its text."""
+    request = pb.DropNamespaceRequest(namespace=namespace_message(namespace_of(model, tokenizer, tenant)))
+    with _admin(endpoint, admin_token_file) as (stub, metadata):
+        stub.DropNamespace(request, timeout=CALL_SECONDS, metadata=metadata)
+    print("dropped")
 
 
 def flush(
@@ -100,7 +173,7 @@ def warmup(
     namespace = namespace_message(namespace_of(model, str(tokenizer), tenant))
     documents = _documents(sources, tokenizer, field)
     with _admin(endpoint, admin_token_file) as (stub, metadata):
-        reply = stub.Warmup(_requests(namespace, documents), timeout=WARMUP_SECONDS, metadata=metadata)
+        reply = stub.Warmup(_requests(namespace, documents), timeout=LONG_CALL_SECONDS, metadata=metadata)
     print(f"added {reply.documents} documents, {reply.tokens} tokens")
 
 
@@ -150,6 +223,18 @@ def _requests(namespace: Namespace, documents: list[pb.Document]) -> Iterator[pb
         yield pb.WarmupRequest(documents=documents[first : first + DOCUMENTS_A_MESSAGE])
 
 
+def _print_json(reply: Message) -> None:
+    fields = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    print(json.dumps(fields, indent=2))
+
+
+def _print_rows(headings: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table)
+
+
 def _print_tables(reply: pb.StatsReply) -> None:
     console = Console()
     console.print(f"version {reply.version}, up {reply.uptime_seconds:.0f} s, {reply.streams} streams")
@@ -163,10 +248,13 @@ def _table(stats_of: pb.NamespaceStats) -> Table:
     caption = (
         f"{stats_of.sessions} sessions, {stats_of.conversations} conversations, {stats_of.drafts} drafts"
     )
+    if stats_of.merge_failures:
+        caption += f", {stats_of.merge_failures} failed merges (see the log)"
     table = Table(title=title, caption=caption + (", with prior" if stats_of.prior else ", no prior"))
-    for column in ("tier", "tokens", "bytes", "hits", "drafted"):
+    for column in ("tier", "tokens", "bytes", "segments", "hits", "drafted"):
         table.add_column(column, justify="left" if column == "tier" else "right")
     for tier in stats_of.tiers:
         name = pb.Tier.Name(tier.tier).removeprefix("TIER_").lower()
-        table.add_row(name, f"{tier.tokens:,}", f"{tier.bytes:,}", f"{tier.hits:,}", f"{tier.drafted:,}")
+        counts = (tier.tokens, tier.bytes, tier.segments, tier.hits, tier.drafted)
+        table.add_row(name, *(f"{count:,}" for count in counts))
     return table

@@ -68,12 +68,26 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """An open session. tokens: prompt, output and the conversation before them. nbytes: memory of its index."""
+
+    name: str
+    tokens: int
+    prompt_length: int
+    nbytes: int
+    conversation: str
+    publish: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
-    """drafts: trees asked for since the start, empty ones included. SESSION counts conversations too."""
+    """drafts: trees asked for since the start, empty ones included. merge_failures: of the live tier. SESSION counts
+    conversations too."""
 
     sessions: int
     conversations: int
     drafts: int
+    merge_failures: int
     tiers: dict[Tier, TierStats]
 
 
@@ -171,6 +185,10 @@ class Engine:
         """Waits until the live tier has no merge to do."""
         self._live.settle()
 
+    def compact(self) -> None:
+        """Merges the live tier into as few segments as its policy permits, in the caller's thread."""
+        self._live.compact()
+
     def flush(self, tier: Tier | None = None, session: str | None = None) -> None:
         """Forgets what was learned from serving: one tier's, one session's, or all of it (both None).
 
@@ -193,10 +211,20 @@ class Engine:
         if tier in (None, Tier.LIVE):
             self._live.clear()
 
-    def sessions(self) -> list[str]:
-        """Names of the open sessions, oldest first."""
+    def sessions(self) -> list[SessionInfo]:
+        """The open sessions, oldest first."""
         with self._lock:
-            return list(self._sessions)
+            opened = list(self._sessions.values())
+        return [
+            SessionInfo(
+                session.name, len(session.index), session.opening.prompt_length, session.index.nbytes,
+                session.opening.conversation, session.opening.publish,
+            )
+            for session in opened
+        ]  # fmt: skip
+
+    def has_session(self, name: str) -> bool:
+        return name in self._sessions
 
     def stats(self) -> EngineStats:
         drafts, hits, drafted = batch.counts(self._scratches)
@@ -212,7 +240,7 @@ class Engine:
             Tier.REJECTED: (0, 0, 0),
         }
         tiers = {tier: TierStats(*size[tier], int(hits[tier]), int(drafted[tier])) for tier in Tier}
-        return EngineStats(len(opened), len(conversations), drafts, tiers)
+        return EngineStats(len(opened), len(conversations), drafts, self._live.failures, tiers)
 
     def _load_kernels(self) -> None:
         """Compiles what a step runs, or loads it from Numba's cache, so that no step waits for it."""

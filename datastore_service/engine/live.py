@@ -56,6 +56,17 @@ class MergePolicy:
             return slice(least, least + 2)
         return None
 
+    def compacted(self, sizes: Sequence[int]) -> slice | None:
+        """The oldest run of neighbours, as long as it may be, that fits into one segment; None if none does."""
+        for begin in range(len(sizes) - 1):
+            end, total = begin, 0
+            while end < len(sizes) and total + sizes[end] <= self.largest:
+                total += sizes[end]
+                end += 1
+            if end - begin >= 2:
+                return slice(begin, end)
+        return None
+
 
 def _size_class(size: int) -> int:
     """Sizes up to the fresh text's are class 0, up to four times that class 1 and so on."""
@@ -126,6 +137,18 @@ class LiveTier:
         """Waits until every merge that is due is done."""
         _background.submit(self._maintain).result()
 
+    def compact(self) -> None:
+        """Merges everything, the fresh text too, into as few segments as the policy permits. In the caller's thread;
+        raises what a merge raises, and then nothing is lost."""
+        with self._lock:
+            if self._view.fresh and len(self._view.fresh[0]):
+                self._show(
+                    (SessionIndex(min(FRESH_TOKENS, self._limit)), *self._view.fresh), self._view.segments
+                )
+        with self._maintaining:
+            while self._seal_oldest() or self._merge(self._policy.compacted):
+                pass
+
     def _show(self, fresh: tuple[SessionIndex, ...], segments: tuple[Segment, ...]) -> None:
         if len(segments) > MAX_SEGMENTS:  # merges have failed for long
             raise RuntimeError(f"live tier: {len(segments)} segments exceed the limit of {MAX_SEGMENTS}")
@@ -135,7 +158,7 @@ class LiveTier:
     def _maintain(self) -> None:
         with self._maintaining:
             try:
-                while self._merge() or self._seal_oldest():
+                while self._merge(self._policy.choose) or self._seal_oldest():
                     pass
             except Exception:  # whatever it is, the text is still in the view
                 self.failures += 1
@@ -153,10 +176,10 @@ class LiveTier:
                 self._show(self._view.fresh[:-1], (*self._view.segments, segment))
         return True
 
-    def _merge(self) -> bool:
-        """Merges what the policy chooses; False if it chooses nothing."""
+    def _merge(self, choose: Callable[[Sequence[int]], slice | None]) -> bool:
+        """Merges the run that `choose` names; False if it names none."""
         segments = self._view.segments
-        run = self._policy.choose([len(segment) for segment in segments])
+        run = choose([len(segment) for segment in segments])
         if run is None:
             return False
         old = segments[run]

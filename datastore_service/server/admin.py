@@ -51,6 +51,23 @@ class Admin(AdminServicer):
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext):  # noqa: N802
         return self._guarded(context, lambda: self._stats(request))
 
+    def ListNamespaces(self, request: pb.ListNamespacesRequest, context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(
+            context,
+            lambda: pb.ListNamespacesReply(
+                namespaces=[wire.namespace_message(hosted.namespace) for hosted in self._namespaces]
+            ),
+        )
+
+    def ListSessions(self, request: pb.ListSessionsRequest, context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(context, lambda: _session_list(self._existing(request.namespace)))
+
+    def Compact(self, request: pb.CompactRequest, context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(context, lambda: _compact(self._existing(request.namespace)))
+
+    def DropNamespace(self, request: pb.DropNamespaceRequest, context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(context, lambda: self._drop(self._existing(request.namespace)))
+
     def _guarded(self, context: grpc.ServicerContext, act: Callable):
         try:
             self._authorize(context)
@@ -119,7 +136,7 @@ class Admin(AdminServicer):
         return pb.FlushReply()
 
     def _flush_session(self, hosted: HostedNamespace, session: str) -> None:
-        if session not in hosted.engine.sessions():
+        if not hosted.engine.has_session(session):
             raise RefusalError(grpc.StatusCode.NOT_FOUND, f"session: {session!r} is not open")
         hosted.engine.flush(session=session)
         hosted.leases.release(session)
@@ -130,6 +147,10 @@ class Admin(AdminServicer):
         if hosted is None:
             raise RefusalError(grpc.StatusCode.NOT_FOUND, f"namespace: {namespace} does not exist")
         return hosted
+
+    def _drop(self, hosted: HostedNamespace) -> pb.DropNamespaceReply:
+        self._namespaces.drop(hosted)
+        return pb.DropNamespaceReply()
 
     def _stats(self, request: pb.StatsRequest) -> pb.StatsReply:
         chosen = [self._existing(request.namespace)] if request.HasField("namespace") else self._namespaces
@@ -150,19 +171,48 @@ def _learn(hosted: HostedNamespace, documents: list[np.ndarray], reply: pb.Warmu
     reply.tokens += sum(map(len, documents))
 
 
+def _session_list(hosted: HostedNamespace) -> pb.ListSessionsReply:
+    return pb.ListSessionsReply(
+        sessions=[
+            pb.SessionInfo(
+                session=session.name,
+                tokens=session.tokens,
+                prompt_tokens=session.prompt_length,
+                bytes=session.nbytes,
+                conversation=session.conversation,
+                publish=session.publish,
+            )
+            for session in hosted.engine.sessions()
+        ]
+    )
+
+
+def _compact(hosted: HostedNamespace) -> pb.CompactReply:
+    hosted.engine.compact()
+    live = hosted.engine.stats().tiers[Tier.LIVE]
+    log.info("compacted", extra={"model": hosted.namespace.model, "segments": live.segments})
+    return pb.CompactReply(segments=live.segments, tokens=live.tokens)
+
+
 def _namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
     namespace, stats = hosted.namespace, hosted.engine.stats()
     return pb.NamespaceStats(
-        namespace=drafting_pb2.Namespace(
-            model=namespace.model, tokenizer=namespace.tokenizer, tenant=namespace.tenant
-        ),
+        namespace=wire.namespace_message(namespace),
         vocab_size=hosted.engine.vocab_size,
         sessions=stats.sessions,
         conversations=stats.conversations,
         prior=hosted.prior,
         drafts=stats.drafts,
+        merge_failures=stats.merge_failures,
         tiers=[
-            pb.TierStats(tier=int(tier), tokens=t.tokens, bytes=t.nbytes, hits=t.hits, drafted=t.drafted)  # type: ignore[arg-type]
+            pb.TierStats(
+                tier=int(tier),  # type: ignore[arg-type]
+                tokens=t.tokens,
+                bytes=t.nbytes,
+                hits=t.hits,
+                drafted=t.drafted,
+                segments=t.segments,
+            )
             for tier, t in stats.tiers.items()
         ],
     )

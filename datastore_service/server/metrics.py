@@ -39,7 +39,12 @@ class _NamespaceCollector:
         names = ["model", "tenant"]
         sessions = GaugeMetricFamily("specstore_sessions", "Open sessions", labels=names)
         drafts = CounterMetricFamily("specstore_drafts", "Draft trees asked for", labels=names)
+        failures = CounterMetricFamily(
+            "specstore_merge_failures", "Merges of the live tier that failed; no text is lost", labels=names
+        )
         held = GaugeMetricFamily("specstore_bytes", "Bytes a tier holds", labels=[*names, "tier"])
+        tokens = GaugeMetricFamily("specstore_tokens", "Tokens a tier holds", labels=[*names, "tier"])
+        segments = GaugeMetricFamily("specstore_segments", "Segments of a tier", labels=[*names, "tier"])
         hits = CounterMetricFamily(
             "specstore_hits", "Drafts with a token of the tier", labels=[*names, "tier"]
         )
@@ -48,8 +53,12 @@ class _NamespaceCollector:
             stats, labels = hosted.engine.stats(), [hosted.namespace.model, hosted.namespace.tenant]
             sessions.add_metric(labels, stats.sessions)
             drafts.add_metric(labels, stats.drafts)
+            failures.add_metric(labels, stats.merge_failures)
             for tier, of_tier in stats.tiers.items():
-                held.add_metric([*labels, tier.name.lower()], of_tier.nbytes)
-                hits.add_metric([*labels, tier.name.lower()], of_tier.hits)
-                drafted.add_metric([*labels, tier.name.lower()], of_tier.drafted)
-        yield from (sessions, drafts, held, hits, drafted)
+                of = [*labels, tier.name.lower()]
+                held.add_metric(of, of_tier.nbytes)
+                tokens.add_metric(of, of_tier.tokens)
+                segments.add_metric(of, of_tier.segments)
+                hits.add_metric(of, of_tier.hits)
+                drafted.add_metric(of, of_tier.drafted)
+        yield from (sessions, drafts, failures, held, tokens, segments, hits, drafted)

@@ -24,8 +24,12 @@ class HostedNamespace:
     def __init__(self, namespace: Namespace, engine: Engine, prior: bool, grace: float) -> None:
         self.namespace, self.engine, self.prior = namespace, engine, prior
         self.leases = Leases(grace)
+        self.dropped = False
 
     def step(self, stream: int, entries: Sequence[Entry]) -> list[Reply]:
+        """Raises RefusalError if the namespace was dropped, what the engine raises otherwise."""
+        if self.dropped:
+            raise precondition(f"namespace: {self.namespace} was dropped; a new stream creates it anew")
         replies = self.engine.step(entries)
         pairs = zip(entries, replies, strict=True)
         self.leases.hold(stream, [entry.session for entry, reply in pairs if reply.status is Status.OK])
@@ -60,6 +64,18 @@ class Namespaces:
     def open(self, namespace: Namespace) -> HostedNamespace:
         with self._lock:
             return self._hosted.get(namespace) or self._create(namespace)
+
+    def drop(self, hosted: HostedNamespace) -> None:
+        """Forgets a namespace without open sessions. Raises RefusalError for one that has some."""
+        opened = len(hosted.engine.sessions())
+        if opened:
+            raise precondition(f"namespace: {hosted.namespace} has {opened} open sessions; flush them first")
+        with self._lock:
+            hosted.dropped = True
+            self._hosted.pop(hosted.namespace, None)
+        log.info(
+            "namespace dropped", extra={"model": hosted.namespace.model, "tenant": hosted.namespace.tenant}
+        )
 
     def close_expired(self) -> int:
         return sum(hosted.close_expired(time.monotonic()) for hosted in self)

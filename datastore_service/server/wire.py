@@ -27,6 +27,10 @@ from proto_gen.specstore.v1 import drafting_pb2 as pb
 INT32_MAX = 2**31 - 1
 
 
+def namespace_message(namespace: Namespace) -> pb.Namespace:
+    return pb.Namespace(model=namespace.model, tokenizer=namespace.tokenizer, tenant=namespace.tenant)
+
+
 def read_namespace(message: pb.Namespace, limits: ServiceLimits) -> Namespace:
     for name in ("model", "tokenizer", "tenant"):
         _check_name(getattr(message, name), f"namespace.{name}", limits)

@@ -49,6 +49,26 @@ class AdminStub(object):
                 request_serializer=specstore_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
                 response_deserializer=specstore_dot_v1_dot_admin__pb2.StatsReply.FromString,
                 _registered_method=True)
+        self.ListNamespaces = channel.unary_unary(
+                '/specstore.v1.Admin/ListNamespaces',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.ListNamespacesRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.ListNamespacesReply.FromString,
+                _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/specstore.v1.Admin/ListSessions',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.ListSessionsReply.FromString,
+                _registered_method=True)
+        self.Compact = channel.unary_unary(
+                '/specstore.v1.Admin/Compact',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.CompactRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.CompactReply.FromString,
+                _registered_method=True)
+        self.DropNamespace = channel.unary_unary(
+                '/specstore.v1.Admin/DropNamespace',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.DropNamespaceRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.DropNamespaceReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -78,6 +98,36 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListNamespaces(self, request, context):
+        """The namespaces that exist.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """The open sessions of a namespace, oldest first. NOT_FOUND if it does not exist.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compact(self, request, context):
+        """Merges the live tier into as few segments as its policy permits and answers when that is done; drafting goes on
+        meanwhile. It would be merged without this too, as text comes in. NOT_FOUND if the namespace does not exist.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropNamespace(self, request, context):
+        """Ends a namespace and forgets everything in it. NOT_FOUND if it does not exist, FAILED_PRECONDITION if it has open
+        sessions. Streams that name it are ended with FAILED_PRECONDITION; a worker that connects anew creates it anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +145,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=specstore_dot_v1_dot_admin__pb2.StatsRequest.FromString,
                     response_serializer=specstore_dot_v1_dot_admin__pb2.StatsReply.SerializeToString,
+            ),
+            'ListNamespaces': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListNamespaces,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.ListNamespacesRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.ListNamespacesReply.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.ListSessionsRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.ListSessionsReply.SerializeToString,
+            ),
+            'Compact': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compact,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.CompactRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.CompactReply.SerializeToString,
+            ),
+            'DropNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropNamespace,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.DropNamespaceRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.DropNamespaceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +248,114 @@ class Admin(object):
             '/specstore.v1.Admin/Stats',
             specstore_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
             specstore_dot_v1_dot_admin__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListNamespaces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/ListNamespaces',
+            specstore_dot_v1_dot_admin__pb2.ListNamespacesRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.ListNamespacesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/ListSessions',
+            specstore_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.ListSessionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/Compact',
+            specstore_dot_v1_dot_admin__pb2.CompactRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.CompactReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/DropNamespace',
+            specstore_dot_v1_dot_admin__pb2.DropNamespaceRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.DropNamespaceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -128,6 +128,13 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         assert_one_line(specstore("flush", *name, *at), 2, "one of --tier, --session and --all")
         assert specstore("flush", *name, *at, "--all", "--admin-token-file", token).returncode == 0
         assert "124" not in specstore("query", "120 121 122 123", "--ids", *name, *at, "--json").stdout
+        secret = ("--admin-token-file", token)
+        listed = json.loads(specstore("namespaces", "--json", *at, *secret).stdout)
+        assert [n["model"] for n in listed["namespaces"]] == ["m"]
+        assert json.loads(specstore("sessions", *name, "--json", *at, *secret).stdout) == {"sessions": []}
+        assert specstore("compact", *name, *at, *secret).stdout == "live tier: 0 tokens in 0 segments\n"
+        assert specstore("drop-namespace", *name, *at, *secret).stdout == "dropped\n"
+        assert_one_line(specstore("drop-namespace", *name, *at, *secret), 1, "NOT_FOUND")
         service.signal(signal.SIGTERM)
         assert service.popen.wait(15) == 0
     events = [json.loads(line)["message"] for line in service.logs().splitlines()]

@@ -233,3 +233,28 @@ def test_readers_beside_a_writer_see_whole_documents(small_fresh_text):
     engine.settle()
     assert asked > 50
     assert len(drafted(engine, 5, 6)) == 8
+
+
+def test_compact_joins_all_text_and_keeps_it_found():
+    engine = Engine(500, limits=Limits(live_tokens=1 << 16))
+    for first in (0, 100, 200):
+        engine.warmup([np.arange(first, first + 100, dtype=np.int32)])
+    output_of(engine, "a", (1, 2), range(300, 400))
+    engine.compact()
+    live_stats = engine.stats().tiers[Tier.LIVE]
+    assert (live_stats.segments, live_stats.tokens) == (1, 400)
+    for first in (50, 150, 250, 350):
+        assert drafted(engine, first, first + 1).tokens[0] == first + 2
+    output_of(engine, "b", (1, 2), range(400, 450))
+    assert drafted(engine, 420, 421).tokens[0] == 422
+
+
+@given(st.lists(st.integers(1, 60), max_size=20))
+def test_compaction_ends_and_respects_the_largest_size(sizes):
+    policy, rounds = MergePolicy(largest=100), 0
+    while (run := policy.compacted(sizes)) is not None:
+        assert run.stop - run.start >= 2 and sum(sizes[run]) <= 100
+        sizes = [*sizes[: run.start], sum(sizes[run]), *sizes[run.stop :]]
+        rounds += 1
+    assert rounds <= 20
+    assert all(a + b > 100 for a, b in zip(sizes, sizes[1:], strict=False))

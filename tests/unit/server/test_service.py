@@ -175,6 +175,10 @@ def test_bounds_of_the_service():
         )  # fmt: skip
 
 
+def names(hosted) -> list[str]:
+    return [session.name for session in hosted.engine.sessions()]
+
+
 def eventually(condition, seconds: float = 10.0) -> None:
     limit = time.monotonic() + seconds
     while not condition():
@@ -191,10 +195,10 @@ def test_sessions_outlive_a_broken_stream_for_the_grace():
         (reply,) = second.ask({"session": "kept", "start": 40, "budget": BUDGET})
         assert reply.status == pb.STATUS_OK
         (hosted,) = service.namespaces
-        assert set(hosted.engine.sessions()) == {"kept", "dropped"}
-        eventually(lambda: hosted.engine.sessions() == ["kept"])
+        assert set(names(hosted)) == {"kept", "dropped"}
+        eventually(lambda: names(hosted) == ["kept"])
         time.sleep(1.2)
-        assert hosted.engine.sessions() == ["kept"]
+        assert names(hosted) == ["kept"]
 
 
 class TestAdmin:
@@ -245,6 +249,49 @@ class TestAdmin:
         status, details = refusal(lambda: stub.Flush(admin_pb2.FlushRequest(**request_fields)))
         assert status.name == code
         assert details.startswith(message)
+
+    def test_lists_sessions(self, service, stub):
+        namespace = NAMESPACE | {"tenant": "listed"}
+        stream = Stream(service.endpoint, namespace)
+        chat = opened("chat", TEXT[:7])
+        chat["opening"]["conversation"] = "c"
+        stream.ask(opened("a"), chat, {"session": "chat", "start": 7, "tokens": [5, 6]})
+        listed = stub.ListSessions(admin_pb2.ListSessionsRequest(namespace=namespace)).sessions
+        found = [(s.session, s.tokens, s.prompt_tokens, s.conversation, s.publish) for s in listed]
+        assert found == [("a", 40, 40, "", True), ("chat", 9, 7, "c", True)]
+        assert all(session.bytes > 0 for session in listed)
+        stream.close()
+
+    def test_compact_leaves_one_segment_and_all_text(self, service, stub):
+        namespace = NAMESPACE | {"tenant": "compacted"}
+        for first in range(0, 500, 100):
+            document = {"tokens": range(first, first + 100)}
+            stub.Warmup(iter([admin_pb2.WarmupRequest(namespace=namespace, documents=[document])]))
+        reply = stub.Compact(admin_pb2.CompactRequest(namespace=namespace))
+        assert (reply.segments, reply.tokens) == (1, 500)
+        stream = Stream(service.endpoint, namespace)
+        (drafted,) = stream.ask(opened("s", [140, 141, 142]) | {"budget": BUDGET})
+        assert drafted.tree.tokens[0] == 143
+        stream.close()
+
+    def test_a_dropped_namespace_is_gone_and_its_streams_end(self, service, stub):
+        namespace = NAMESPACE | {"tenant": "dropped"}
+        request = admin_pb2.DropNamespaceRequest(namespace=namespace)
+        stream = Stream(service.endpoint, namespace)
+        stream.ask(opened("s"))
+        code, details = refusal(lambda: stub.DropNamespace(request))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION and "1 open sessions" in details
+        stream.ask({"session": "s", "start": 40, "closing": True})
+        stub.DropNamespace(request)
+        tenants = [n.tenant for n in stub.ListNamespaces(admin_pb2.ListNamespacesRequest()).namespaces]
+        assert "dropped" not in tenants
+        code, details = refusal(lambda: stream.ask(opened("t")))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION and "was dropped" in details
+        assert refusal(lambda: stub.DropNamespace(request))[0] is grpc.StatusCode.NOT_FOUND
+        anew = Stream(service.endpoint, namespace)
+        (drafted,) = anew.ask(opened("u", [1, 2]) | {"budget": BUDGET})
+        assert len(drafted.tree.tokens) == 0, "nothing of the dropped text is left"
+        anew.close()
 
     def test_warmup_names_the_bad_token(self, stub):
         message = {"namespace": NAMESPACE, "documents": [{"tokens": [1]}, {"tokens": [1, 2, 5000]}]}
@@ -342,5 +389,8 @@ def test_metrics(service, stream):
     assert float(values[f"specstore_hits_total{{{labels}}}"]) >= 1
     assert float(values[f"specstore_drafted_tokens_total{{{labels}}}"]) >= 8
     assert float(values[f"specstore_bytes{{{labels}}}"]) > 0
+    assert float(values[f"specstore_tokens{{{labels}}}"]) >= 40
+    assert float(values[f"specstore_segments{{{labels}}}"]) == 0
+    assert float(values['specstore_merge_failures_total{model="m",tenant=""}']) == 0
     assert float(values['specstore_sessions{model="m",tenant=""}']) >= 1
     assert float(values["specstore_step_seconds_count"]) >= 1
