@@ -224,6 +224,7 @@ class Engine:
         ]  # fmt: skip
 
     def has_session(self, name: str) -> bool:
+        """Whether a session of that name is open."""
         return name in self._sessions
 
     def stats(self) -> EngineStats:

@@ -12,6 +12,10 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 # Rows per request up to which query heads are folded into rows; wider prefills fill the hardware by themselves.
 _FOLD_ROWS = 32
+
+# A row's result must not depend on what else is in the step, or bfloat16 output would change with the drafts. With
+# whole blocks of query rows and keys and a mask always given, torch's kernel yields a row bit for bit the same alone, in
+# a chain and in any batch (found by trial with torch 2.14 and AVX-512; tests/unit/cpu holds it).
 _KEY_BLOCK = 32
 _QUERY_BLOCK = 4
 
@@ -38,7 +42,8 @@ class Group:
     _masks: dict = field(default_factory=dict)
 
     def mask(self, window: int, fold: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Additive mask [b, 1, fold * rows (in whole query blocks), keys]; `window` >= 0 hides keys more than that many positions back."""
+        """Additive mask [b, 1, fold * rows in whole query blocks, keys]; `window` >= 0 hides keys more than that many
+        positions back."""
         key = (window, fold, dtype)
         if key not in self._masks:
             self._masks[key] = self._build_mask(window, fold, dtype)
@@ -58,7 +63,8 @@ class Group:
 
 
 def _slots_of(req_to_token, requests, lengths, width, slot_count):
-    """[b, width] slots of positions 0..length-1, zero beyond; a slice for one request in consecutive slots."""
+    """[b, width] slots of positions 0..length-1, zero beyond; for one request in consecutive slots a slice, which runs
+    on beyond its own as far as there are slots."""
     longest = max(lengths)
     slots = req_to_token[requests, :longest].long()
     if len(lengths) == 1:

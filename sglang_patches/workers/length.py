@@ -141,6 +141,8 @@ class LengthPolicy:
 
     def _most_per_second(self, tokens: np.ndarray, batch: int, widths: list[int]) -> int:
         """tokens: expected of a step, by width - 1 up to the largest tree's."""
+        if len(widths) == 1:  # nothing to compare: no draft, or a width that is fixed
+            return widths[0]
         seconds = np.array(self.times.seconds(batch, widths))
         seconds[1:] *= MARGIN
         expected = tokens[np.minimum(widths, len(tokens)) - 1]

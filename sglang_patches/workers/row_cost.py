@@ -44,9 +44,8 @@ def measure_row_seconds(model: torch.nn.Module, dtype: torch.dtype, device: str)
 def _products(model: torch.nn.Module) -> list[tuple[int, Product]]:
     """(input width, multiplication) of every layer. The quantisation method is called, not the layer, which would
     also exchange results with the other tensor-parallel ranks."""
-    language = getattr(
-        model, "model", model
-    )  # beside it a multimodal model has towers that decoding does not run
+    # Beside it a multimodal model has towers that decoding does not run.
+    language = getattr(model, "model", model)
     products: list[tuple[int, Product]] = []
     for layer in language.modules():
         if isinstance(layer, LinearBase) and layer.quant_method is not None:
