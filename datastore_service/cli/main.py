@@ -85,6 +85,17 @@ def build(
 
 
 @app.command()
+def upgrade(
+    directory: Annotated[Path, typer.Argument(help="directory of a prior")],
+) -> None:
+    """Rewrites a prior's segment files of an older format. An interrupted upgrade is simply repeated."""
+    from datastore_service.storage.upgrade import upgrade_segments
+
+    rewritten = upgrade_segments(directory, lambda name: errors.print(f"rewrote {name}", markup=False))
+    print(f"{directory}: {rewritten} segments rewritten")
+
+
+@app.command()
 def serve(
     listen: Annotated[
         str, typer.Option(help="HOST:PORT (0: any free port) or unix:PATH")

@@ -5,25 +5,50 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from datastore_service.engine.fusion import COLUMNS, INTEGER_ROWS, REAL_ROWS, grow_tree
+from datastore_service.engine.fusion import (
+    COLUMNS,
+    INTEGER_ROWS,
+    POLICY,
+    PRIORITY_GRAM,
+    REAL_ROWS,
+    Policy,
+    count_votes,
+    draft_chain,
+    grow_tree,
+    unclaimed,
+)
 from datastore_service.engine.kernel import kernel
 from datastore_service.engine.memory import address_of, view_i32, view_i64
 from datastore_service.engine.retrieval import (
+    FIRST_GRAM,
+    FIRST_ROW,
     INDEX,
     INDEX_STOP,
+    MATCH,
     MAX_MATCH,
     MAX_SEGMENTS,
+    REJECTED_ROW,
+    SAMPLES,
+    SESSION_ROW,
     SOURCE_FIELDS,
     STOP,
     TIER,
     TOKENS,
     WIDTH,
     fresh_occurrences,
+    refused_occurrences,
     segment_occurrences,
     session_occurrences,
 )
 from datastore_service.engine.segment import Segment
-from datastore_service.engine.session import BUFFER, LENGTH, SessionIndex, append_tokens
+from datastore_service.engine.session import (
+    BUFFER,
+    DESCRIPTOR_FIELDS,
+    LENGTH,
+    REFUSED,
+    SessionIndex,
+    append_tokens,
+)
 from datastore_service.engine.tree import Tier
 
 # Fields of a request: the session's descriptor, its part of the appended tokens, where its known text starts, the
@@ -33,6 +58,8 @@ REQUEST_FIELDS = 9
 NO_REQUEST = (0,) * REQUEST_FIELDS
 _CONTEXT, _INTERVALS, _COUNTS = range(INTEGER_ROWS, INTEGER_ROWS + 3)
 _TIERS = max(Tier) + 1
+FEWEST = 8  # occurrences of one prefix length and tier that are looked at, and two more for each node wanted
+WORTH = 1.0  # unclaimed probability times nodes below which no shorter prefix is looked up
 
 
 class Scratch:
@@ -56,25 +83,27 @@ def counts(scratches: list[Scratch]) -> tuple[int, np.ndarray, np.ndarray]:
 def source_table(
     fresh: tuple[SessionIndex, ...], live: tuple[Segment, ...], prior: tuple[Segment, ...]
 ) -> np.ndarray:
-    """int64 [1 + sources, SOURCE_FIELDS]: a row for the session, then fresh texts, live and prior segments.
+    """int64 [FIRST_ROW + sources, SOURCE_FIELDS]: rows for the session and what was refused in it, then fresh texts, live
+    and prior segments.
 
     The caller keeps the sources alive as long as the table is used."""
-    table = np.zeros((1 + len(fresh) + len(live) + len(prior), SOURCE_FIELDS), dtype=np.int64)
-    table[0, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.SESSION
-    for row, index in enumerate(fresh, start=1):
+    table = np.zeros((FIRST_ROW + len(fresh) + len(live) + len(prior), SOURCE_FIELDS), dtype=np.int64)
+    table[SESSION_ROW, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.SESSION
+    table[REJECTED_ROW, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.REJECTED
+    for row, index in enumerate(fresh, start=FIRST_ROW):
         table[row, [TOKENS, WIDTH, STOP, TIER, INDEX]] = (
             address_of(index.tokens), 4, INDEX_STOP, Tier.LIVE, index.address,
         )  # fmt: skip
-    for row, segment in enumerate(live + prior, start=1 + len(fresh)):
+    for row, segment in enumerate(live + prior, start=FIRST_ROW + len(fresh)):
         table[row, :TIER] = segment.descriptor()
-        table[row, TIER] = Tier.LIVE if row <= len(fresh) + len(live) else Tier.PRIOR
+        table[row, TIER] = Tier.LIVE if row < FIRST_ROW + len(fresh) + len(live) else Tier.PRIOR
     return table
 
 
 @njit(inline="always")
 def _context(address, text_start, context):
     """Copies the last tokens of the request's own text. Returns how many, at most MAX_MATCH."""
-    descriptor = view_i64(address, 5)
+    descriptor = view_i64(address, DESCRIPTOR_FIELDS)
     length = descriptor[LENGTH]
     tokens = view_i32(descriptor[BUFFER], length)
     size = min(MAX_MATCH, length - text_start)
@@ -86,7 +115,7 @@ def _context(address, text_start, context):
 @njit(inline="always")
 def _borders(sources):
     """The first live segment's row and the first prior segment's."""
-    live = 1
+    live = FIRST_ROW
     while live < len(sources) and sources[live, INDEX] != 0:
         live += 1
     prior = live
@@ -106,11 +135,50 @@ def _count_nodes(tiers, count):
         count[1 + tier] += count[1 + _TIERS + tier] > before
 
 
+@njit(inline="always")
+def _enough(gram, nodes, count, weights, integers, reals):
+    """Whether occurrences of no more than the last `gram` tokens would change nothing: for `weighted`, if what is left to
+    claim is too little for a place among `nodes`; for `priority`, if a longer n-gram has been found."""
+    if np.int64(weights[POLICY]) == Policy.PRIORITY:
+        longest = np.int64(0)
+        for i in range(count):
+            longest = max(longest, integers[MATCH, i])
+        return gram < PRIORITY_GRAM and longest > gram
+    return unclaimed(reals, weights) * nodes < WORTH
+
+
+@njit
+def _occurrences(address, sources, bounds, context, size, nodes, weights, intervals, integers, reals):
+    """Retrieval from all tiers, the longest prefixes first; returns how many occurrences there are."""
+    live, prior, end = bounds
+    most = min(SAMPLES, FEWEST + 2 * nodes)
+    count = session_occurrences(address, most, integers)
+    count = refused_occurrences(address, integers, count)
+    if live > FIRST_ROW:
+        count = fresh_occurrences(sources, FIRST_ROW, live, context, size, integers, count)
+    count_votes(integers, reals, 0, count, sources)
+    longer_live = longer_prior = MAX_MATCH + 1
+    for gram in range(min(FIRST_GRAM, size), 0, -1):
+        if _enough(gram, nodes, count, weights, integers, reals):
+            break
+        before = count
+        if prior > live:
+            count, longer_live = segment_occurrences(
+                sources, live, prior, gram, longer_live, most, context, size, intervals, integers, count
+            )
+        if end > prior:
+            count, longer_prior = segment_occurrences(
+                sources, prior, end, gram, longer_prior, most, context, size, intervals, integers, count
+            )
+        count_votes(integers, reals, before, count, sources)
+    return count
+
+
 @kernel
 def run_batch(requests, appended, sources, weights, integers, reals, nodes, probs, tiers):
     """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order.
 
-    appended: int32, the new tokens of all. sources: see source_table; row 0 is overwritten, so a call owns its copy.
+    appended: int32, the new tokens of all. sources: see source_table; the session's rows are overwritten, so a call owns its copy.
     nodes: int32 [2, total budget], tokens and parents; probs float32, tiers uint8 alike."""
     live, prior = _borders(sources)
     context = integers[_CONTEXT]
@@ -128,28 +196,19 @@ def run_batch(requests, appended, sources, weights, integers, reals, nodes, prob
         if size == 0:
             _count_nodes(tiers[:0], integers[_COUNTS])
             continue
-        sources[0, TOKENS] = view_i64(address, 5)[BUFFER]
-        count = session_occurrences(address, integers)
-        if live > 1:
-            count = fresh_occurrences(sources, 1, live, context, size, integers, count)
-        if prior > live:
-            count = segment_occurrences(sources, live, prior, context, size, intervals, integers, count)
-        if prior < len(sources):
-            count = segment_occurrences(
-                sources, prior, len(sources), context, size, intervals, integers, count
-            )
-        begin, end = request[OUTPUT], request[OUTPUT] + request[NODES]
-        size = grow_tree(
-            integers,
-            reals,
-            count,
-            sources,
-            view_i64(address, 5)[LENGTH],
-            weights,
-            (request[NODES], request[DEPTH], request[CHILDREN]),
-            nodes[:, begin:end],
-            probs[begin:end],
-            tiers[begin:end],
+        descriptor = view_i64(address, DESCRIPTOR_FIELDS)
+        sources[SESSION_ROW, TOKENS] = descriptor[BUFFER]
+        sources[REJECTED_ROW, TOKENS] = descriptor[REFUSED]
+        bounds = live, prior, len(sources)
+        count = _occurrences(
+            address, sources, bounds, context, size, request[NODES], weights, intervals, integers, reals
         )
+        begin, end = request[OUTPUT], request[OUTPUT] + request[NODES]
+        budget = request[NODES], request[DEPTH], request[CHILDREN]
+        out = nodes[:, begin:end], probs[begin:end], tiers[begin:end]
+        if np.int64(weights[POLICY]) == Policy.PRIORITY:
+            size = draft_chain(integers, count, sources, descriptor[LENGTH], weights, budget, *out)
+        else:
+            size = grow_tree(integers, reals, count, sources, descriptor[LENGTH], weights, budget, *out)
         request[DRAFTED] = begin + size
         _count_nodes(tiers[begin : begin + size], integers[_COUNTS])

@@ -4,8 +4,6 @@ Readers and writers. What a query sees of the prior and live tiers is one immuta
 segment first and then replaces the snapshot. The engine's lock guards the session dictionary and the replacement, each
 for microseconds; a session's own lock guards its index, and no kernel runs under the engine's lock. Locks are taken in
 the order session, live tier, engine.
-
-The rejected tier is not kept yet: rejected siblings are checked and then ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +33,8 @@ class Limits:
     """Bounds of one namespace's memory. What would exceed the first three is answered OVER_BUDGET.
 
     tokens counts open sessions and retained conversations; the latter give way to the former. live_tokens: of closed
-    sessions' outputs and warmed-up documents, of which the oldest give way; 0 keeps none."""
+    sessions' outputs and warmed-up documents, of which the oldest give way; 0 keeps none. refusals: refused tokens kept of
+    a session; 0 turns the rejected tier off."""
 
     sessions: int = 4096
     session_tokens: int = 1 << 20
@@ -44,6 +43,7 @@ class Limits:
     conversations: int = 4096
     conversation_bytes: int = 1 << 30
     conversation_seconds: float = 3600.0
+    refusals: int = 4096
 
     def __post_init__(self) -> None:
         for name in ("sessions", "session_tokens", "tokens"):
@@ -51,7 +51,13 @@ class Limits:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 1")
         if self.session_tokens > MAX_TOKENS:
             raise ValueError(f"session_tokens: {self.session_tokens} exceeds {MAX_TOKENS}")
-        for name in ("live_tokens", "conversations", "conversation_bytes", "conversation_seconds"):
+        for name in (
+            "live_tokens",
+            "conversations",
+            "conversation_bytes",
+            "conversation_seconds",
+            "refusals",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is negative")
 
@@ -208,8 +214,17 @@ class Engine:
                 self._session_tokens = 0
             if tier == Tier.PRIOR:
                 self._snapshot = _Snapshot.of((), self._snapshot.live)
+        if tier == Tier.REJECTED:
+            self._forget_refused()
         if tier in (None, Tier.LIVE):
             self._live.clear()
+
+    def _forget_refused(self) -> None:
+        with self._lock:
+            opened = list(self._sessions.values())
+        for session in opened:
+            with session.lock:
+                session.index.forget_refused()
 
     def sessions(self) -> list[SessionInfo]:
         """The open sessions, oldest first."""
@@ -217,8 +232,8 @@ class Engine:
             opened = list(self._sessions.values())
         return [
             SessionInfo(
-                session.name, len(session.index), session.opening.prompt_length, session.index.nbytes,
-                session.opening.conversation, session.opening.publish,
+                session.name, len(session.index), session.opening.prompt_length,
+                session.index.nbytes + session.index.refused_nbytes, session.opening.conversation, session.opening.publish,
             )
             for session in opened
         ]  # fmt: skip
@@ -238,7 +253,11 @@ class Engine:
             Tier.PRIOR: _segment_size(snapshot.prior),
             Tier.LIVE: (snapshot.live.tokens, snapshot.live.nbytes, len(snapshot.live.segments)),
             Tier.SESSION: (tokens, nbytes, 0),
-            Tier.REJECTED: (0, 0, 0),
+            Tier.REJECTED: (
+                sum(len(session.index.refused) for session in opened),
+                sum(session.index.refused_nbytes for session in opened),
+                0,
+            ),
         }
         tiers = {tier: TierStats(*size[tier], int(hits[tier]), int(drafted[tier])) for tier in Tier}
         return EngineStats(len(opened), len(conversations), drafts, self._live.failures, tiers)
@@ -342,6 +361,9 @@ class Engine:
             if not self._take_room(session, len(new)):
                 return Status.OVER_BUDGET, EMPTY_TOKENS
             session.index.reserve(len(new))
+        for refused in entry.rejected:
+            if refused.position < known + len(new):
+                session.index.refuse(refused.position, refused.tokens, self.limits.refusals)
         return Status.OK, new
 
     def _take_room(self, session: _Session, extra: int) -> bool:
@@ -418,6 +440,7 @@ class Engine:
             if self._sessions.get(session.name) is not session:
                 return
             self._forget(session)
+            session.index.forget_refused()
             if opening.conversation and len(session.index):
                 self._conversations.keep(opening.conversation, session.index)
         self._live.publish(output)

@@ -48,6 +48,17 @@ def _load_acquire(result):
     return load
 
 
+@intrinsic
+def load_word(typing_context, address):
+    """The uint64 at any address, aligned or not."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], context.get_value_type(types.uint64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(types.int64), codegen
+
+
 _load_acquire_i32 = _load_acquire(types.int32)
 _load_acquire_i64 = _load_acquire(types.int64)
 
@@ -84,8 +95,13 @@ def view_i32(address, size):
 
 
 @njit(inline="always")
-def view_u32(address, size):
-    return carray(_pointer(address), size, np.uint32)
+def view_u64(address, size):
+    return carray(_pointer(address), size, np.uint64)
+
+
+@njit(inline="always")
+def view_u8(address, size):
+    return carray(_pointer(address), size, np.uint8)
 
 
 @njit(inline="always")

@@ -116,7 +116,7 @@ def test_an_entry_point_has_one_signature_whatever_the_width(vocab_size):
         SessionIndex().append(array.astype(np.int32))
     modules = batch, segment, session
     kernels = {name: value for module in modules for name, value in vars(module).items() if _is_cached(value)}
-    assert kernels.keys() >= {"run_batch", "append_tokens", "_fill_leads", "_token_suffixes"}
+    assert kernels.keys() >= {"run_batch", "append_tokens", "_fill_keys", "_token_suffixes"}
     assert {name for name, value in kernels.items() if len(value.signatures) > 1} == set()
 
 
