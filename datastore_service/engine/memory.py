@@ -8,6 +8,7 @@ such a kernel keeps the arrays alive during the call.
 from __future__ import annotations
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
@@ -57,6 +58,22 @@ def load_word(typing_context, address):
         return builder.load(pointer, align=1)
 
     return types.uint64(types.int64), codegen
+
+
+@intrinsic
+def prefetch(typing_context, address):
+    """Asks for the cache line at an address, without waiting for it."""
+
+    def codegen(context, builder, signature, args):
+        byte, number = ir.IntType(8), ir.IntType(32)
+        pointer = builder.inttoptr(args[0], byte.as_pointer())
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], function_type)
+        to_read, keep, data = number(0), number(3), number(1)
+        builder.call(function, [pointer, to_read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 _load_acquire_i32 = _load_acquire(types.int32)

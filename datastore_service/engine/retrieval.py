@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from datastore_service.engine.memory import load_token, read_i64, view_i32, view_i64, view_u64
+from datastore_service.engine.memory import load_token, prefetch, read_i64, view_i32, view_i64, view_u64
 from datastore_service.engine.packing import packed_value
 from datastore_service.engine.segment import BLOCK, key_tokens
 from datastore_service.engine.session import (
@@ -50,7 +50,8 @@ REFUSED_WALK = (
     32  # of the session's occurrences, the longest matches, those at which refused tokens are looked up
 )
 FRESH_WALK = 16  # the same, all fresh texts together
-SAMPLES = 32  # most rows taken from an interval, all segments of a tier together; the paper takes 100; 64 were slower and no better
+SAMPLES = 16  # most rows taken from an interval, all segments of a tier together; the paper takes 100; more were slower and no better
+LARGE = 8 * BLOCK  # rows of an interval whose exact ends do not matter
 FIRST_GRAM = 4  # length of the first searched prefix, the paper's P
 LONG_GRAM = 8  # searched too where the first interval is larger than the sample
 MAX_SEGMENTS = 64  # of one tier; the paper caps them at 8
@@ -208,21 +209,37 @@ def _suffix_order(source, position, query, size):
 
 
 @njit(inline="always")
-def _rows_below(source, query, size, low, high, or_equal):
-    """Binary search in suffix array rows [low, high) for the first row not below the query (or beginning with it)."""
-    while low < high:
+def _narrow(source, query, size, low, high, or_equal):
+    """Binary search in suffix array rows [low, high) until at most BLOCK are left among which the first row not below the
+    query (or beginning with it) is."""
+    while high - low > BLOCK:
         middle = (low + high) >> 1
         order = _suffix_order(source, _suffix(source, middle), query, size)
         if order < 0 or (or_equal and order == 0):
             low = middle + 1
         else:
             high = middle
-    return low
+    return low, high
+
+
+@njit(inline="always")
+def _scan(source, query, size, low, high):
+    """The first row of [low, high) that is not below the query, and the first above it. Rows lie in random places of the
+    text: all are asked for before the first is read."""
+    for row in range(low, high):
+        prefetch(source[TOKENS] + _suffix(source, row) * source[WIDTH])
+    first, last = low, low
+    for row in range(low, high):
+        order = _suffix_order(source, _suffix(source, row), query, size)
+        first += order < 0
+        last += order <= 0
+    return first, last
 
 
 @njit
 def interval(source, query, size):
-    """First and last + 1 suffix array row of the suffixes that begin with query[:size]; size >= 1.
+    """First and last + 1 suffix array row of the suffixes that begin with query[:size]; size >= 1. Of more than LARGE
+    rows, up to BLOCK at either end are left out: so many are sampled anyway.
 
     source: int64 [SOURCE_FIELDS]. query: int64."""
     rows, key_bits = source[ROWS], source[KEY_BITS]
@@ -239,11 +256,27 @@ def interval(source, query, size):
     keys = view_u64(source[KEYS], (rows + BLOCK - 1) // BLOCK)
     below = _keys_below(keys, least, 0, len(keys))
     upto = _keys_upto(keys, most, below)
-    start = max(np.int64(0), (below - 1) * BLOCK)
-    end = min(rows, (below if size == held else upto) * BLOCK)
-    first = _rows_below(source, query, size, start, end, False)
-    start = max(first, (upto - 1) * BLOCK) if size == held else first
-    last = _rows_below(source, query, size, start, min(rows, upto * BLOCK), True)
+    start, end = max(np.int64(0), (below - 1) * BLOCK), min(rows, upto * BLOCK)
+    if size > held:
+        return _refined(source, query, size, start, end)
+    if (upto - below) * BLOCK > LARGE:
+        return below * BLOCK, (upto - 1) * BLOCK + 1
+    if upto == below:
+        return _scan(source, query, size, start, end)
+    first, _ = _scan(source, query, size, start, min(rows, below * BLOCK))
+    _, last = _scan(source, query, size, (upto - 1) * BLOCK, end)
+    return first, last
+
+
+@njit(inline="always")
+def _refined(source, query, size, start, end):
+    """The rows of [start, end), whose keys agree with the query, that begin with all of it."""
+    low, high = _narrow(source, query, size, start, end, False)
+    first, last = _scan(source, query, size, low, high)
+    if last < high or high == end:
+        return first, last
+    low, high = _narrow(source, query, size, last, end, True)
+    _, last = _scan(source, query, size, low, high)
     return first, last
 
 
@@ -265,17 +298,17 @@ def _sample(source, row, bounds, step, phase, gram, longer, context, size, occur
 
     Rows whose match reaches `longer` were taken with that longer prefix already."""
     end = count
-    for at in range(bounds[0] + phase, bounds[1], step):  # loads that do not wait for each other
+    for at in range(bounds[0] + phase, bounds[1], step):
         if end == occurrences.shape[1]:
             break
-        position = _suffix(source, at)
-        occurrences[CURSOR, end] = position + gram
-        occurrences[MATCH, end] = load_token(source[TOKENS], source[WIDTH], position + gram)
+        cursor = _suffix(source, at) + gram
+        prefetch(source[TOKENS] + cursor * source[WIDTH])
+        occurrences[CURSOR, end] = cursor
         end += 1
     for at in range(count, end):
-        if occurrences[MATCH, at] == source[STOP]:
-            continue
         cursor = occurrences[CURSOR, at]
+        if load_token(source[TOKENS], source[WIDTH], cursor) == source[STOP]:
+            continue
         match = _match_length(source, cursor - gram, context, size, gram)
         if match >= longer:
             continue
