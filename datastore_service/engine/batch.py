@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numba import njit
 
@@ -44,40 +48,112 @@ from datastore_service.engine.segment import Segment
 from datastore_service.engine.session import (
     BUFFER,
     DESCRIPTOR_FIELDS,
+    DRAFT,
+    DRAFT_NODES,
+    DRAFT_PARENTS,
+    DRAFT_ROOM,
+    DRAFT_ROWS,
+    DRAFT_TIERS,
+    DRAFT_TOKENS,
     LENGTH,
     REFUSED,
     SessionIndex,
     append_tokens,
 )
-from datastore_service.engine.tree import Tier
+from datastore_service.engine.tree import EMPTY_TREE, DraftTree, Tier
+from datastore_service.engine.types import Budget
 
 # Fields of a request: the session's descriptor, its part of the appended tokens, where its known text starts, the
 # budget, where its nodes are written and, from the kernel, where they end. Address 0: nothing to do.
 SESSION, BEGIN, END, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(9)
 REQUEST_FIELDS = 9
-NO_REQUEST = (0,) * REQUEST_FIELDS
+_REQUEST = struct.Struct(f"={REQUEST_FIELDS}q")
 _CONTEXT, _INTERVALS, _COUNTS = range(INTEGER_ROWS, INTEGER_ROWS + 3)
 _TIERS = max(Tier) + 1
 FEWEST = 8  # occurrences of one prefix length and tier that are looked at, and two more for each node wanted
 WORTH = 1.0  # unclaimed probability times nodes below which no shorter prefix is looked up
 
 
-class Scratch:
-    """Working memory of one kernel call at a time, 2 MB of which a call touches a few KB."""
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """drafts: asked for. By Tier: drafts with a node of it, nodes of it, and those that came true."""
 
-    __slots__ = ("integers", "reals")
+    drafts: int
+    hits: list[int]
+    drafted: list[int]
+    accepted: list[int]
+
+
+class Work:
+    """One kernel call at a time: what it is asked, and its working memory, 2 MB of which it touches a few KB.
+
+    Use: `begin`, then `add` or `add_nothing` for each entry, then `run`."""
+
+    __slots__ = ("_at", "_begin", "_bytes", "_integers", "_output", "_reals", "_requests", "_tokens")
 
     def __init__(self) -> None:
-        self.integers = np.zeros((INTEGER_ROWS + 3, COLUMNS), dtype=np.int64)
-        self.reals = np.zeros((REAL_ROWS, COLUMNS), dtype=np.float64)
+        self._integers = np.zeros((INTEGER_ROWS + 3, COLUMNS), dtype=np.int64)
+        self._reals = np.zeros((REAL_ROWS, COLUMNS), dtype=np.float64)
+        self._tokens = np.empty(0, dtype=np.int32)
+        self._allocate_requests(0)
+
+    def begin(self, entries: int, tokens: int) -> None:
+        """entries, tokens: how many will be added."""
+        if entries > len(self._requests):
+            self._allocate_requests(entries)
+        if tokens > len(self._tokens):
+            self._tokens = np.empty(2 * tokens, dtype=np.int32)
+        self._at = self._begin = self._output = 0
+
+    def add_nothing(self) -> None:
+        """An entry that neither appends nor drafts."""
+        _REQUEST.pack_into(self._bytes, self._at * _REQUEST.size, 0, 0, 0, 0, 0, 0, 0, self._output, 0)
+        self._at += 1
+
+    def add(self, index: SessionIndex, new: np.ndarray, budget: Budget) -> None:
+        """index: has reserved room for the new tokens and the budget's nodes."""
+        begin, output, nodes = self._begin, self._output, budget.nodes
+        end = begin + len(new)
+        if end > begin:
+            self._tokens[begin:end] = new
+        _REQUEST.pack_into(
+            self._bytes, self._at * _REQUEST.size,
+            index.address, begin, end, index.text_start, nodes, budget.depth, budget.children, output, 0,
+        )  # fmt: skip
+        self._at += 1
+        self._begin, self._output = end, output + nodes
+
+    def run(self, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
+        """A tree for each entry. table: of `source_table`, whose texts the caller keeps alive meanwhile."""
+        requests = self._requests[: self._at]
+        tokens = np.empty(self._output, dtype=np.int32)
+        parents = np.empty(self._output, dtype=np.int32)
+        probs = np.empty(self._output, dtype=np.float32)
+        tiers = np.empty(self._output, dtype=np.uint8)
+        run_batch(
+            requests, self._tokens, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
+        )  # fmt: skip
+        return [
+            DraftTree(tokens[i:j], parents[i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE
+            for i, j in requests[:, OUTPUT : DRAFTED + 1].tolist()
+        ]
+
+    @property
+    def counts(self) -> np.ndarray:
+        return self._integers[_COUNTS, : 1 + 3 * _TIERS]
+
+    def _allocate_requests(self, entries: int) -> None:
+        self._requests = np.zeros((entries, REQUEST_FIELDS), dtype=np.int64)
+        self._bytes = memoryview(self._requests).cast("B") if entries else memoryview(b"")
 
 
-def counts(scratches: list[Scratch]) -> tuple[int, np.ndarray, np.ndarray]:
-    """Over all calls: drafts, and by Tier the drafts with a node of it and the nodes of it."""
-    total = np.zeros(1 + 2 * _TIERS, dtype=np.int64)
-    for scratch in list(scratches):
-        total += scratch.integers[_COUNTS, : len(total)]
-    return int(total[0]), total[1 : 1 + _TIERS], total[1 + _TIERS :]
+def counts(works: Sequence[Work]) -> Counts:
+    """Over all calls so far."""
+    total = np.zeros(1 + 3 * _TIERS, dtype=np.int64)
+    for work in list(works):
+        total += work.counts
+    hits, drafted, accepted = total[1:].reshape(3, _TIERS).tolist()
+    return Counts(int(total[0]), hits, drafted, accepted)
 
 
 def source_table(
@@ -136,6 +212,34 @@ def _count_nodes(tiers, count):
 
 
 @njit(inline="always")
+def _count_accepted(descriptor, appended, begin, end, count):
+    """Counts the last draft's nodes on the path that the new tokens take, and forgets the draft."""
+    room, size = descriptor[DRAFT_ROOM], descriptor[DRAFT_NODES]
+    draft = view_i32(descriptor[DRAFT], DRAFT_ROWS * room)
+    last = np.int64(-1)
+    for node in range(size):
+        if begin == end:
+            break
+        parent, token = draft[DRAFT_PARENTS * room + node], draft[DRAFT_TOKENS * room + node]
+        if parent == last and token == appended[begin]:
+            count[1 + 2 * _TIERS + draft[DRAFT_TIERS * room + node]] += 1
+            last = node
+            begin += 1
+    descriptor[DRAFT_NODES] = 0
+
+
+@njit(inline="always")
+def _keep_draft(descriptor, tokens, parents, tiers):
+    room = descriptor[DRAFT_ROOM]
+    draft = view_i32(descriptor[DRAFT], DRAFT_ROWS * room)
+    for node in range(len(tokens)):
+        draft[DRAFT_TOKENS * room + node] = tokens[node]
+        draft[DRAFT_PARENTS * room + node] = parents[node]
+        draft[DRAFT_TIERS * room + node] = tiers[node]
+    descriptor[DRAFT_NODES] = len(tokens)
+
+
+@njit(inline="always")
 def _enough(gram, nodes, count, weights, integers, reals):
     """Whether occurrences of no more than the last `gram` tokens would change nothing: for `weighted`, if what is left to
     claim is too little for a place among `nodes`; for `priority`, if a longer n-gram has been found."""
@@ -175,13 +279,15 @@ def _occurrences(address, sources, bounds, context, size, nodes, weights, interv
 
 
 @kernel
-def run_batch(requests, appended, sources, weights, integers, reals, nodes, probs, tiers):
+def run_batch(requests, appended, sources, weights, integers, reals, tokens, parents, probs, tiers):
     """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order.
 
-    appended: int32, the new tokens of all. sources: see source_table; the session's rows are overwritten, so a call owns its copy.
-    nodes: int32 [2, total budget], tokens and parents; probs float32, tiers uint8 alike."""
+    appended: int32, the new tokens of all. sources: see source_table; the session's rows are overwritten, so a call owns
+    its copy. tokens, parents: int32, probs: float32, tiers: uint8, each of the total budget."""
     live, prior = _borders(sources)
+    bounds = live, prior, len(sources)
     context = integers[_CONTEXT]
+    count = integers[_COUNTS]
     intervals = integers[_INTERVALS, : 2 * MAX_SEGMENTS].reshape((MAX_SEGMENTS, 2))
     for entry in range(len(requests)):
         request = requests[entry]
@@ -189,26 +295,28 @@ def run_batch(requests, appended, sources, weights, integers, reals, nodes, prob
         address = request[SESSION]
         if address == 0:
             continue
-        append_tokens(address, appended, request[BEGIN], request[END])
-        size = _context(address, request[TEXT_START], context)
+        descriptor = view_i64(address, DESCRIPTOR_FIELDS)
+        if request[BEGIN] < request[END]:
+            if descriptor[DRAFT_NODES] > 0:
+                _count_accepted(descriptor, appended, request[BEGIN], request[END], count)
+            append_tokens(address, appended, request[BEGIN], request[END])
         if request[NODES] == 0:
             continue
-        if size == 0:
-            _count_nodes(tiers[:0], integers[_COUNTS])
-            continue
-        descriptor = view_i64(address, DESCRIPTOR_FIELDS)
-        sources[SESSION_ROW, TOKENS] = descriptor[BUFFER]
-        sources[REJECTED_ROW, TOKENS] = descriptor[REFUSED]
-        bounds = live, prior, len(sources)
-        count = _occurrences(
-            address, sources, bounds, context, size, request[NODES], weights, intervals, integers, reals
-        )
+        size = _context(address, request[TEXT_START], context)
         begin, end = request[OUTPUT], request[OUTPUT] + request[NODES]
-        budget = request[NODES], request[DEPTH], request[CHILDREN]
-        out = nodes[:, begin:end], probs[begin:end], tiers[begin:end]
-        if np.int64(weights[POLICY]) == Policy.PRIORITY:
-            size = draft_chain(integers, count, sources, descriptor[LENGTH], weights, budget, *out)
-        else:
-            size = grow_tree(integers, reals, count, sources, descriptor[LENGTH], weights, budget, *out)
-        request[DRAFTED] = begin + size
-        _count_nodes(tiers[begin : begin + size], integers[_COUNTS])
+        if size > 0:
+            sources[SESSION_ROW, TOKENS] = descriptor[BUFFER]
+            sources[REJECTED_ROW, TOKENS] = descriptor[REFUSED]
+            found = _occurrences(
+                address, sources, bounds, context, size, request[NODES], weights, intervals, integers, reals
+            )
+            budget = request[NODES], request[DEPTH], request[CHILDREN]
+            out = tokens[begin:end], parents[begin:end], probs[begin:end], tiers[begin:end]
+            length = descriptor[LENGTH]
+            if np.int64(weights[POLICY]) == Policy.PRIORITY:
+                size = draft_chain(integers, found, sources, length, weights, budget, *out)
+            else:
+                size = grow_tree(integers, reals, found, sources, length, weights, budget, *out)
+        end = request[DRAFTED] = begin + size
+        _count_nodes(tiers[begin:end], count)
+        _keep_draft(descriptor, tokens[begin:end], parents[begin:end], tiers[begin:end])

@@ -199,7 +199,7 @@ def _cast_votes(integers, reals, count, weights):
 
 
 @njit(inline="always")
-def _following(integers, occurrence, sources, length, nodes, node, depth):
+def _following(integers, occurrence, sources, length, tokens, parents, node, depth):
     """The token `depth` tokens after an occurrence's first, or -1 where its document ends.
 
     A session's occurrence that reaches the end of the text goes on with the drafted path itself: it is periodic. A refused
@@ -212,8 +212,8 @@ def _following(integers, occurrence, sources, length, nodes, node, depth):
         return np.int64(view_i32(sources[row, TOKENS], 2 * cursor + 2)[2 * cursor + 1])
     if row == SESSION_ROW and cursor >= length:
         for _ in range(depth - 1 - (cursor - length)):
-            node = nodes[1, node]
-        return np.int64(nodes[0, node])
+            node = parents[node]
+        return np.int64(tokens[node])
     token = load_token(sources[row, TOKENS], sources[row, WIDTH], cursor)
     return np.int64(-1) if token == sources[row, STOP] else token
 
@@ -241,12 +241,12 @@ def _group_of(integers, reals, token, groups):
 
 
 @njit(inline="always")
-def _gather(integers, reals, sources, length, nodes, low, high, node, depth):
+def _gather(integers, reals, sources, length, tokens, parents, low, high, node, depth):
     """Groups the occurrences order[low:high] by the token that follows at `depth`. Returns the number of groups."""
     groups = 0
     for i in range(low, high):
         occurrence = integers[_ORDER, i]
-        token = _following(integers, occurrence, sources, length, nodes, node, depth)
+        token = _following(integers, occurrence, sources, length, tokens, parents, node, depth)
         if token < 0:
             integers[_GROUP, i] = -1
             continue
@@ -343,12 +343,25 @@ def _pop(integers, reals, size):
 
 @njit(inline="always")
 def _expand(
-    integers, reals, sources, length, nodes, weights, low, high, node, depth, parent, used, heap_size
+    integers,
+    reals,
+    sources,
+    length,
+    tokens,
+    parents,
+    weights,
+    low,
+    high,
+    node,
+    depth,
+    parent,
+    used,
+    heap_size,
 ):
     """Splits a range of occurrences into candidates below `node`; parent is the candidate it came from (-1: root).
 
     Returns the numbers of candidates and of heap elements."""
-    groups = _gather(integers, reals, sources, length, nodes, low, high, node, depth)
+    groups = _gather(integers, reals, sources, length, tokens, parents, low, high, node, depth)
     _permute(integers, low, high, groups)
     scale = 1.0
     if parent < 0:
@@ -380,16 +393,18 @@ def _expand(
 
 
 @njit
-def grow_tree(integers, reals, count, sources, length, weights, budget, nodes, probs, tiers):
+def grow_tree(integers, reals, count, sources, length, weights, budget, tokens, parents, probs, tiers):
     """Best-first merge of `count` occurrences (integers[:4], counted by `count_votes`) under a budget.
 
-    length: tokens of the session. budget: (nodes, depth, children). nodes: int32 [2, budget nodes], tokens and
-    parents. probs: float32, tiers: uint8. Returns the number of nodes."""
+    length: tokens of the session. budget: (nodes, depth, children). tokens, parents: int32 [budget nodes], probs:
+    float32, tiers: uint8. Returns the number of nodes."""
     limit, deepest, widest = budget
     _cast_votes(integers, reals, count, weights)
     for i in range(count):
         integers[_ORDER, i] = i
-    used, heap_size = _expand(integers, reals, sources, length, nodes, weights, 0, count, -1, 0, -1, 0, 0)
+    used, heap_size = _expand(
+        integers, reals, sources, length, tokens, parents, weights, 0, count, -1, 0, -1, 0, 0
+    )  # fmt: skip
     size, root_children = 0, 0
     while heap_size > 0 and size < limit:
         top = integers[_HEAP, 0]
@@ -403,7 +418,7 @@ def grow_tree(integers, reals, count, sources, length, weights, budget, nodes, p
             if integers[_NODE_CHILDREN, parent] == widest:
                 continue
             integers[_NODE_CHILDREN, parent] += 1
-        nodes[0, size], nodes[1, size] = integers[_TOKEN, top], parent
+        tokens[size], parents[size] = integers[_TOKEN, top], parent
         probability = reals[_PROBABILITY, top]
         probs[size] = weights[_ODDS] * probability / (1.0 + (weights[_ODDS] - 1.0) * probability)
         tiers[size] = _TIER_OF[integers[_RANK, top]]
@@ -416,7 +431,8 @@ def grow_tree(integers, reals, count, sources, length, weights, budget, nodes, p
                 reals,
                 sources,
                 length,
-                nodes,
+                tokens,
+                parents,
                 weights,
                 integers[_LOW, top],
                 integers[_HIGH, top],
@@ -430,7 +446,7 @@ def grow_tree(integers, reals, count, sources, length, weights, budget, nodes, p
 
 
 @njit
-def draft_chain(integers, count, sources, length, weights, budget, nodes, probs, tiers):
+def draft_chain(integers, count, sources, length, weights, budget, tokens, parents, probs, tiers):
     """The `priority` policy; arguments and result as `grow_tree`. Of the occurrences that rank equal, the first one with
     the longest match."""
     limit, deepest, _ = budget
@@ -446,10 +462,10 @@ def draft_chain(integers, count, sources, length, weights, budget, nodes, probs,
     rank, match = _RANK_OF[sources[integers[SOURCE, chosen], TIER]], integers[MATCH, chosen]
     probability = _trust(weights, rank, _CLASS_OF[match])
     while size < min(limit, deepest):
-        token = _following(integers, chosen, sources, length, nodes, size - 1, size)
+        token = _following(integers, chosen, sources, length, tokens, parents, size - 1, size)
         if token < 0:
             break
-        nodes[0, size], nodes[1, size] = token, size - 1
+        tokens[size], parents[size] = token, size - 1
         probs[size] = weights[_ODDS] * probability / (1.0 + (weights[_ODDS] - 1.0) * probability)
         tiers[size] = _TIER_OF[rank]
         size += 1
