@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import grpc
 import typer
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
@@ -25,9 +24,11 @@ from datastore_service.cli.options import (
     TokenFile,
     TokenizerOption,
     namespace_of,
+    takes_tls,
 )
+from datastore_service.client.channel import open_channel
 from datastore_service.client.wire import namespace_message
-from datastore_service.endpoint import parse_endpoint
+from datastore_service.tls import Tls
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from proto_gen.specstore.v1.drafting_pb2 import Namespace
@@ -42,16 +43,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 def add_commands(app: typer.Typer) -> None:
     for command in (stats, namespaces, sessions, flush, warmup, compact, drop_namespace, health):
-        app.command()(command)
+        app.command()(takes_tls(command))
 
 
 def stats(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     as_json: AsJson = False,
     admin_token_file: TokenFile = None,
+    *,
+    tls: Tls | None,
 ) -> None:
     """Shows what the service holds and how often each tier hits."""
-    with _admin(endpoint, admin_token_file) as (stub, metadata):
+    with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS, metadata=metadata)
     if as_json:
         _print_json(reply)
@@ -60,10 +63,14 @@ def stats(
 
 
 def namespaces(
-    endpoint: Endpoint = DEFAULT_ENDPOINT, as_json: AsJson = False, admin_token_file: TokenFile = None
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    as_json: AsJson = False,
+    admin_token_file: TokenFile = None,
+    *,
+    tls: Tls | None,
 ) -> None:
     """Lists the namespaces."""
-    with _admin(endpoint, admin_token_file) as (stub, metadata):
+    with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.ListNamespaces(pb.ListNamespacesRequest(), timeout=CALL_SECONDS, metadata=metadata)
     if as_json:
         _print_json(reply)
@@ -80,10 +87,12 @@ def sessions(
     tenant: Tenant = "",
     as_json: AsJson = False,
     admin_token_file: TokenFile = None,
+    *,
+    tls: Tls | None,
 ) -> None:
     """Lists a namespace's open sessions, oldest first."""
     request = pb.ListSessionsRequest(namespace=namespace_message(namespace_of(model, tokenizer, tenant)))
-    with _admin(endpoint, admin_token_file) as (stub, metadata):
+    with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.ListSessions(request, timeout=CALL_SECONDS, metadata=metadata)
     if as_json:
         _print_json(reply)
@@ -110,10 +119,12 @@ def compact(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     tenant: Tenant = "",
     admin_token_file: TokenFile = None,
+    *,
+    tls: Tls | None,
 ) -> None:
     """Merges a namespace's live tier into as few segments as possible."""
     request = pb.CompactRequest(namespace=namespace_message(namespace_of(model, tokenizer, tenant)))
-    with _admin(endpoint, admin_token_file) as (stub, metadata):
+    with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.Compact(request, timeout=LONG_CALL_SECONDS, metadata=metadata)
     print(f"live tier: {reply.tokens} tokens in {reply.segments} segments")
 
@@ -124,10 +135,12 @@ def drop_namespace(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     tenant: Tenant = "",
     admin_token_file: TokenFile = None,
+    *,
+    tls: Tls | None,
 ) -> None:
     """Ends a namespace without open sessions and forgets all of its text."""
     request = pb.DropNamespaceRequest(namespace=namespace_message(namespace_of(model, tokenizer, tenant)))
-    with _admin(endpoint, admin_token_file) as (stub, metadata):
+    with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         stub.DropNamespace(request, timeout=CALL_SECONDS, metadata=metadata)
     print("dropped")
 
@@ -141,6 +154,8 @@ def flush(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     tenant: Tenant = "",
     admin_token_file: TokenFile = None,
+    *,
+    tls: Tls | None,
 ) -> None:
     """Makes the service forget a tier, a session, or all of a namespace."""
     if bool(tier) + bool(session) + everything != 1:
@@ -153,7 +168,7 @@ def flush(
         request.session = session
     else:
         request.all = True
-    with _admin(endpoint, admin_token_file) as (stub, metadata):
+    with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         stub.Flush(request, timeout=CALL_SECONDS, metadata=metadata)
     print(f"flushed {tier or session or 'all'}")
 
@@ -168,20 +183,22 @@ def warmup(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     tenant: Tenant = "",
     admin_token_file: TokenFile = None,
+    *,
+    tls: Tls | None,
 ) -> None:
     """Adds documents to the live tier of a running service."""
     namespace = namespace_message(namespace_of(model, str(tokenizer), tenant))
     documents = _documents(sources, tokenizer, field)
-    with _admin(endpoint, admin_token_file) as (stub, metadata):
+    with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.Warmup(_requests(namespace, documents), timeout=LONG_CALL_SECONDS, metadata=metadata)
     print(f"added {reply.documents} documents, {reply.tokens} tokens")
 
 
-def health(endpoint: Endpoint = DEFAULT_ENDPOINT) -> None:
+def health(endpoint: Endpoint = DEFAULT_ENDPOINT, *, tls: Tls | None) -> None:
     """Exits with status 0 if the service is serving, 1 if not."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with grpc.insecure_channel(parse_endpoint(endpoint).target) as channel:
+    with open_channel(endpoint, tls) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS
         )
@@ -191,10 +208,12 @@ def health(endpoint: Endpoint = DEFAULT_ENDPOINT) -> None:
 
 
 @contextmanager
-def _admin(endpoint: str, token_file: Path | None) -> Iterator[tuple[AdminStub, tuple[tuple[str, str], ...]]]:
+def _admin(
+    endpoint: str, token_file: Path | None, tls: Tls | None
+) -> Iterator[tuple[AdminStub, tuple[tuple[str, str], ...]]]:
     token = token_file.read_text().strip() if token_file else os.environ.get(TOKEN_VARIABLE, "")
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    with grpc.insecure_channel(parse_endpoint(endpoint).target) as channel:
+    with open_channel(endpoint, tls) as channel:
         yield AdminStub(channel), metadata
 
 

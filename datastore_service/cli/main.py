@@ -110,6 +110,13 @@ def serve(
     admin_token_file: Annotated[
         Path | None, typer.Option(help=f"file with the admin token; else the environment's {TOKEN_VARIABLE}")
     ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="listen with TLS: the service's certificate, then intermediate ones (PEM)")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="its private key (PEM)")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="clients must show a certificate signed by one of these (PEM)")
+    ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="HTTP port on loopback for Prometheus", min=0, max=65535)
     ] = None,
@@ -129,12 +136,14 @@ def serve(
     from datastore_service.server.logs import log_to_stderr
     from datastore_service.server.service import Service
     from datastore_service.server.service import serve as serve_until_told
+    from datastore_service.tls import server_tls
 
     log_to_stderr(log_level)
     address = parse_endpoint(listen, "listen")
+    tls = server_tls(tls_certificate, tls_key, tls_client_ca)
     token = _admin_token(admin_token_file)
     maker = engine_maker(prior or _prior_in(data), vocab_size, Limits(sessions=sessions))
-    service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote)
+    service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote, tls)
     serve_until_told(service, metrics_port)
 
 

@@ -15,9 +15,11 @@ import grpc
 
 from datastore_service.client import wire
 from datastore_service.client.base import Datastore, DatastoreError
+from datastore_service.client.channel import open_channel
 from datastore_service.client.metrics import RECONNECTS
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.types import Entry, Namespace, Reply
+from datastore_service.tls import Tls
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 
@@ -63,7 +65,7 @@ class GrpcDatastore(Datastore):
     endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed.
     """
 
-    def __init__(self, endpoint: str, namespace: Namespace) -> None:
+    def __init__(self, endpoint: str, namespace: Namespace, tls: Tls | None = None) -> None:
         self._target = parse_endpoint(endpoint).target
         self._namespace = wire.namespace_message(namespace)
         self._state = threading.Condition()
@@ -74,7 +76,7 @@ class GrpcDatastore(Datastore):
         self._arrived: queue.SimpleQueue[pb.DraftReply | None] = queue.SimpleQueue()
         self._trouble = "not connected yet"
         self._closed = False
-        self._channel = grpc.insecure_channel(self._target, options=_CHANNEL_OPTIONS)
+        self._channel = open_channel(endpoint, tls, _CHANNEL_OPTIONS)
         self._call: Any = None  # of the open stream
         self._reported = ""
         self._thread = threading.Thread(target=self._keep_connected, name="specstore-stream", daemon=True)

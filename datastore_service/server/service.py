@@ -18,6 +18,7 @@ from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import Namespaces, NewEngine
+from datastore_service.tls import Tls
 from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_server
@@ -36,7 +37,7 @@ class Service:
     """Listens on `address` once started.
 
     new_engine: makes a namespace's engine and says whether the prior is attached. token: asked of admin calls, "" for
-    none. Raises ValueError if the address is reachable from elsewhere and not allowed to be, or has no token.
+    none. tls: None for plain text. Raises ValueError if the address is reachable from elsewhere and not allowed to be, or has no token.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Service:
         limits: ServiceLimits | None = None,
         token: str = "",
         allow_remote: bool = False,
+        tls: Tls | None = None,
     ) -> None:
         _check_exposure(address, token, allow_remote)
         self._limits = limits or ServiceLimits()
@@ -53,7 +55,7 @@ class Service:
         self.metrics = ServiceMetrics(self.namespaces)
         self.drafting = Drafting(self.namespaces, self._limits, self.metrics)
         self._health = health.HealthServicer()
-        self._address = address
+        self._address, self._tls = address, tls
         self._server = grpc.server(
             ThreadPoolExecutor(self._limits.streams + SHORT_CALL_THREADS, "specstore-rpc"),
             options=_server_options(self._limits),
@@ -65,14 +67,16 @@ class Service:
     def start(self) -> str:
         """Returns the endpoint (with the port that port 0 became). Raises OSError if the address is not free."""
         try:
-            port = self._server.add_insecure_port(self._address.target)
+            port = self._bind()
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._address.target}: {error}") from None
         self.endpoint = self._address.target if self._address.path else f"{self._address.host}:{port}"
         self._server.start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
         threading.Thread(target=self._keep_house, name="specstore-housekeeping", daemon=True).start()
-        log.info("serving", extra={"endpoint": self.endpoint})
+        log.info("serving", extra={"endpoint": self.endpoint, "tls": self._tls is not None})
+        if not self._tls and not self._address.local:
+            log.warning("no TLS: texts and the admin token cross the network readable")
         return self.endpoint
 
     def stop(self) -> None:
@@ -84,6 +88,15 @@ class Service:
             log.warning("drain: messages still unanswered", extra={"seconds": DRAIN_SECONDS})
         self._server.stop(LAST_REPLY_SECONDS).wait()
         log.info("stopped")
+
+    def _bind(self) -> int:
+        if self._tls is None:
+            return self._server.add_insecure_port(self._address.target)
+        pair = self._tls.key, self._tls.certificate
+        asks = self._tls.ca is not None
+        return self._server.add_secure_port(
+            self._address.target, grpc.ssl_server_credentials([pair], self._tls.ca, require_client_auth=asks)
+        )
 
     def _add_servicers(self, admin: Admin) -> None:
         add_DraftingServicer_to_server(self.drafting, self._server)

@@ -19,6 +19,7 @@ def test_version():
     [
         (["fingerprint", "/none"], 1, "specstore: /none: file: No such file or directory\n"),
         (["serve", "--listen", "x"], 2, "specstore: listen: 'x' is not HOST:PORT or unix:PATH\n"),
+        (["serve", "--listen", "127.0.0.1:0", "--tls-key", "/none"], 2, "specstore: tls-key: needs tls-certificate\n"),
         (["stats", "--endpoint", "x"], 2, "specstore: endpoint: 'x' is not HOST:PORT or unix:PATH\n"),
         (["query", "1", "--ids", "--tokenizer", "0" * 64], 2, "specstore: query: one of --prior and --endpoint is required\n"),
         (["flush", "--model", "m", "--tokenizer", "0" * 64], 2, "specstore: flush: one of --tier, --session and --all is required\n"),
