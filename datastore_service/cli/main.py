@@ -123,7 +123,16 @@ def serve(
     vocab_size: Annotated[
         int, typer.Option(help="token ids are smaller; a small one saves memory", min=1, max=MAX_VOCAB)
     ] = MAX_VOCAB,
-    sessions: Annotated[int, typer.Option(help="most open sessions of a namespace", min=1)] = 4096,
+    sessions: Annotated[int, typer.Option(help="most open sessions of a namespace")] = 4096,
+    tokens: Annotated[
+        int, typer.Option(help="most tokens of its open sessions and kept conversations, up to 90 bytes each")
+    ] = 1 << 26,
+    live_tokens: Annotated[
+        int, typer.Option(help="most tokens of its live tier, about 6 bytes each; 0: nothing is learned")
+    ] = 1 << 24,
+    conversation_seconds: Annotated[
+        float, typer.Option(help="how long a conversation is kept for its next request")
+    ] = 3600.0,
     grace: Annotated[
         float, typer.Option(help="seconds a broken stream's sessions wait for their worker", min=0)
     ] = 60.0,
@@ -142,7 +151,10 @@ def serve(
     address = parse_endpoint(listen, "listen")
     tls = server_tls(tls_certificate, tls_key, tls_client_ca)
     token = _admin_token(admin_token_file)
-    maker = engine_maker(prior or _prior_in(data), vocab_size, Limits(sessions=sessions))
+    limits = Limits(
+        sessions=sessions, tokens=tokens, live_tokens=live_tokens, conversation_seconds=conversation_seconds
+    )
+    maker = engine_maker(prior or _prior_in(data), vocab_size, limits)
     service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote, tls)
     serve_until_told(service, metrics_port)
 

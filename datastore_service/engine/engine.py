@@ -58,8 +58,8 @@ class Limits:
             "conversation_seconds",
             "refusals",
         ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is negative")
+            if not getattr(self, name) >= 0:  # NaN too
+                raise ValueError(f"{name}: {getattr(self, name)} is not at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
 """Arguments and exit codes of the command, in this process."""
 
+import inspect
+
 import pytest
 from typer.testing import CliRunner
 
-from datastore_service.cli.main import app
+from datastore_service.cli.main import app, serve
+from datastore_service.engine.engine import Limits
 
 
 def run(*words: str):
@@ -20,6 +23,10 @@ def test_version():
         (["fingerprint", "/none"], 1, "specstore: /none: file: No such file or directory\n"),
         (["serve", "--listen", "x"], 2, "specstore: listen: 'x' is not HOST:PORT or unix:PATH\n"),
         (["serve", "--listen", "127.0.0.1:0", "--tls-key", "/none"], 2, "specstore: tls-key: needs tls-certificate\n"),
+        (["serve", "--sessions", "0"], 2, "specstore: sessions: 0 is below 1\n"),
+        (["serve", "--tokens", "0"], 2, "specstore: tokens: 0 is below 1\n"),
+        (["serve", "--live-tokens", "-1"], 2, "specstore: live_tokens: -1 is not at least 0\n"),
+        (["serve", "--conversation-seconds", "nan"], 2, "specstore: conversation_seconds: nan is not at least 0\n"),
         (["stats", "--endpoint", "x"], 2, "specstore: endpoint: 'x' is not HOST:PORT or unix:PATH\n"),
         (["query", "1", "--ids", "--tokenizer", "0" * 64], 2, "specstore: query: one of --prior and --endpoint is required\n"),
         (["flush", "--model", "m", "--tokenizer", "0" * 64], 2, "specstore: flush: one of --tier, --session and --all is required\n"),
@@ -28,6 +35,13 @@ def test_version():
 def test_errors_are_one_line(words, status, message):
     result = run(*words)
     assert (result.exit_code, result.stderr) == (status, message)
+
+
+def test_bounds_default_to_the_engine_s_own():
+    given = inspect.signature(serve).parameters
+    limits = Limits()
+    for name in ("sessions", "tokens", "live_tokens", "conversation_seconds"):
+        assert given[name].default == getattr(limits, name)
 
 
 def test_empty_token_file(tmp_path):
