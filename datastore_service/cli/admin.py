@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
-from google.protobuf.message import Message  # type: ignore[import-untyped]
-from rich.console import Console
 from rich.table import Table
 
 from datastore_service.cli.options import (
     DEFAULT_ENDPOINT,
     TOKEN_VARIABLE,
+    AsJson,
     Endpoint,
     Model,
     Tenant,
@@ -26,6 +23,7 @@ from datastore_service.cli.options import (
     namespace_of,
     takes_tls,
 )
+from datastore_service.cli.output import print_json, print_reply, print_rows, tables
 from datastore_service.client.channel import open_channel
 from datastore_service.client.wire import namespace_message
 from datastore_service.tls import Tls
@@ -37,8 +35,6 @@ CALL_SECONDS = 30.0
 LONG_CALL_SECONDS = 3600.0
 HEALTH_SECONDS = 3.0
 DOCUMENTS_A_MESSAGE = 64
-
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -57,7 +53,7 @@ def stats(
     with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS, metadata=metadata)
     if as_json:
-        _print_json(reply)
+        print_json(reply)
     else:
         _print_tables(reply)
 
@@ -73,9 +69,9 @@ def namespaces(
     with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.ListNamespaces(pb.ListNamespacesRequest(), timeout=CALL_SECONDS, metadata=metadata)
     if as_json:
-        _print_json(reply)
+        print_json(reply)
     else:
-        _print_rows(
+        print_rows(
             ("model", "tenant", "tokenizer"), [(n.model, n.tenant, n.tokenizer) for n in reply.namespaces]
         )
 
@@ -95,9 +91,9 @@ def sessions(
     with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.ListSessions(request, timeout=CALL_SECONDS, metadata=metadata)
     if as_json:
-        _print_json(reply)
+        print_json(reply)
     else:
-        _print_rows(
+        print_rows(
             ("session", "tokens", "prompt", "bytes", "conversation", "published"),
             [
                 (
@@ -118,6 +114,7 @@ def compact(
     tokenizer: TokenizerOption,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     tenant: Tenant = "",
+    as_json: AsJson = False,
     admin_token_file: TokenFile = None,
     *,
     tls: Tls | None,
@@ -126,7 +123,7 @@ def compact(
     request = pb.CompactRequest(namespace=namespace_message(namespace_of(model, tokenizer, tenant)))
     with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.Compact(request, timeout=LONG_CALL_SECONDS, metadata=metadata)
-    print(f"live tier: {reply.tokens} tokens in {reply.segments} segments")
+    print_reply(reply, as_json, f"live tier: {reply.tokens} tokens in {reply.segments} segments")
 
 
 def drop_namespace(
@@ -134,6 +131,7 @@ def drop_namespace(
     tokenizer: TokenizerOption,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     tenant: Tenant = "",
+    as_json: AsJson = False,
     admin_token_file: TokenFile = None,
     *,
     tls: Tls | None,
@@ -141,8 +139,8 @@ def drop_namespace(
     """Ends a namespace without open sessions and forgets all of its text."""
     request = pb.DropNamespaceRequest(namespace=namespace_message(namespace_of(model, tokenizer, tenant)))
     with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
-        stub.DropNamespace(request, timeout=CALL_SECONDS, metadata=metadata)
-    print("dropped")
+        reply = stub.DropNamespace(request, timeout=CALL_SECONDS, metadata=metadata)
+    print_reply(reply, as_json, "dropped")
 
 
 def flush(
@@ -153,6 +151,7 @@ def flush(
     everything: Annotated[bool, typer.Option("--all", help="every tier but the prior")] = False,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     tenant: Tenant = "",
+    as_json: AsJson = False,
     admin_token_file: TokenFile = None,
     *,
     tls: Tls | None,
@@ -169,8 +168,8 @@ def flush(
     else:
         request.all = True
     with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
-        stub.Flush(request, timeout=CALL_SECONDS, metadata=metadata)
-    print(f"flushed {tier or session or 'all'}")
+        reply = stub.Flush(request, timeout=CALL_SECONDS, metadata=metadata)
+    print_reply(reply, as_json, f"flushed {tier or session or 'all'}")
 
 
 def warmup(
@@ -182,6 +181,7 @@ def warmup(
     field: Annotated[str, typer.Option(help="field of a JSONL line, column of a Parquet file")] = "text",
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     tenant: Tenant = "",
+    as_json: AsJson = False,
     admin_token_file: TokenFile = None,
     *,
     tls: Tls | None,
@@ -191,10 +191,10 @@ def warmup(
     documents = _documents(sources, tokenizer, field)
     with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
         reply = stub.Warmup(_requests(namespace, documents), timeout=LONG_CALL_SECONDS, metadata=metadata)
-    print(f"added {reply.documents} documents, {reply.tokens} tokens")
+    print_reply(reply, as_json, f"added {reply.documents} documents, {reply.tokens} tokens")
 
 
-def health(endpoint: Endpoint = DEFAULT_ENDPOINT, *, tls: Tls | None) -> None:
+def health(endpoint: Endpoint = DEFAULT_ENDPOINT, as_json: AsJson = False, *, tls: Tls | None) -> None:
     """Exits with status 0 if the service is serving, 1 if not."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -202,7 +202,7 @@ def health(endpoint: Endpoint = DEFAULT_ENDPOINT, *, tls: Tls | None) -> None:
         reply = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS
         )
-    print(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+    print_reply(reply, as_json, health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         raise typer.Exit(1)
 
@@ -242,23 +242,10 @@ def _requests(namespace: Namespace, documents: list[pb.Document]) -> Iterator[pb
         yield pb.WarmupRequest(documents=documents[first : first + DOCUMENTS_A_MESSAGE])
 
 
-def _print_json(reply: Message) -> None:
-    fields = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    print(json.dumps(fields, indent=2))
-
-
-def _print_rows(headings: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
-    table = Table(*headings)
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table)
-
-
 def _print_tables(reply: pb.StatsReply) -> None:
-    console = Console()
-    console.print(f"version {reply.version}, up {reply.uptime_seconds:.0f} s, {reply.streams} streams")
+    tables.print(f"version {reply.version}, up {reply.uptime_seconds:.0f} s, {reply.streams} streams")
     for stats_of in reply.namespaces:
-        console.print(_table(stats_of))
+        tables.print(_table(stats_of))
 
 
 def _table(stats_of: pb.NamespaceStats) -> Table:

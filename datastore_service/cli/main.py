@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -9,19 +10,15 @@ from typing import Annotated
 
 import grpc
 import typer
-from rich.console import Console
-from rich.progress import Progress as Bar
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from typer.core import TyperGroup
 
 from datastore_service.cli import admin, query
-from datastore_service.cli.options import TOKEN_VARIABLE
+from datastore_service.cli.options import TOKEN_VARIABLE, AsJson
+from datastore_service.cli.output import errors, progress
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.storage.errors import StorageError
-
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class OneLineErrors(TyperGroup):
@@ -63,13 +60,13 @@ def build(
     out: Annotated[Path, typer.Option(help="directory of the prior; a finished one is appended to")],
     tokenizer: Annotated[Path, typer.Option(help="the model's folder, for its tokenizer.json")],
     field: Annotated[str, typer.Option(help="field of a JSONL line, column of a Parquet file")] = "text",
+    as_json: AsJson = False,
 ) -> None:
     """Builds a prior from a corpus. An interrupted build goes on where it stopped."""
     from datastore_service.storage.build import build_prior
     from datastore_service.storage.manifest import open_segments
 
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Bar(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress() as bar:
         task = bar.add_task("reading")
         manifest = build_prior(
             sources,
@@ -80,8 +77,11 @@ def build(
                 task, description=f"{p.documents:,} documents, {p.tokens:,} tokens, {p.segments} segments"
             ),
         )
-    tokens = sum(map(len, open_segments(out)))
-    print(f"{out}: {tokens:,} tokens in {len(manifest.segments)} segments, tokenizer {manifest.tokenizer}")
+    tokens, segments = sum(map(len, open_segments(out))), len(manifest.segments)
+    if as_json:
+        print(json.dumps({"tokens": tokens, "segments": segments, "tokenizer": manifest.tokenizer}))
+    else:
+        print(f"{out}: {tokens:,} tokens in {segments} segments, tokenizer {manifest.tokenizer}")
 
 
 @app.command()

@@ -27,6 +27,7 @@ Tenant = Annotated[str, typer.Option(help="tenant part of the namespace")]
 TokenFile = Annotated[
     Path | None, typer.Option("--admin-token-file", help=f"file with the admin token; else {TOKEN_VARIABLE}")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 DEFAULT_ENDPOINT = "127.0.0.1:50061"
 
 # The variables are those of SGLang's plugin.
@@ -47,7 +48,9 @@ def takes_tls(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command, in place of its parameter `tls`, the options that name the files."""
 
     @wraps(command)
-    def run(tls_ca: Path | None, tls_certificate: Path | None, tls_key: Path | None, **others: object) -> None:
+    def run(
+        tls_ca: Path | None, tls_certificate: Path | None, tls_key: Path | None, **others: object
+    ) -> None:
         command(tls=client_tls(tls_ca, tls_certificate, tls_key), **others)
 
     signature = inspect.signature(command, eval_str=True)

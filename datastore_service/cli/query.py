@@ -14,7 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 from tokenizers import Tokenizer
 
-from datastore_service.cli.options import Model, Tenant, TokenizerOption, namespace_of, takes_tls
+from datastore_service.cli.options import AsJson, Model, Tenant, TokenizerOption, namespace_of, takes_tls
 from datastore_service.client import Datastore
 from datastore_service.engine.tree import DraftTree, Tier
 from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
@@ -39,7 +39,7 @@ def query(
     nodes: Annotated[int, typer.Option(help="most drafted tokens", min=1)] = 16,
     model: Model = "",
     tenant: Tenant = "",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
     *,
     tls: Tls | None,
 ) -> None:
