@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
 from rich.table import Table
 
 from datastore_service.cli.options import (
     DEFAULT_ENDPOINT,
+    FINGERPRINT,
     TOKEN_VARIABLE,
     AsJson,
     Endpoint,
@@ -23,7 +25,7 @@ from datastore_service.cli.options import (
     namespace_of,
     takes_tls,
 )
-from datastore_service.cli.output import print_json, print_reply, print_rows, tables
+from datastore_service.cli.output import print_json, print_reply, print_rows, progress, tables
 from datastore_service.client.channel import open_channel
 from datastore_service.client.wire import namespace_message
 from datastore_service.tls import Tls
@@ -173,11 +175,18 @@ def flush(
 
 
 def warmup(
-    sources: Annotated[
-        list[Path], typer.Argument(help="JSONL or Parquet (see --field), plain text, or .npy token ids")
-    ],
     model: Model,
-    tokenizer: Annotated[Path, typer.Option(help="the model's folder")],
+    tokenizer: TokenizerOption,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(help="JSONL or Parquet (see --field), plain text, or .npy token ids"),
+    ] = None,
+    server_file: Annotated[
+        str, typer.Option(help="instead of SOURCES: a file in DATA/corpora of the service, which reads it")
+    ] = "",
+    server_tokenizer: Annotated[
+        str, typer.Option(help="its tokenizer.json there, or a folder with one; not needed for token ids")
+    ] = "",
     field: Annotated[str, typer.Option(help="field of a JSONL line, column of a Parquet file")] = "text",
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     tenant: Tenant = "",
@@ -187,10 +196,21 @@ def warmup(
     tls: Tls | None,
 ) -> None:
     """Adds documents to the live tier of a running service."""
-    namespace = namespace_message(namespace_of(model, str(tokenizer), tenant))
-    documents = _documents(sources, tokenizer, field)
+    if bool(sources) == bool(server_file):
+        raise ValueError("warmup: either SOURCES or --server-file is required")
+    namespace = namespace_message(namespace_of(model, tokenizer, tenant))
+    if sources:
+        documents = _documents(sources, tokenizer, field)
     with _admin(endpoint, admin_token_file, tls) as (stub, metadata):
-        reply = stub.Warmup(_requests(namespace, documents), timeout=LONG_CALL_SECONDS, metadata=metadata)
+        if sources:
+            with progress(BarColumn(), MofNCompleteColumn()) as bar:
+                requests = _requests(namespace, documents, bar)
+                reply = stub.Warmup(requests, timeout=LONG_CALL_SECONDS, metadata=metadata)
+        else:
+            request = pb.WarmupFileRequest(
+                namespace=namespace, file=server_file, field=field, tokenizer=server_tokenizer
+            )
+            reply = _last(stub.WarmupFile(request, timeout=LONG_CALL_SECONDS, metadata=metadata))
     print_reply(reply, as_json, f"added {reply.documents} documents, {reply.tokens} tokens")
 
 
@@ -224,22 +244,42 @@ def _tier_number(name: str) -> pb.Tier:
         raise ValueError(f"tier: {name!r} is not live, session or rejected") from None
 
 
-def _documents(sources: list[Path], tokenizer: Path, field: str) -> list[pb.Document]:
-    """All of them, so that a bad file is found before anything is sent."""
+def _documents(sources: list[Path], tokenizer: str, field: str) -> list[pb.Document]:
+    """All of them, so that a bad file is found before anything is sent. tokenizer: a folder, or a fingerprint where all
+    files hold ids."""
     from tokenizers import Tokenizer
 
-    from datastore_service.storage.corpus import read_documents, tokenize
+    from datastore_service.engine.segment import MAX_VOCAB
+    from datastore_service.storage.corpus import read_tokens
     from datastore_service.storage.fingerprint import tokenizer_path
 
-    encoder = Tokenizer.from_file(str(tokenizer_path(tokenizer)))
-    texts = (tokens for source in sources for tokens in tokenize(read_documents(source, field), encoder))
-    return [pb.Document(tokens=tokens.tolist()) for tokens in texts]
+    is_folder = not FINGERPRINT.fullmatch(tokenizer)
+    encoder = Tokenizer.from_file(str(tokenizer_path(tokenizer))) if is_folder else None
+    return [
+        pb.Document(tokens=tokens.tolist())
+        for source in sources
+        for tokens in read_tokens(source, field, encoder, MAX_VOCAB)
+    ]
 
 
-def _requests(namespace: Namespace, documents: list[pb.Document]) -> Iterator[pb.WarmupRequest]:
+def _requests(namespace: Namespace, documents: list[pb.Document], bar: Progress) -> Iterator[pb.WarmupRequest]:
+    task = bar.add_task("sending documents", total=len(documents))
     yield pb.WarmupRequest(namespace=namespace)
     for first in range(0, len(documents), DOCUMENTS_A_MESSAGE):
-        yield pb.WarmupRequest(documents=documents[first : first + DOCUMENTS_A_MESSAGE])
+        some = documents[first : first + DOCUMENTS_A_MESSAGE]
+        yield pb.WarmupRequest(documents=some)
+        bar.advance(task, len(some))
+    bar.update(task, description="sent; the service indexes")
+
+
+def _last(replies: Iterable[pb.WarmupProgress]) -> pb.WarmupProgress:
+    """Shows each as it comes."""
+    last = pb.WarmupProgress()
+    with progress() as bar:
+        task = bar.add_task("the service reads")
+        for last in replies:
+            bar.update(task, description=f"added {last.documents:,} documents, {last.tokens:,} tokens")
+    return last
 
 
 def _print_tables(reply: pb.StatsReply) -> None:

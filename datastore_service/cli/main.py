@@ -104,7 +104,8 @@ def serve(
         Path | None, typer.Option(help="directory of a prior, as `specstore build` makes it")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="the service's directory: uses the prior in DATA/prior, if any")
+        Path | None,
+        typer.Option(help="the service's directory: a prior in DATA/prior, files to warm up from in DATA/corpora"),
     ] = None,
     allow_remote: Annotated[bool, typer.Option(help="permit an address that other machines reach")] = False,
     admin_token_file: Annotated[
@@ -155,7 +156,8 @@ def serve(
         sessions=sessions, tokens=tokens, live_tokens=live_tokens, conversation_seconds=conversation_seconds
     )
     maker = engine_maker(prior or _prior_in(data), vocab_size, limits)
-    service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote, tls)
+    corpora = data / "corpora" if data else None
+    service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote, tls, corpora)
     serve_until_told(service, metrics_port)
 
 

@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -14,6 +15,7 @@ from prometheus_client import start_http_server
 
 from datastore_service.endpoint import Endpoint
 from datastore_service.server.admin import Admin
+from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
@@ -37,7 +39,7 @@ class Service:
     """Listens on `address` once started.
 
     new_engine: makes a namespace's engine and says whether the prior is attached. token: asked of admin calls, "" for
-    none. tls: None for plain text. Raises ValueError if the address is reachable from elsewhere and not allowed to be, or has no token.
+    none. tls: None for plain text. corpora: folder of the files that WarmupFile may read. Raises ValueError if the address is reachable from elsewhere and not allowed to be, or has no token.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Service:
         token: str = "",
         allow_remote: bool = False,
         tls: Tls | None = None,
+        corpora: Path | None = None,
     ) -> None:
         _check_exposure(address, token, allow_remote)
         self._limits = limits or ServiceLimits()
@@ -60,7 +63,9 @@ class Service:
             ThreadPoolExecutor(self._limits.streams + SHORT_CALL_THREADS, "specstore-rpc"),
             options=_server_options(self._limits),
         )
-        self._add_servicers(Admin(self.namespaces, self.drafting, self._limits, self.metrics, token))
+        self._add_servicers(
+            Admin(self.namespaces, self.drafting, self._limits, self.metrics, token, Corpora(corpora))
+        )
         self._stopping = threading.Event()
         self.endpoint = ""
 

@@ -165,6 +165,26 @@ class CompactReply(_message.Message):
     tokens: int
     def __init__(self, segments: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
+class WarmupFileRequest(_message.Message):
+    __slots__ = ("namespace", "file", "field", "tokenizer")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    file: str
+    field: str
+    tokenizer: str
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., file: _Optional[str] = ..., field: _Optional[str] = ..., tokenizer: _Optional[str] = ...) -> None: ...
+
+class WarmupProgress(_message.Message):
+    __slots__ = ("documents", "tokens")
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    documents: int
+    tokens: int
+    def __init__(self, documents: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
 class DropNamespaceRequest(_message.Message):
     __slots__ = ("namespace",)
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]

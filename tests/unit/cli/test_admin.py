@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from google.protobuf.json_format import ParseDict
 from grpc_health.v1 import health_pb2
@@ -72,3 +73,35 @@ def test_a_name_is_shown_as_it_is(service, run):
         done = run(*words)
         assert done.exit_code == 0, done.stderr
         assert "[/b]:smile:" in done.stdout
+
+
+def test_warmup_from_a_file_of_the_service(tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(7))
+    with running(corpora=tmp_path) as service:
+
+        def warmup(*words: object):
+            return CliRunner().invoke(
+                app, ["warmup", *NAME, *map(str, words), "--endpoint", service.endpoint]
+            )
+
+        done = warmup("--server-file", "ids.npy")
+        assert (done.exit_code, done.stdout) == (0, "added 1 documents, 7 tokens\n"), done.stderr
+        done = warmup("--server-file", "ids.npy", "--json")
+        assert json.loads(done.stdout) == {"documents": "1", "tokens": "7"}
+        done = warmup("--server-file", "../ids.npy")
+        assert done.exit_code == 1 and done.stderr.startswith(
+            "specstore: INVALID_ARGUMENT: file: '../ids.npy'"
+        )
+        for both_or_none in ((), (tmp_path / "ids.npy", "--server-file", "ids.npy")):
+            done = warmup(*both_or_none)
+            assert done.exit_code == 2
+            assert done.stderr == "specstore: warmup: either SOURCES or --server-file is required\n"
+
+
+def test_warmup_of_ids_needs_no_tokenizer(run, tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(7))
+    (tmp_path / "text").write_text("some words")
+    done = run("warmup", tmp_path / "ids.npy", *NAME, "--json")
+    assert json.loads(done.stdout) == {"documents": "1", "tokens": "7"}
+    done = run("warmup", tmp_path / "text", *NAME)
+    assert done.exit_code == 1 and "is text, which needs a tokenizer" in done.stderr
