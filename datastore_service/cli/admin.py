@@ -262,7 +262,9 @@ def _documents(sources: list[Path], tokenizer: str, field: str) -> list[pb.Docum
     ]
 
 
-def _requests(namespace: Namespace, documents: list[pb.Document], bar: Progress) -> Iterator[pb.WarmupRequest]:
+def _requests(
+    namespace: Namespace, documents: list[pb.Document], bar: Progress
+) -> Iterator[pb.WarmupRequest]:
     task = bar.add_task("sending documents", total=len(documents))
     yield pb.WarmupRequest(namespace=namespace)
     for first in range(0, len(documents), DOCUMENTS_A_MESSAGE):
@@ -297,10 +299,10 @@ def _table(stats_of: pb.NamespaceStats) -> Table:
     if stats_of.merge_failures:
         caption += f", {stats_of.merge_failures} failed merges (see the log)"
     table = Table(title=title, caption=caption + (", with prior" if stats_of.prior else ", no prior"))
-    for column in ("tier", "tokens", "bytes", "segments", "hits", "drafted"):
+    for column in ("tier", "tokens", "bytes", "segments", "hits", "drafted", "accepted"):
         table.add_column(column, justify="left" if column == "tier" else "right")
     for tier in stats_of.tiers:
         name = pb.Tier.Name(tier.tier).removeprefix("TIER_").lower()
-        counts = (tier.tokens, tier.bytes, tier.segments, tier.hits, tier.drafted)
+        counts = (tier.tokens, tier.bytes, tier.segments, tier.hits, tier.drafted, tier.accepted)
         table.add_row(name, *(f"{count:,}" for count in counts))
     return table

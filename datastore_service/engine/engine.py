@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from datastore_service.engine import batch
+from datastore_service.engine.acceptance import Acceptance, Draft, draft_of
 from datastore_service.engine.conversations import Conversations
 from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES, FusionWeights
 from datastore_service.engine.live import LiveTier, LiveView
@@ -64,13 +65,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """segments: of a segment tier, else 0. hits: drafts with at least one node of the tier. drafted: nodes of it."""
+    """segments: of a segment tier, else 0. hits: drafts with at least one node of the tier. drafted: nodes of it.
+    accepted: those that the session's text then went through, see Acceptance."""
 
     tokens: int = 0
     nbytes: int = 0
     segments: int = 0
     hits: int = 0
     drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +114,16 @@ class _Snapshot:
 
 
 class _Session:
-    """An open session. counted: its part of the engine's session tokens."""
+    """An open session. counted: its part of the engine's session tokens. draft: the last one, until text follows."""
 
-    __slots__ = ("counted", "index", "lock", "name", "opening")
+    __slots__ = ("counted", "draft", "index", "lock", "name", "opening")
 
     def __init__(self, name: str, opening: Opening, index: SessionIndex) -> None:
         self.name = name
         self.opening = opening
         self.index = index
         self.counted = len(index)
+        self.draft: Draft | None = None
         self.lock = threading.Lock()
 
 
@@ -145,6 +149,7 @@ class Engine:
         self._conversations = Conversations(
             self.limits.conversations, self.limits.conversation_bytes, self.limits.conversation_seconds
         )
+        self._acceptance = Acceptance()
         self._scratches: list[batch.Scratch] = []
         self._idle: list[batch.Scratch] = []
         self._snapshot = _Snapshot.of((), LiveView())
@@ -247,8 +252,8 @@ class Engine:
         with self._lock:
             snapshot, conversations = self._snapshot, self._conversations
             opened = list(self._sessions.values())
-            tokens = self._session_tokens + conversations.tokens
-            nbytes = conversations.nbytes + sum(session.index.nbytes for session in opened)
+            tokens, nbytes = self._session_tokens + conversations.tokens, conversations.nbytes
+        nbytes += sum(session.index.nbytes for session in opened)
         size = {
             Tier.PRIOR: _segment_size(snapshot.prior),
             Tier.LIVE: (snapshot.live.tokens, snapshot.live.nbytes, len(snapshot.live.segments)),
@@ -259,7 +264,10 @@ class Engine:
                 0,
             ),
         }
-        tiers = {tier: TierStats(*size[tier], int(hits[tier]), int(drafted[tier])) for tier in Tier}
+        accepted = self._acceptance.counts()
+        tiers = {
+            tier: TierStats(*size[tier], int(hits[tier]), int(drafted[tier]), accepted[tier]) for tier in Tier
+        }
         return EngineStats(len(opened), len(conversations), drafts, self._live.failures, tiers)
 
     def _load_kernels(self) -> None:
@@ -317,6 +325,9 @@ class Engine:
         try:
             accepted = [self._accept(*pair) for pair in zip(entries, sessions, strict=True)]
             trees = self._draft(entries, sessions, accepted)
+            for found, tree in zip(sessions, trees, strict=True):
+                if found and tree is not EMPTY_TREE:
+                    found.draft = draft_of(tree)
             known = [session.index.known if session else 0 for session in sessions]
             for entry, found in zip(entries, sessions, strict=True):
                 if entry.closing and found:
@@ -361,6 +372,9 @@ class Engine:
             if not self._take_room(session, len(new)):
                 return Status.OVER_BUDGET, EMPTY_TOKENS
             session.index.reserve(len(new))
+            if session.draft:
+                self._acceptance.observe(session.draft, new)
+                session.draft = None
         for refused in entry.rejected:
             if refused.position < known + len(new):
                 session.index.refuse(refused.position, refused.tokens, self.limits.refusals)

@@ -240,6 +240,7 @@ def _namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
                 hits=t.hits,
                 drafted=t.drafted,
                 segments=t.segments,
+                accepted=t.accepted,
             )
             for tier, t in stats.tiers.items()
         ],

@@ -31,13 +31,14 @@ class Drafting(DraftingServicer):
         self._in_flight = 0
         self._draining = False
         self.streams = 0
+        metrics.count_streams(lambda: self.streams)
 
     def Draft(self, request_iterator: Iterator[pb.DraftRequest], context: grpc.ServicerContext):  # noqa: N802
         try:
             self._admit()
         except RefusalError as refusal:
             self._refuse(context, refusal)
-        stream = _Stream(next(self._numbers), self._namespaces, self._limits)
+        stream = _Stream(next(self._numbers), self._namespaces, self._limits, self._metrics)
         try:
             for request in request_iterator:
                 with self._flight():
@@ -95,17 +96,21 @@ class _Flight:
 
 
 class _Stream:
-    def __init__(self, number: int, namespaces: Namespaces, limits: ServiceLimits) -> None:
-        self._number, self._namespaces, self._limits = number, namespaces, limits
+    def __init__(
+        self, number: int, namespaces: Namespaces, limits: ServiceLimits, metrics: ServiceMetrics
+    ) -> None:
+        self._number, self._namespaces, self._limits, self._metrics = number, namespaces, limits, metrics
         self._hosted: HostedNamespace | None = None
 
     def answer(self, request: pb.DraftRequest) -> pb.DraftReply:
         hosted = self._namespace(request)
         entries = wire.read_entries(request, hosted.engine.vocab_size, self._limits)
+        started = time.perf_counter()
         try:
             replies = hosted.step(self._number, entries)
         except ValueError as error:
             raise invalid(f"entries: {error}") from error
+        self._metrics.engine_seconds.observe(time.perf_counter() - started)
         return wire.reply_message(request.step, replies)
 
     def end(self) -> None:

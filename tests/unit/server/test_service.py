@@ -377,6 +377,7 @@ def test_drain_answers_what_is_in_flight_and_refuses_what_comes_later(monkeypatc
 
 def test_metrics(service, stream):
     stream.ask(opened("m") | {"budget": BUDGET})
+    stream.ask({"session": "m", "start": 40, "tokens": [1, 2, 3, 99]})
     server, thread = start_http_server(0, addr="127.0.0.1", registry=service.metrics.registry)
     try:
         text = urlopen(f"http://127.0.0.1:{server.server_port}/metrics").read().decode()
@@ -388,9 +389,19 @@ def test_metrics(service, stream):
     labels = 'model="m",tenant="",tier="session"'
     assert float(values[f"specstore_hits_total{{{labels}}}"]) >= 1
     assert float(values[f"specstore_drafted_tokens_total{{{labels}}}"]) >= 8
+    assert 3 <= float(values[f"specstore_accepted_tokens_total{{{labels}}}"])
     assert float(values[f"specstore_bytes{{{labels}}}"]) > 0
     assert float(values[f"specstore_tokens{{{labels}}}"]) >= 40
     assert float(values[f"specstore_segments{{{labels}}}"]) == 0
     assert float(values['specstore_merge_failures_total{model="m",tenant=""}']) == 0
     assert float(values['specstore_sessions{model="m",tenant=""}']) >= 1
-    assert float(values["specstore_step_seconds_count"]) >= 1
+    assert float(values['specstore_conversations{model="m",tenant=""}']) >= 0
+    assert float(values["specstore_streams"]) >= 1
+    assert float(values["process_resident_memory_bytes"]) > 0
+    assert float(values["specstore_step_seconds_count"]) >= 2
+    step, engine = (float(values[f"specstore_{part}_seconds_sum"]) for part in ("step", "engine"))
+    assert 0 < engine < step
+    described = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP specstore_")}
+    typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE specstore_")}
+    assert described == typed
+    assert all(len(line.split(maxsplit=3)) == 4 for line in text.splitlines() if line.startswith("# HELP"))
