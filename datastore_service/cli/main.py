@@ -146,9 +146,11 @@ def serve(
     from datastore_service.server.logs import log_to_stderr
     from datastore_service.server.service import Service
     from datastore_service.server.service import serve as serve_until_told
+    from datastore_service.server.tracing import export_spans
     from datastore_service.tls import server_tls
 
     log_to_stderr(log_level)
+    export_spans()
     address = parse_endpoint(listen, "listen")
     tls = server_tls(tls_certificate, tls_key, tls_client_ca)
     token = _admin_token(admin_token_file)

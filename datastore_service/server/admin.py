@@ -14,6 +14,7 @@ import numpy as np
 
 from datastore_service.engine.tree import Tier
 from datastore_service.server import wire
+from datastore_service.server.calls import answering
 from datastore_service.server.corpora import Corpora, read_corpus
 from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
@@ -27,6 +28,7 @@ from proto_gen.specstore.v1.admin_pb2_grpc import AdminServicer
 
 log = logging.getLogger(__name__)
 
+ADMIN = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 WARMUP_SEGMENT_TOKENS = 1 << 22  # documents are indexed together in segments of about this size
 
 
@@ -47,49 +49,44 @@ class Admin(AdminServicer):
         self._started = time.monotonic()
 
     def Warmup(self, request_iterator: Iterator[pb.WarmupRequest], context: grpc.ServicerContext):  # noqa: N802
-        with self._call(context):
+        with self._call("Warmup", context):
             return self._warmup(request_iterator)
 
     def WarmupFile(self, request: pb.WarmupFileRequest, context: grpc.ServicerContext):  # noqa: N802
-        with self._call(context):
+        with self._call("WarmupFile", context):
             yield from self._warmup_file(request)
 
     def Flush(self, request: pb.FlushRequest, context: grpc.ServicerContext):  # noqa: N802
-        with self._call(context):
+        with self._call("Flush", context):
             return self._flush(request)
 
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext):  # noqa: N802
-        with self._call(context):
+        with self._call("Stats", context):
             return self._stats(request)
 
     def ListNamespaces(self, request: pb.ListNamespacesRequest, context: grpc.ServicerContext):  # noqa: N802
-        with self._call(context):
+        with self._call("ListNamespaces", context):
             return pb.ListNamespacesReply(
                 namespaces=[wire.namespace_message(hosted.namespace) for hosted in self._namespaces]
             )
 
     def ListSessions(self, request: pb.ListSessionsRequest, context: grpc.ServicerContext):  # noqa: N802
-        with self._call(context):
+        with self._call("ListSessions", context):
             return _session_list(self._existing(request.namespace))
 
     def Compact(self, request: pb.CompactRequest, context: grpc.ServicerContext):  # noqa: N802
-        with self._call(context):
+        with self._call("Compact", context):
             return _compact(self._existing(request.namespace))
 
     def DropNamespace(self, request: pb.DropNamespaceRequest, context: grpc.ServicerContext):  # noqa: N802
-        with self._call(context):
+        with self._call("DropNamespace", context):
             return self._drop(self._existing(request.namespace))
 
     @contextmanager
-    def _call(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """Around the work of one call: checks the token, ends a refused call with its status."""
-        try:
+    def _call(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
+        with answering(f"{ADMIN}/{method}", context, self._metrics):
             self._authorize(context)
             yield
-        except RefusalError as refusal:
-            self._metrics.refusals.labels(refusal.code.name).inc()
-            log.warning("admin call refused", extra={"code": refusal.code.name, "reason": str(refusal)})
-            context.abort(refusal.code, str(refusal))
 
     def _authorize(self, context: grpc.ServicerContext) -> None:
         if not self._token:
@@ -125,7 +122,9 @@ class Admin(AdminServicer):
         for group in groups(documents, WARMUP_SEGMENT_TOKENS):
             _learn(hosted, group, added)
             yield added
-        log.info("warmed up", extra={"documents": added.documents, "tokens": added.tokens, "file": request.file})
+        log.info(
+            "warmed up", extra={"documents": added.documents, "tokens": added.tokens, "file": request.file}
+        )
 
     def _same_namespace(self, hosted: HostedNamespace | None, request: pb.WarmupRequest) -> HostedNamespace:
         if not request.HasField("namespace"):

@@ -14,21 +14,18 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from datastore_service.endpoint import Endpoint
-from datastore_service.server.admin import Admin
+from datastore_service.server.admin import ADMIN, Admin
 from datastore_service.server.corpora import Corpora
-from datastore_service.server.drafting import Drafting
+from datastore_service.server.drafting import DRAFTING, Drafting
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import Namespaces, NewEngine
 from datastore_service.tls import Tls
-from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_server
 
 log = logging.getLogger(__name__)
 
-DRAFTING = drafting_pb2.DESCRIPTOR.services_by_name["Drafting"].full_name
-ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 SHORT_CALL_THREADS = 8  # for admin and health calls, beside one thread a stream
 HOUSEKEEPING_SECONDS = 1.0
 DRAIN_SECONDS = 10.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from datastore_service.endpoint import parse_endpoint
@@ -25,3 +26,10 @@ def running(
         yield service
     finally:
         service.stop()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)

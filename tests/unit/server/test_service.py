@@ -18,7 +18,7 @@ from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import ADMIN, DRAFTING, Service
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
-from tests.unit.server.service import VOCAB, running
+from tests.unit.server.service import VOCAB, eventually, running
 
 NAMESPACE = {"model": "m", "tokenizer": "t"}
 TEXT = [1, 2, 3, 4] * 10
@@ -177,13 +177,6 @@ def test_bounds_of_the_service():
 
 def names(hosted) -> list[str]:
     return [session.name for session in hosted.engine.sessions()]
-
-
-def eventually(condition, seconds: float = 10.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def test_sessions_outlive_a_broken_stream_for_the_grace():
