@@ -105,21 +105,27 @@ def serve(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="the service's directory: a prior in DATA/prior, files to warm up from in DATA/corpora"),
+        typer.Option(
+            help="the service's directory: a prior in DATA/prior, files to warm up from in DATA/corpora"
+        ),
     ] = None,
     allow_remote: Annotated[bool, typer.Option(help="permit an address that other machines reach")] = False,
     admin_token_file: Annotated[
         Path | None, typer.Option(help=f"file with the admin token; else the environment's {TOKEN_VARIABLE}")
     ] = None,
     tls_certificate: Annotated[
-        Path | None, typer.Option(help="listen with TLS: the service's certificate, then intermediate ones (PEM)")
+        Path | None,
+        typer.Option(help="listen with TLS: the service's certificate, then intermediate ones (PEM)"),
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="its private key (PEM)")] = None,
     tls_client_ca: Annotated[
         Path | None, typer.Option(help="clients must show a certificate signed by one of these (PEM)")
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="HTTP port on loopback for Prometheus", min=0, max=65535)
+        int | None,
+        typer.Option(
+            help="HTTP port on loopback: a status page at /, Prometheus at /metrics", min=0, max=65535
+        ),
     ] = None,
     vocab_size: Annotated[
         int, typer.Option(help="token ids are smaller; a small one saves memory", min=1, max=MAX_VOCAB)

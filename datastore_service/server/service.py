@@ -11,15 +11,17 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from datastore_service.endpoint import Endpoint
 from datastore_service.server.admin import ADMIN, Admin
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import DRAFTING, Drafting
+from datastore_service.server.history import History
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import Namespaces, NewEngine
+from datastore_service.server.status_page import StatusPage
+from datastore_service.server.web import application, listen
 from datastore_service.tls import Tls
 from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_server
@@ -54,6 +56,8 @@ class Service:
         self.namespaces = Namespaces(new_engine, self._limits)
         self.metrics = ServiceMetrics(self.namespaces)
         self.drafting = Drafting(self.namespaces, self._limits, self.metrics)
+        self.history = History(self.namespaces)
+        self.page = StatusPage(self.namespaces, self.history, lambda: self.drafting.streams)
         self._health = health.HealthServicer()
         self._address, self._tls = address, tls
         self._server = grpc.server(
@@ -113,18 +117,20 @@ class Service:
 
     def _keep_house(self) -> None:
         while not self._stopping.wait(HOUSEKEEPING_SECONDS):
+            self.history.tick()
             closed = self.namespaces.close_expired()
             if closed:
                 log.info("closed sessions of broken streams", extra={"sessions": closed})
 
 
 def serve(service: Service, metrics_port: int | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. metrics_port: HTTP port on loopback, None for no metrics."""
+    """Serves until SIGTERM or SIGINT, then drains. metrics_port: HTTP port on loopback for the status page and metrics,
+    None for neither."""
     wanted_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wanted_end.set())
     if metrics_port is not None:
-        start_http_server(metrics_port, addr="127.0.0.1", registry=service.metrics.registry)
+        listen(application(service.page.html, service.metrics.registry), metrics_port)
     service.start()
     wanted_end.wait()
     service.stop()
