@@ -1,12 +1,23 @@
 """Arguments and exit codes of the command, in this process."""
 
 import inspect
+import logging
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from datastore_service.cli.main import app, serve
 from datastore_service.engine.engine import Limits
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before():
+    """`serve` sends the log to a stream that is closed after the test."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:], root.level = handlers, level
 
 
 def run(*words: str):
@@ -51,16 +62,13 @@ def test_empty_token_file(tmp_path):
     assert (result.exit_code, result.stderr) == (2, f"specstore: admin-token-file: {file} is empty\n")
 
 
-def test_every_command_has_help():
-    for command in (
-        "build",
-        "serve",
-        "stats",
-        "flush",
-        "warmup",
-        "health",
-        "fingerprint",
-        "query",
-        "version",
-    ):
-        assert run(command, "--help").exit_code == 0
+COMMANDS = [
+    command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_is_documented(command):
+    assert run(command, "--help").exit_code == 0
+    operations = Path(__file__).parents[3] / "docs" / "operations.md"
+    assert f"`{command}`" in operations.read_text()
