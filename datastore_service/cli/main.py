@@ -87,12 +87,13 @@ def build(
 @app.command()
 def upgrade(
     directory: Annotated[Path, typer.Argument(help="directory of a prior")],
+    as_json: AsJson = False,
 ) -> None:
     """Rewrites a prior's segment files of an older format. An interrupted upgrade is simply repeated."""
     from datastore_service.storage.upgrade import upgrade_segments
 
     rewritten = upgrade_segments(directory, lambda name: errors.print(f"rewrote {name}", markup=False))
-    print(f"{directory}: {rewritten} segments rewritten")
+    print(json.dumps({"rewritten": rewritten}) if as_json else f"{directory}: {rewritten} segments rewritten")
 
 
 @app.command()
@@ -140,6 +141,9 @@ def serve(
     conversation_seconds: Annotated[
         float, typer.Option(help="how long a conversation is kept for its next request")
     ] = 3600.0,
+    refusals: Annotated[
+        int, typer.Option(help="most refused tokens kept of a session; 0: no rejected tier")
+    ] = 4096,
     grace: Annotated[
         float, typer.Option(help="seconds a broken stream's sessions wait for their worker", min=0)
     ] = 60.0,
@@ -161,7 +165,11 @@ def serve(
     tls = server_tls(tls_certificate, tls_key, tls_client_ca)
     token = _admin_token(admin_token_file)
     limits = Limits(
-        sessions=sessions, tokens=tokens, live_tokens=live_tokens, conversation_seconds=conversation_seconds
+        sessions=sessions,
+        tokens=tokens,
+        live_tokens=live_tokens,
+        conversation_seconds=conversation_seconds,
+        refusals=refusals,
     )
     maker = engine_maker(prior or _prior_in(data), vocab_size, limits)
     corpora = data / "corpora" if data else None

@@ -37,6 +37,7 @@ def test_version():
         (["serve", "--sessions", "0"], 2, "specstore: sessions: 0 is below 1\n"),
         (["serve", "--tokens", "0"], 2, "specstore: tokens: 0 is below 1\n"),
         (["serve", "--live-tokens", "-1"], 2, "specstore: live_tokens: -1 is not at least 0\n"),
+        (["serve", "--refusals", "-1"], 2, "specstore: refusals: -1 is not at least 0\n"),
         (["serve", "--conversation-seconds", "nan"], 2, "specstore: conversation_seconds: nan is not at least 0\n"),
         (["stats", "--endpoint", "x"], 2, "specstore: endpoint: 'x' is not HOST:PORT or unix:PATH\n"),
         (["query", "1", "--ids", "--tokenizer", "0" * 64], 2, "specstore: query: one of --prior and --endpoint is required\n"),
@@ -51,7 +52,7 @@ def test_errors_are_one_line(words, status, message):
 def test_bounds_default_to_the_engine_s_own():
     given = inspect.signature(serve).parameters
     limits = Limits()
-    for name in ("sessions", "tokens", "live_tokens", "conversation_seconds"):
+    for name in ("sessions", "tokens", "live_tokens", "conversation_seconds", "refusals"):
         assert given[name].default == getattr(limits, name)
 
 
