@@ -136,7 +136,7 @@ def serve(
         int, typer.Option(help="most tokens of its open sessions and kept conversations, up to 90 bytes each")
     ] = 1 << 26,
     live_tokens: Annotated[
-        int, typer.Option(help="most tokens of its live tier, about 6 bytes each; 0: nothing is learned")
+        int, typer.Option(help="most tokens of its live tier, about 6 bytes each; 0: none is kept")
     ] = 1 << 24,
     conversation_seconds: Annotated[
         float, typer.Option(help="how long a conversation is kept for its next request")
