@@ -56,8 +56,8 @@ class Limits:
             "conversation_seconds",
             "refusals",
         ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is negative")
+            if not getattr(self, name) >= 0:  # NaN too
+                raise ValueError(f"{name}: {getattr(self, name)} is not at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +249,8 @@ class Engine:
         with self._lock:
             snapshot, conversations = self._snapshot, self._conversations
             opened = list(self._sessions.values())
-            tokens = self._session_tokens + conversations.tokens
-            nbytes = conversations.nbytes + sum(session.index.nbytes for session in opened)
+            tokens, nbytes = self._session_tokens + conversations.tokens, conversations.nbytes
+        nbytes += sum(session.index.nbytes for session in opened)
         size = {
             Tier.PRIOR: _segment_size(snapshot.prior),
             Tier.LIVE: (snapshot.live.tokens, snapshot.live.nbytes, len(snapshot.live.segments)),
