@@ -105,15 +105,16 @@ class _Snapshot:
 
 
 class _Session:
-    """An open session. counted: its part of the engine's session tokens."""
+    """An open session. counted: its part of the engine's session tokens. ended: its index may be another session's."""
 
-    __slots__ = ("counted", "index", "lock", "name", "opening")
+    __slots__ = ("counted", "ended", "index", "lock", "name", "opening")
 
     def __init__(self, name: str, opening: Opening, index: SessionIndex) -> None:
         self.name = name
         self.opening = opening
         self.index = index
         self.counted = len(index)
+        self.ended = False  # set and read under the lock
         self.lock = threading.Lock()
 
 
@@ -289,12 +290,7 @@ class Engine:
     # One batch of distinct sessions
 
     def _step_distinct(self, entries: Sequence[Entry]) -> list[Reply]:
-        with self._lock:
-            sessions = [self._find_or_open(entry) for entry in entries]
-        held = [session for session in sessions if session]
-        held.sort(key=id)  # one order for all callers: no deadlock
-        for session in held:
-            session.lock.acquire()
+        sessions = self._hold(entries)
         try:
             accepted = [self._accept(*pair) for pair in zip(entries, sessions, strict=True)]
             trees = self._draft(entries, sessions, accepted)
@@ -303,10 +299,22 @@ class Engine:
                 if entry.closing and found:
                     self._close(found)
         finally:
-            for session in held:
-                session.lock.release()
+            _release(sessions)
         answers = zip(accepted, known, trees, strict=True)
         return [Reply(status, length, tree) for (status, _), length, tree in answers]
+
+    def _hold(self, entries: Sequence[Entry]) -> list[_Session | None]:
+        """The entries' sessions, locked. Those that another step closed while this one waited are looked for again."""
+        while True:
+            with self._lock:
+                sessions = [self._find_or_open(entry) for entry in entries]
+            held = [session for session in sessions if session]
+            held.sort(key=id)  # one order for all callers: no deadlock
+            for session in held:
+                session.lock.acquire()
+            if not any(session.ended for session in held):
+                return sessions
+            _release(sessions)
 
     def _find_or_open(self, entry: Entry) -> _Session | None:
         """The entry's session; a new one if it opens one and there is room. Called under the engine's lock."""
@@ -418,6 +426,7 @@ class Engine:
             if self._sessions.get(session.name) is not session:
                 return
             self._forget(session)
+            session.ended = True
             if opening.conversation and len(session.index):
                 self._conversations.keep(opening.conversation, session.index)
         self._live.publish(output)
@@ -429,6 +438,12 @@ class Engine:
     def _forget(self, session: _Session) -> None:
         del self._sessions[session.name]
         self._session_tokens -= session.counted
+
+
+def _release(sessions: Sequence[_Session | None]) -> None:
+    for session in sessions:
+        if session:
+            session.lock.release()
 
 
 def _check_budget(budget: Budget) -> None:
