@@ -72,7 +72,9 @@ class Namespaces:
             raise precondition(f"namespace: {hosted.namespace} has {opened} open sessions; flush them first")
         with self._lock:
             hosted.dropped = True
-            if self._hosted.get(hosted.namespace) is hosted:  # else another call dropped it, and a new one is there
+            if (
+                self._hosted.get(hosted.namespace) is hosted
+            ):  # else another call dropped it, and a new one is there
                 del self._hosted[hosted.namespace]
         log.info(
             "namespace dropped", extra={"model": hosted.namespace.model, "tenant": hosted.namespace.tenant}

