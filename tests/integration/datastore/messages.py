@@ -48,7 +48,7 @@ def _message(draw: st.DrawFn, descriptor: Descriptor, ordinary: Ordinary, oddnes
         return draw(ordinary[descriptor.name])
     message = GetMessageClass(descriptor)()
     fields = [field for field in descriptor.fields if not field.containing_oneof]
-    fields += [draw(st.sampled_from(oneof.fields)) for oneof in descriptor.oneofs]
+    fields += [draw(st.sampled_from(list(oneof.fields))) for oneof in descriptor.oneofs]
     for field in fields:
         if draw(st.sampled_from(_PRESENT)):
             _fill(draw, message, field, ordinary, oddness)
@@ -64,7 +64,7 @@ def _fill(
             return _message(draw, field.message_type, ordinary, oddness)
         if _odd(draw, oddness):
             return draw(_odd_values(field))
-        return draw(ordinary.get(field.name) or _ordinary_values(field))
+        return draw(ordinary[field.name] if field.name in ordinary else _ordinary_values(field))
 
     if field.is_repeated:
         getattr(message, field.name).extend(_several(draw, value, oddness))

@@ -5,6 +5,7 @@ SPECSTORE_FUZZ=20 tries twenty times as many.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -138,7 +139,6 @@ UNBOUNDED = (
 def check(method: MethodDescriptor, payloads: Sequence[bytes], outcome: Outcome) -> None:
     """A normal reply, or a status code with details that begin with a field of the message."""
     requests = [parsed(method.input_type, payload) for payload in payloads]
-    event(f"{method.name}: {outcome.code}")
     if outcome.code == "OK":
         assert None not in requests, "bytes that are no message were answered"
         check_replies(method, requests, outcome.replies)
@@ -334,7 +334,8 @@ def serialized(requests: Sequence[Message]) -> list[bytes]:
 @given(data=st.data())
 def test_any_message(fuzzed, method, data):
     payloads = data.draw(payloads_of(method))
-    check(method, payloads, call(fuzzed.endpoint, method, payloads))
+    check(method, payloads, outcome := call(fuzzed.endpoint, method, payloads))
+    event(outcome.code)
     fuzzed.check_alive()
 
 
@@ -346,7 +347,8 @@ def test_any_bytes(fuzzed, method, data):
     if payloads:
         at = data.draw(st.integers(0, len(payloads) - 1))
         payloads[at] = data.draw(broken(payloads[at][:2000]))
-    check(method, payloads, call(fuzzed.endpoint, method, payloads))
+    check(method, payloads, outcome := call(fuzzed.endpoint, method, payloads))
+    event(outcome.code)
     fuzzed.check_alive()
 
 
@@ -539,8 +541,10 @@ class Cut:
             except OSError:  # closed: the test is over
                 return
             far = socket.create_connection(self._target)
-            threading.Thread(target=self._back, args=(far, near), daemon=True).start()
+            back = threading.Thread(target=self._back, args=(far, near), daemon=True)
+            back.start()
             self._forth(near, far)
+            self._break(near, far, back)
 
     def _forth(self, near: socket.socket, far: socket.socket) -> None:
         left = self._nbytes
@@ -549,11 +553,17 @@ class Cut:
                 far.sendall(data)
                 left -= len(data)
         except OSError:  # the service was quicker
-            pass
+            return
+
+    def _break(self, near: socket.socket, far: socket.socket, back: threading.Thread) -> None:
         for end in (near, far):
             if self._reset:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            end.close()
+            with contextlib.suppress(OSError):  # broken already
+                end.shutdown(socket.SHUT_RD)  # a socket that a thread reads from is not closed
+        back.join()
+        near.close()
+        far.close()
 
     @staticmethod
     def _back(far: socket.socket, near: socket.socket) -> None:
