@@ -31,11 +31,13 @@ class HostedNamespace:
         if self.dropped:
             raise precondition(f"namespace: {self.namespace} was dropped; a new stream creates it anew")
         replies = self.engine.step(entries)
-        # Whatever the status: an opening whose tokens were refused has opened a session all the same.
-        self.leases.hold(stream, [e.session for e in entries if self.engine.has_session(e.session)])
-        for entry in entries:
-            if entry.closing:
-                self.leases.release(entry.session)
+        # Whatever the statuses: an opening whose tokens were refused has opened a session all the same, and one message
+        # may close a session and open another of its name.
+        named = {entry.session for entry in entries}
+        opened = {session for session in named if self.engine.has_session(session)}
+        self.leases.hold(stream, opened)
+        for session in named - opened:
+            self.leases.release(session)
         return replies
 
     def close_expired(self, now: float) -> int:

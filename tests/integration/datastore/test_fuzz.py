@@ -41,7 +41,7 @@ from tests.integration.datastore.messages import broken, messages, parsed
 
 EFFORT = int(os.environ.get("SPECSTORE_FUZZ", "1"))
 TRIES = settings(
-    max_examples=25 * EFFORT, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=100 * EFFORT, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )  # fmt: skip
 
 DEADLINE = 60.0  # of a call; one that takes longer hangs
@@ -75,8 +75,9 @@ def namespace(tenant: str) -> drafting_pb2.Namespace:
     return drafting_pb2.Namespace(model="m", tokenizer=FINGERPRINT, tenant=tenant)
 
 
+NAMESPACES = [namespace(tenant) for tenant in ("a", "b", "c")]
 ORDINARY = {
-    "Namespace": st.sampled_from([namespace(tenant) for tenant in ("a", "b", "c")]),
+    "Namespace": st.sampled_from(NAMESPACES),
     "tokens": st.sampled_from((1, 2, 3, VOCAB - 1)),
     "nodes": st.integers(0, 16),
     "depth": st.integers(1, 8),
@@ -234,14 +235,18 @@ class Control:
         assert next(self._call) == expected
 
     def _tidy(self) -> None:
-        """Leaves room for the namespaces that are made up."""
+        """Leaves room for the namespaces that are made up, and makes those that were dropped anew."""
         listed = self._admin.ListNamespaces(
             admin_pb2.ListNamespacesRequest(), timeout=DEADLINE, metadata=AUTHORIZED
         ).namespaces
         if len(listed) > LIMITS.namespaces // 2:
             for found in listed:
-                if found != namespace("control"):
+                if found not in (namespace("control"), *NAMESPACES):
                     self._drop(found)
+        for missing in NAMESPACES:
+            if missing not in listed:
+                opening = iter([admin_pb2.WarmupRequest(namespace=missing)])
+                self._admin.Warmup(opening, timeout=DEADLINE, metadata=AUTHORIZED)
 
     def _drop(self, found: drafting_pb2.Namespace) -> None:
         flush = admin_pb2.FlushRequest(namespace=found, all=True)
@@ -359,7 +364,7 @@ METADATA = st.sampled_from(
 
 
 @pytest.mark.parametrize("method", ADMIN_METHODS, ids=name_of)
-@settings(TRIES, max_examples=10 * EFFORT)
+@settings(TRIES, max_examples=20 * EFFORT)
 @given(data=st.data())
 def test_no_admin_call_without_the_token(fuzzed, method, data):
     payloads = data.draw(payloads_of(method))
@@ -422,7 +427,7 @@ def _shifted(draw: st.DrawFn, requests: list) -> None:
 session_numbers = itertools.count()
 
 
-@settings(TRIES, max_examples=100 * EFFORT)
+@settings(TRIES, max_examples=200 * EFFORT)
 @given(requests=conversations())
 def test_lost_repeated_exchanged_and_overlapping_messages(fuzzed, requests):
     """Answered exactly as an engine in this process answers them."""
@@ -457,7 +462,7 @@ def expected_replies(
     assert outcome.code == "OK"
 
 
-@settings(TRIES, max_examples=50 * EFFORT)
+@settings(TRIES, max_examples=100 * EFFORT)
 @given(requests=conversations(), after=st.integers(0, 6))
 def test_streams_cancelled_after_any_reply(fuzzed, requests, after):
     requests[0].namespace.CopyFrom(namespace("cut"))
@@ -466,7 +471,7 @@ def test_streams_cancelled_after_any_reply(fuzzed, requests, after):
     fuzzed.check_alive()
 
 
-@settings(TRIES, max_examples=50 * EFFORT)
+@settings(TRIES, max_examples=100 * EFFORT)
 @given(requests=conversations(), nbytes=st.integers(0, 1500), reset=st.booleans())
 def test_connections_cut_after_any_byte(fuzzed, requests, nbytes, reset):
     requests[0].namespace.CopyFrom(namespace("cut"))
@@ -476,7 +481,7 @@ def test_connections_cut_after_any_byte(fuzzed, requests, nbytes, reset):
     fuzzed.check_alive()
 
 
-@settings(TRIES, max_examples=50 * EFFORT)
+@settings(TRIES, max_examples=100 * EFFORT)
 @given(preface=st.booleans(), noise=st.binary(max_size=200))
 def test_connections_that_speak_something_else(fuzzed, preface, noise):
     host, _, port = fuzzed.endpoint.rpartition(":")

@@ -255,8 +255,8 @@ def _texts(documents) -> tuple[Text, ...]:
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=60 * EFFORT,
-    stateful_step_count=30 if EFFORT == 1 else 60,
+    max_examples=150 * EFFORT,
+    stateful_step_count=40 if EFFORT == 1 else 100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

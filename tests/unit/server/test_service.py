@@ -201,13 +201,14 @@ def test_sessions_outlive_a_broken_stream_for_the_grace():
         assert names(hosted) == ["kept"]
 
 
-def test_a_session_opened_by_a_refused_entry_ends_with_its_stream_too():
+def test_sessions_opened_by_a_refused_entry_or_after_a_closing_end_with_their_stream_too():
     with running(ServiceLimits(grace=0.1), engine_limits=Limits(session_tokens=50)) as service:
         stream = Stream(service.endpoint)
         replies = stream.ask(opened("gap") | {"start": 3}, opened("large", TEXT * 2))
         assert [reply.status for reply in replies] == [pb.STATUS_GAP, pb.STATUS_OVER_BUDGET]
+        stream.ask(opened("again") | {"closing": True}, opened("again"))
         (hosted,) = service.namespaces
-        assert names(hosted) == ["gap", "large"]
+        assert names(hosted) == ["gap", "large", "again"]
         stream.close()
         eventually(lambda: names(hosted) == [])
 
