@@ -152,7 +152,7 @@ class Admin(AdminServicer):
         if target == "tier":
             hosted.engine.flush(tier=_flushable(request.tier))
         elif target == "session":
-            self._flush_session(hosted, request.session)
+            self._flush_session(hosted, wire.read_name(request.session, "session", self._limits))
         elif target == "all" and request.all:
             hosted.engine.flush()
         else:

@@ -193,6 +193,18 @@ def test_sessions_outlive_a_broken_stream_for_the_grace():
         assert names(hosted) == ["kept"]
 
 
+def test_sessions_opened_by_a_refused_entry_or_after_a_closing_end_with_their_stream_too():
+    with running(ServiceLimits(grace=0.1), engine_limits=Limits(session_tokens=50)) as service:
+        stream = Stream(service.endpoint)
+        replies = stream.ask(opened("gap") | {"start": 3}, opened("large", TEXT * 2))
+        assert [reply.status for reply in replies] == [pb.STATUS_GAP, pb.STATUS_OVER_BUDGET]
+        stream.ask(opened("again") | {"closing": True}, opened("again"))
+        (hosted,) = service.namespaces
+        assert names(hosted) == ["gap", "large", "again"]
+        stream.close()
+        eventually(lambda: names(hosted) == [])
+
+
 class TestAdmin:
     @pytest.fixture
     def stub(self, service):
@@ -233,6 +245,11 @@ class TestAdmin:
             ({"namespace": NAMESPACE}, "INVALID_ARGUMENT", "target: one of tier, session or all"),
             ({"namespace": NAMESPACE, "tier": 1}, "INVALID_ARGUMENT", "tier: 1 cannot be flushed"),
             ({"namespace": NAMESPACE, "tier": 9}, "INVALID_ARGUMENT", "tier: 9 cannot be flushed"),
+            (
+                {"namespace": NAMESPACE, "session": "é" * 129},
+                "INVALID_ARGUMENT",
+                "session: 258 bytes exceeds 256",
+            ),
             ({"namespace": {"model": "x", "tokenizer": "x"}, "all": True}, "NOT_FOUND", "namespace: "),
         ],
     )
@@ -284,6 +301,19 @@ class TestAdmin:
         (drafted,) = anew.ask(opened("u", [1, 2]) | {"budget": BUDGET})
         assert len(drafted.tree.tokens) == 0, "nothing of the dropped text is left"
         anew.close()
+
+    def test_a_late_second_drop_leaves_the_new_namespace_alone(self):
+        with running() as service:
+            stream = Stream(service.endpoint)
+            stream.ask()
+            (old,) = service.namespaces
+            service.namespaces.drop(old)
+            stream = Stream(service.endpoint)
+            stream.ask()
+            service.namespaces.drop(old)  # of a caller who found it before the first drop
+            (new,) = service.namespaces
+            assert new is not old and not new.dropped
+            stream.ask()
 
     def test_warmup_names_the_bad_token(self, stub):
         message = {"namespace": NAMESPACE, "documents": [{"tokens": [1]}, {"tokens": [1, 2, 5000]}]}
