@@ -87,7 +87,7 @@ def test_the_limit_turns_it_off_and_bounds_it():
     engine = session(TEXT, [(1, [50, 51]), (2, [52, 53]), (3, [5])], limits=Limits(refusals=4))
     assert engine.stats().tiers[Tier.REJECTED].tokens == 4
     assert 5 not in draft(engine, TEXT)
-    with pytest.raises(ValueError, match="refusals: -1 is negative"):
+    with pytest.raises(ValueError, match="refusals: -1 is not at least 0"):
         Limits(refusals=-1)
 
 
