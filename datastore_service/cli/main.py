@@ -143,7 +143,7 @@ def serve(
     ] = 3600.0,
     refusals: Annotated[
         int, typer.Option(help="most refused tokens kept of a session; 0: no rejected tier")
-    ] = 4096,
+    ] = 0,
     grace: Annotated[
         float, typer.Option(help="seconds a broken stream's sessions wait for their worker", min=0)
     ] = 60.0,

@@ -32,7 +32,7 @@ class Limits:
 
     tokens counts open sessions and retained conversations; the latter give way to the former. live_tokens: of closed
     sessions' outputs and warmed-up documents, of which the oldest give way; 0 keeps none. refusals: refused tokens kept of
-    a session; 0 turns the rejected tier off."""
+    a session; 0, no rejected tier, because it gains nothing measurable (docs/optimisations.md)."""
 
     sessions: int = 4096
     session_tokens: int = 1 << 20
@@ -41,7 +41,7 @@ class Limits:
     conversations: int = 4096
     conversation_bytes: int = 1 << 30
     conversation_seconds: float = 3600.0
-    refusals: int = 4096
+    refusals: int = 0
 
     def __post_init__(self) -> None:
         for name in ("sessions", "session_tokens", "tokens"):

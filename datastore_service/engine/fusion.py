@@ -91,9 +91,9 @@ class FusionWeights:
     hold_session: Row = (0.60, 0.80, 0.75, 0.70, 0.80, 0.80, 0.98)
     hold_live: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97)
     hold_prior: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97)
-    trust_rejected: Row = (0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02)
+    trust_rejected: Row = (0.01, 0.01, 0.03, 0.02, 0.01, 0.01, 0.01)
     hold_rejected: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97)
-    keep: Row = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    keep: Row = (1.0, 0.9, 0.6, 0.55, 0.65, 0.65, 0.65)
     policy: Policy = Policy.WEIGHTED
     doubt: float = 0.7
     floor: float = 0.002

@@ -169,8 +169,9 @@ class EngineModel:
 
     def _refuse(self, session: ModelSession, position: int, tokens: Sequence[int]) -> None:
         last = session.refused[-1][0] if session.refused else -1
+        room = self.limits.refusals - len(session.refused)
         if last < position < len(session.text):
-            session.refused += tuple((position, token) for token in tokens[:2])
+            session.refused += tuple((position, token) for token in tokens[: min(2, room)])
 
     def _answer(self, entry: Entry, session: ModelSession | None, status: Status) -> Answer:
         known = len(session.text) if session else 0

@@ -33,6 +33,7 @@ limits = st.builds(
     live_tokens=st.sampled_from((0, 50, 300, 1 << 16)),
     conversations=st.sampled_from((0, 2)),
     conversation_seconds=st.just(100.0),
+    refusals=st.sampled_from((0, 3, 100)),
 )
 names = st.sampled_from("abc")
 conversations = st.sampled_from(("", "", "x", "y", "z"))

@@ -12,6 +12,7 @@ from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.tree import Tier
 from datastore_service.engine.types import Budget, Entry, Opening, Rejected
 
+KEEPING = Limits(refusals=4096)
 ASK = Budget(nodes=8, depth=4, children=8)
 OFFERING = dataclasses.replace(
     FusionWeights(), trust_rejected=(0.3,) * CLASSES, keep=(0.1,) * CLASSES, floor=0.0
@@ -24,7 +25,7 @@ def ids(*tokens):
 
 def session(text, refused=(), prior=(), weights=OFFERING, limits=None, name="s"):
     """An engine with a session of that text. refused: (position, tokens) pairs."""
-    engine = Engine(100, prior, weights=weights, limits=limits)
+    engine = Engine(100, prior, weights=weights, limits=limits or KEEPING)
     rejected = tuple(Rejected(position, ids(*tokens)) for position, tokens in refused)
     engine.step([Entry(name, 0, ids(*text), rejected=rejected, opening=Opening(prompt_length=len(text)))])
     return engine
@@ -83,7 +84,7 @@ def test_weights_that_neither_offer_nor_demote_change_nothing():
 
 
 def test_the_limit_turns_it_off_and_bounds_it():
-    assert 5 not in draft(session(TEXT, [(3, [5])], limits=Limits(refusals=0)), TEXT)
+    assert 5 not in draft(session(TEXT, [(3, [5])], limits=Limits()), TEXT)
     engine = session(TEXT, [(1, [50, 51]), (2, [52, 53]), (3, [5])], limits=Limits(refusals=4))
     assert engine.stats().tiers[Tier.REJECTED].tokens == 4
     assert 5 not in draft(engine, TEXT)
@@ -117,7 +118,7 @@ def test_it_is_counted_flushed_and_gone_with_its_session():
 
 
 def test_it_does_not_outlive_the_request_in_a_conversation():
-    engine = Engine(100, weights=OFFERING)
+    engine = Engine(100, weights=OFFERING, limits=KEEPING)
     opening = Opening(conversation="c")
     engine.step([Entry("s", 0, ids(*TEXT), rejected=(Rejected(3, ids(5)),), opening=opening, closing=True)])
     engine.step([Entry("t", 0, ids(1, 2), opening=opening)])
@@ -133,7 +134,7 @@ def test_refusals_are_found_among_many():
     for place in range(1, 2000):
         index.refuse(place, np.array([words[place] + 5000], dtype=np.int32), 4096)
     assert len(index.refused) == 1999
-    engine = Engine(8000, weights=OFFERING)
+    engine = Engine(8000, weights=OFFERING, limits=KEEPING)
     rejected = tuple(Rejected(p, np.array([words[p] + 5000], np.int32)) for p in range(1, 2000))
     opening = Opening()
     engine.step([Entry("s", 0, np.array(words[:2000], np.int32), rejected=rejected, opening=opening)])
