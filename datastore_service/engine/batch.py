@@ -144,7 +144,7 @@ class Work:
 
     def _allocate_requests(self, entries: int) -> None:
         self._requests = np.zeros((entries, REQUEST_FIELDS), dtype=np.int64)
-        self._bytes = memoryview(self._requests).cast("B") if entries else memoryview(b"")
+        self._bytes = self._requests.reshape(-1).view(np.uint8).data
 
 
 def counts(works: Sequence[Work]) -> Counts:

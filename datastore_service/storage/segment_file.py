@@ -97,7 +97,12 @@ def _layout(
 ) -> tuple[list[tuple[int, np.dtype, tuple[int, ...]]], int]:
     """Start, type and shape of every part, and the file's length."""
     parts, start = [], HEADER_BYTES
-    shapes = (size,), (packed_size(size, suffix_bits(size)),), (documents + 1,), (blocks,)
+    shapes: tuple[tuple[int, ...], ...] = (
+        (size,),
+        (packed_size(size, suffix_bits(size)),),
+        (documents + 1,),
+        (blocks,),
+    )
     fixed = [np.dtype(kind) for kind in (np.uint8, np.int64, np.uint64)]
     dtypes: list[np.dtype] = [token_dtype(vocab_size), *fixed]
     for dtype, shape in zip(dtypes, shapes, strict=True):
