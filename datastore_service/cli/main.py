@@ -107,7 +107,8 @@ def serve(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="the service's directory: a prior in DATA/prior, files to warm up from in DATA/corpora"
+            help="the service's directory: keeps the live tiers in DATA/live (without it they are in memory alone), uses a "
+            "prior in DATA/prior, and files to warm up from in DATA/corpora"
         ),
     ] = None,
     allow_remote: Annotated[bool, typer.Option(help="permit an address that other machines reach")] = False,
@@ -157,6 +158,7 @@ def serve(
     from datastore_service.server.service import Service
     from datastore_service.server.service import serve as serve_until_told
     from datastore_service.server.tracing import export_spans
+    from datastore_service.storage.data_directory import DataDirectory
     from datastore_service.tls import server_tls
 
     log_to_stderr(log_level)
@@ -172,8 +174,11 @@ def serve(
         refusals=refusals,
     )
     maker = engine_maker(prior or _prior_in(data), vocab_size, limits)
+    directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
-    service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote, tls, corpora)
+    service = Service(
+        address, maker, ServiceLimits(grace=grace), token, allow_remote, tls, corpora, directory
+    )
     serve_until_told(service, metrics_port)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from datastore_service.engine.checking import check_entry
 from datastore_service.engine.conversations import Conversations
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.live import LiveTier, LiveView
+from datastore_service.engine.live_store import LiveStore
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import MAX_VOCAB, Segment, build_segment
 from datastore_service.engine.session import MAX_TOKENS, SessionIndex
@@ -89,13 +90,17 @@ class SessionInfo:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """drafts: trees asked for since the start, empty ones included. merge_failures: of the live tier. SESSION counts
-    conversations too."""
+    conversations too. log_bytes: of the live tier's logs, of which a power failure would take log_unsynced_bytes.
+    log_failures: outputs that could not be logged, and failed syncs."""
 
     sessions: int
     conversations: int
     drafts: int
     merge_failures: int
     tiers: dict[Tier, TierStats]
+    log_bytes: int = 0
+    log_unsynced_bytes: int = 0
+    log_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +139,10 @@ class Engine:
         prior: Sequence[Segment] = (),
         weights: FusionWeights | None = None,
         limits: Limits | None = None,
+        store: LiveStore | None = None,
     ) -> None:
-        """vocab_size: ids are in [0, vocab_size), at most 2^31. Raises ValueError naming field and limit."""
+        """vocab_size: ids are in [0, vocab_size), at most 2^31. store: keeps the live tier beyond the process, None for
+        in memory alone. Raises ValueError naming field and limit, and what the store raises for text it cannot read."""
         if not 0 < vocab_size <= MAX_VOCAB:
             raise ValueError(f"vocab_size: {vocab_size} is outside 1..{MAX_VOCAB}")
         self.vocab_size = vocab_size
@@ -150,7 +157,7 @@ class Engine:
         self._works: list[batch.Work] = []
         self._idle: list[batch.Work] = []
         self._snapshot = _Snapshot.of((), LiveView())
-        self._live = LiveTier(vocab_size, self.limits.live_tokens, self._live_changed)
+        self._live = LiveTier(vocab_size, self.limits.live_tokens, self._live_changed, store)
         self.set_prior(prior)
         self._load_kernels()
 
@@ -179,8 +186,8 @@ class Engine:
         """Adds documents to the live tier as one segment, built in the caller's thread. The tier's oldest text leaves
         if it is full.
 
-        Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds; then nothing has
-        changed."""
+        Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds, OSError if the disk
+        refuses them; then nothing has changed."""
         segment = build_segment(documents, self.vocab_size)
         if len(segment) > self.limits.live_tokens:
             raise ValueError(
@@ -196,6 +203,22 @@ class Engine:
     def compact(self) -> None:
         """Merges the live tier into as few segments as its policy permits, in the caller's thread."""
         self._live.compact()
+
+    def sync(self) -> None:
+        """Makes closed sessions' outputs survive a power failure; see LiveTier.sync."""
+        self._live.sync()
+
+    def snapshot(self, name: str) -> tuple[Segment, ...]:
+        """Keeps the live tier's text under a name; see LiveTier.snapshot."""
+        return self._live.snapshot(name)
+
+    def restore(self, name: str) -> tuple[Segment, ...]:
+        """Replaces the live tier's text by a snapshot's; see LiveTier.restore."""
+        return self._live.restore(name)
+
+    def close(self) -> None:
+        """Syncs the live tier and lets go of its store."""
+        self._live.close()
 
     def flush(self, tier: Tier | None = None, session: str | None = None) -> None:
         """Forgets what was learned from serving: one tier's, one session's, or all of it (both None).
@@ -265,7 +288,11 @@ class Engine:
             tier: TierStats(*size[tier], counts.hits[tier], counts.drafted[tier], counts.accepted[tier])
             for tier in Tier
         }
-        return EngineStats(len(opened), len(conversations), counts.drafts, self._live.failures, tiers)
+        logs = self._live.log_stats()
+        return EngineStats(
+            len(opened), len(conversations), counts.drafts, self._live.failures, tiers,
+            logs.nbytes, logs.unsynced, self._live.log_failures,
+        )  # fmt: skip
 
     def _load_kernels(self) -> None:
         """Compiles what a step runs, or loads it from Numba's cache, so that no step waits for it."""
@@ -290,9 +317,9 @@ class Engine:
         sessions = self._hold(entries)
         try:
             replies = self._answer(entries, sessions)
-            for entry, session in zip(entries, sessions, strict=True):
-                if entry.closing and session is not None:
-                    self._close(session)
+            for row, (entry, session) in enumerate(zip(entries, sessions, strict=True)):
+                if entry.closing and session is not None and not self._close(session):
+                    replies[row] = replace(replies[row], status=Status.OVER_BUDGET)
         finally:
             _release(sessions)
         return replies
@@ -400,18 +427,19 @@ class Engine:
 
     # Ends
 
-    def _close(self, session: _Session) -> None:
+    def _close(self, session: _Session) -> bool:
+        """Ends a session; False if its output cannot be stored."""
         opening = session.opening
         output = session.index.text()[opening.prompt_length :].copy() if opening.publish else EMPTY_TOKENS
         with self._lock:
             if self._sessions.get(session.name) is not session:
-                return
+                return True
             self._forget(session)
             session.ended = True
             session.index.forget_drafting()
             if opening.conversation and len(session.index):
                 self._conversations.keep(opening.conversation, session.index)
-        self._live.publish(output)
+        return self._live.publish(output)
 
     def _live_changed(self, live: LiveView) -> None:
         with self._lock:

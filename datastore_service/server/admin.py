@@ -5,14 +5,16 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 
 import grpc
 import numpy as np
 
+from datastore_service.engine.segment import Segment
 from datastore_service.engine.tree import Tier
+from datastore_service.engine.types import Namespace
 from datastore_service.server import wire
 from datastore_service.server.calls import answering
 from datastore_service.server.corpora import Corpora, read_corpus
@@ -20,8 +22,10 @@ from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
-from datastore_service.server.refusal import RefusalError, exhausted, invalid, precondition
+from datastore_service.server.refusal import RefusalError, disk_refused, exhausted, invalid, precondition
 from datastore_service.storage.corpus import groups
+from datastore_service.storage.data_directory import DataDirectory
+from datastore_service.storage.errors import StorageError
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1 import drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminServicer
@@ -82,11 +86,28 @@ class Admin(AdminServicer):
         with self._call("DropNamespace", context):
             return self._drop(self._existing(request.namespace))
 
+    def Snapshot(self, request: pb.SnapshotRequest, context: grpc.ServicerContext):  # noqa: N802
+        with self._call("Snapshot", context):
+            return self._snapshot(request)
+
+    def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext):  # noqa: N802
+        with self._call("Restore", context):
+            return self._restore(request)
+
+    def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: grpc.ServicerContext):  # noqa: N802
+        with self._call("ListSnapshots", context):
+            return self._snapshot_list(request)
+
     @contextmanager
     def _call(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
         with answering(f"{ADMIN}/{method}", context, self._metrics):
             self._authorize(context)
-            yield
+            try:
+                yield
+            except StorageError as error:
+                raise RefusalError(grpc.StatusCode.DATA_LOSS, str(error)) from error
+            except OSError as error:
+                raise disk_refused(error) from error
 
     def _authorize(self, context: grpc.ServicerContext) -> None:
         if not self._token:
@@ -177,6 +198,36 @@ class Admin(AdminServicer):
         self._namespaces.drop(hosted)
         return pb.DropNamespaceReply()
 
+    def _snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply:
+        hosted = self._existing(request.namespace)
+        if _has_snapshot(self._data(), hosted.namespace, request.name):
+            raise RefusalError(grpc.StatusCode.ALREADY_EXISTS, f"name: there is a snapshot {request.name!r}")
+        segments = hosted.engine.snapshot(request.name)
+        log.info("snapshot made", extra={"model": hosted.namespace.model, "snapshot": request.name})
+        return pb.SnapshotReply(segments=len(segments), tokens=_tokens_in(segments))
+
+    def _restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
+        namespace = wire.read_namespace(request.namespace, self._limits)
+        if not _has_snapshot(self._data(), namespace, request.name):
+            raise RefusalError(grpc.StatusCode.NOT_FOUND, f"name: there is no snapshot {request.name!r}")
+        segments = self._namespaces.open(namespace).engine.restore(request.name)
+        log.info("snapshot restored", extra={"model": namespace.model, "snapshot": request.name})
+        return pb.RestoreReply(segments=len(segments), tokens=_tokens_in(segments))
+
+    def _snapshot_list(self, request: pb.ListSnapshotsRequest) -> pb.ListSnapshotsReply:
+        namespace = wire.read_namespace(request.namespace, self._limits)
+        return pb.ListSnapshotsReply(
+            snapshots=[
+                pb.SnapshotInfo(name=s.name, tokens=s.tokens, bytes=s.nbytes, created_seconds=int(s.created))
+                for s in self._data().snapshots(namespace)
+            ]
+        )
+
+    def _data(self) -> DataDirectory:
+        if self._namespaces.data is None:
+            raise precondition("snapshot: the service has no data directory; start it with --data")
+        return self._namespaces.data
+
     def _stats(self, request: pb.StatsRequest) -> pb.StatsReply:
         chosen = [self._existing(request.namespace)] if request.HasField("namespace") else self._namespaces
         return pb.StatsReply(
@@ -221,6 +272,17 @@ def _compact(hosted: HostedNamespace) -> pb.CompactReply:
     return pb.CompactReply(segments=live.segments, tokens=live.tokens)
 
 
+def _has_snapshot(data: DataDirectory, namespace: Namespace, name: str) -> bool:
+    try:
+        return data.has_snapshot(namespace, name)
+    except ValueError as error:
+        raise invalid(str(error)) from error
+
+
+def _tokens_in(segments: Sequence[Segment]) -> int:
+    return sum(map(len, segments))
+
+
 def _namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
     namespace, stats = hosted.namespace, hosted.engine.stats()
     return pb.NamespaceStats(
@@ -231,6 +293,10 @@ def _namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
         prior=hosted.prior,
         drafts=stats.drafts,
         merge_failures=stats.merge_failures,
+        log_bytes=stats.log_bytes,
+        log_unsynced_bytes=stats.log_unsynced_bytes,
+        log_failures=stats.log_failures,
+        stored=hosted.stored,
         tiers=[
             pb.TierStats(
                 tier=int(tier),  # type: ignore[arg-type]
