@@ -225,7 +225,7 @@ class Admin(AdminServicer):
 
     def _data(self) -> DataDirectory:
         if self._namespaces.data is None:
-            raise precondition("snapshot: the service has no data directory; start it with --data")
+            raise precondition("namespace: kept in memory alone; snapshots need a service with --data")
         return self._namespaces.data
 
     def _stats(self, request: pb.StatsRequest) -> pb.StatsReply:
