@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -38,10 +39,13 @@ HEALTH_SECONDS = 3.0
 DOCUMENTS_A_MESSAGE = 64
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+SnapshotName = Annotated[str, typer.Argument(help="the snapshot's name")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    for command in (stats, namespaces, sessions, flush, warmup, compact, drop_namespace, health):
+    for command in (
+        stats, namespaces, sessions, flush, warmup, compact, drop_namespace, snapshot, snapshots, restore, health,
+    ):  # fmt: skip
         app.command()(command)
 
 
@@ -130,6 +134,59 @@ def drop_namespace(
     with _admin(endpoint, admin_token_file) as (stub, metadata):
         stub.DropNamespace(request, timeout=CALL_SECONDS, metadata=metadata)
     print("dropped")
+
+
+def snapshot(
+    name: SnapshotName,
+    model: Model,
+    tokenizer: TokenizerOption,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    tenant: Tenant = "",
+    admin_token_file: TokenFile = None,
+) -> None:
+    """Keeps a namespace's live tier under a name, in the service's data directory."""
+    namespace = namespace_message(namespace_of(model, tokenizer, tenant))
+    request = pb.SnapshotRequest(namespace=namespace, name=name)
+    with _admin(endpoint, admin_token_file) as (stub, metadata):
+        reply = stub.Snapshot(request, timeout=LONG_CALL_SECONDS, metadata=metadata)
+    print(f"snapshot {name}: {reply.tokens} tokens in {reply.segments} segments")
+
+
+def snapshots(
+    model: Model,
+    tokenizer: TokenizerOption,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    tenant: Tenant = "",
+    as_json: AsJson = False,
+    admin_token_file: TokenFile = None,
+) -> None:
+    """Lists a namespace's snapshots, oldest first."""
+    request = pb.ListSnapshotsRequest(namespace=namespace_message(namespace_of(model, tokenizer, tenant)))
+    with _admin(endpoint, admin_token_file) as (stub, metadata):
+        reply = stub.ListSnapshots(request, timeout=CALL_SECONDS, metadata=metadata)
+    if as_json:
+        _print_json(reply)
+    else:
+        _print_rows(
+            ("snapshot", "tokens", "bytes", "made (UTC)"),
+            [(s.name, f"{s.tokens:,}", f"{s.bytes:,}", _utc(s.created_seconds)) for s in reply.snapshots],
+        )
+
+
+def restore(
+    name: SnapshotName,
+    model: Model,
+    tokenizer: TokenizerOption,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    tenant: Tenant = "",
+    admin_token_file: TokenFile = None,
+) -> None:
+    """Replaces a namespace's live tier by a snapshot of it."""
+    namespace = namespace_message(namespace_of(model, tokenizer, tenant))
+    request = pb.RestoreRequest(namespace=namespace, name=name)
+    with _admin(endpoint, admin_token_file) as (stub, metadata):
+        reply = stub.Restore(request, timeout=LONG_CALL_SECONDS, metadata=metadata)
+    print(f"live tier: {reply.tokens} tokens in {reply.segments} segments")
 
 
 def flush(
@@ -223,6 +280,10 @@ def _requests(namespace: Namespace, documents: list[pb.Document]) -> Iterator[pb
         yield pb.WarmupRequest(documents=documents[first : first + DOCUMENTS_A_MESSAGE])
 
 
+def _utc(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+
+
 def _print_json(reply: Message) -> None:
     fields = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     print(json.dumps(fields, indent=2))
@@ -250,6 +311,10 @@ def _table(stats_of: pb.NamespaceStats) -> Table:
     )
     if stats_of.merge_failures:
         caption += f", {stats_of.merge_failures} failed merges (see the log)"
+    if stats_of.log_failures:
+        caption += f", {stats_of.log_failures} times the disk refused (see the log)"
+    if not stats_of.stored:
+        caption += ", live tier in memory alone"
     table = Table(title=title, caption=caption + (", with prior" if stats_of.prior else ", no prior"))
     for column in ("tier", "tokens", "bytes", "segments", "hits", "drafted"):
         table.add_column(column, justify="left" if column == "tier" else "right")

@@ -93,7 +93,11 @@ def serve(
         Path | None, typer.Option(help="directory of a prior, as `specstore build` makes it")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="the service's directory: uses the prior in DATA/prior, if any")
+        Path | None,
+        typer.Option(
+            help="the service's directory: keeps the live tiers there, and uses the prior in DATA/prior, if any; without "
+            "it they are in memory alone"
+        ),
     ] = None,
     allow_remote: Annotated[bool, typer.Option(help="permit an address that other machines reach")] = False,
     admin_token_file: Annotated[
@@ -118,12 +122,14 @@ def serve(
     from datastore_service.server.logs import log_to_stderr
     from datastore_service.server.service import Service
     from datastore_service.server.service import serve as serve_until_told
+    from datastore_service.storage.data_directory import DataDirectory
 
     log_to_stderr(log_level)
     address = parse_endpoint(listen, "listen")
     token = _admin_token(admin_token_file)
     maker = engine_maker(prior or _prior_in(data), vocab_size, Limits(sessions=sessions))
-    service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote)
+    directory = DataDirectory(data, vocab_size) if data else None
+    service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote, directory)
     serve_until_told(service, metrics_port)
 
 

@@ -20,6 +20,7 @@ from datastore_service.engine import batch
 from datastore_service.engine.conversations import Conversations
 from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES, FusionWeights
 from datastore_service.engine.live import LiveTier, LiveView
+from datastore_service.engine.live_store import LiveStore
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import MAX_VOCAB, Segment, build_segment
 from datastore_service.engine.session import MAX_TOKENS, SessionIndex
@@ -82,13 +83,17 @@ class SessionInfo:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """drafts: trees asked for since the start, empty ones included. merge_failures: of the live tier. SESSION counts
-    conversations too."""
+    conversations too. log_bytes: of the live tier's logs, of which a power failure would take log_unsynced_bytes.
+    log_failures: outputs that could not be logged, and failed syncs."""
 
     sessions: int
     conversations: int
     drafts: int
     merge_failures: int
     tiers: dict[Tier, TierStats]
+    log_bytes: int
+    log_unsynced_bytes: int
+    log_failures: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +132,10 @@ class Engine:
         prior: Sequence[Segment] = (),
         weights: FusionWeights | None = None,
         limits: Limits | None = None,
+        store: LiveStore | None = None,
     ) -> None:
-        """vocab_size: ids are in [0, vocab_size), at most 2^31. Raises ValueError naming field and limit."""
+        """vocab_size: ids are in [0, vocab_size), at most 2^31. store: keeps the live tier beyond the process, None for
+        in memory alone. Raises ValueError naming field and limit, and what the store raises for text it cannot read."""
         if not 0 < vocab_size <= MAX_VOCAB:
             raise ValueError(f"vocab_size: {vocab_size} is outside 1..{MAX_VOCAB}")
         self.vocab_size = vocab_size
@@ -143,7 +150,7 @@ class Engine:
         self._scratches: list[batch.Scratch] = []
         self._idle: list[batch.Scratch] = []
         self._snapshot = _Snapshot.of((), LiveView())
-        self._live = LiveTier(vocab_size, self.limits.live_tokens, self._live_changed)
+        self._live = LiveTier(vocab_size, self.limits.live_tokens, self._live_changed, store)
         self.set_prior(prior)
         self._load_kernels()
 
@@ -172,8 +179,8 @@ class Engine:
         """Adds documents to the live tier as one segment, built in the caller's thread. The tier's oldest text leaves
         if it is full.
 
-        Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds; then nothing has
-        changed."""
+        Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds, OSError if the disk
+        refuses them; then nothing has changed."""
         segment = build_segment(documents, self.vocab_size)
         if len(segment) > self.limits.live_tokens:
             raise ValueError(
@@ -189,6 +196,22 @@ class Engine:
     def compact(self) -> None:
         """Merges the live tier into as few segments as its policy permits, in the caller's thread."""
         self._live.compact()
+
+    def sync(self) -> None:
+        """Makes closed sessions' outputs survive a power failure; see LiveTier.sync."""
+        self._live.sync()
+
+    def snapshot(self, name: str) -> tuple[Segment, ...]:
+        """Keeps the live tier's text under a name; see LiveTier.snapshot."""
+        return self._live.snapshot(name)
+
+    def restore(self, name: str) -> tuple[Segment, ...]:
+        """Replaces the live tier's text by a snapshot's; see LiveTier.restore."""
+        return self._live.restore(name)
+
+    def close(self) -> None:
+        """Syncs the live tier and lets go of its store."""
+        self._live.close()
 
     def flush(self, tier: Tier | None = None, session: str | None = None) -> None:
         """Forgets what was learned from serving: one tier's, one session's, or all of it (both None).
@@ -242,7 +265,11 @@ class Engine:
             Tier.REJECTED: (0, 0, 0),
         }
         tiers = {tier: TierStats(*size[tier], int(hits[tier]), int(drafted[tier])) for tier in Tier}
-        return EngineStats(len(opened), len(conversations), drafts, self._live.failures, tiers)
+        logs = self._live.log_stats()
+        return EngineStats(
+            len(opened), len(conversations), drafts, self._live.failures, tiers,
+            logs.nbytes, logs.unsynced, self._live.log_failures,
+        )  # fmt: skip
 
     def _load_kernels(self) -> None:
         """Compiles what a step runs, or loads it from Numba's cache, so that no step waits for it."""
@@ -295,13 +322,13 @@ class Engine:
             accepted = [self._accept(*pair) for pair in zip(entries, sessions, strict=True)]
             trees = self._draft(entries, sessions, accepted)
             known = [session.index.known if session else 0 for session in sessions]
-            for entry, found in zip(entries, sessions, strict=True):
-                if entry.closing and found:
-                    self._close(found)
+            statuses = [status for status, _ in accepted]
+            for row, (entry, found) in enumerate(zip(entries, sessions, strict=True)):
+                if entry.closing and found and not self._close(found):
+                    statuses[row] = Status.OVER_BUDGET
         finally:
             _release(sessions)
-        answers = zip(accepted, known, trees, strict=True)
-        return [Reply(status, length, tree) for (status, _), length, tree in answers]
+        return [Reply(*answer) for answer in zip(statuses, known, trees, strict=True)]
 
     def _hold(self, entries: Sequence[Entry]) -> list[_Session | None]:
         """The entries' sessions, locked. Those that another step closed while this one waited are looked for again."""
@@ -419,17 +446,18 @@ class Engine:
 
     # Ends
 
-    def _close(self, session: _Session) -> None:
+    def _close(self, session: _Session) -> bool:
+        """Ends a session; False if its output cannot be stored."""
         opening = session.opening
         output = session.index.text()[opening.prompt_length :].copy() if opening.publish else EMPTY_TOKENS
         with self._lock:
             if self._sessions.get(session.name) is not session:
-                return
+                return True
             self._forget(session)
             session.ended = True
             if opening.conversation and len(session.index):
                 self._conversations.keep(opening.conversation, session.index)
-        self._live.publish(output)
+        return self._live.publish(output)
 
     def _live_changed(self, live: LiveView) -> None:
         with self._lock:

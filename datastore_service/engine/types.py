@@ -22,7 +22,7 @@ class Status(IntEnum):
     OK = 1
     UNKNOWN_SESSION = 2  # resend the whole text with `opening` set
     GAP = 3  # `start` lies beyond what is known: resend from `Reply.known`
-    OVER_BUDGET = 4  # a bound on sessions or bytes refused the entry
+    OVER_BUDGET = 4  # a bound on sessions or bytes refused the entry, or the disk a closing one's output
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
 import grpc
 import numpy as np
 
+from datastore_service.engine.segment import Segment
 from datastore_service.engine.tree import Tier
+from datastore_service.engine.types import Namespace
 from datastore_service.server import wire
 from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
-from datastore_service.server.refusal import RefusalError, exhausted, invalid, precondition
+from datastore_service.server.refusal import RefusalError, disk_refused, exhausted, invalid, precondition
+from datastore_service.storage.data_directory import DataDirectory
+from datastore_service.storage.errors import StorageError
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1 import drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminServicer
@@ -68,11 +72,21 @@ class Admin(AdminServicer):
     def DropNamespace(self, request: pb.DropNamespaceRequest, context: grpc.ServicerContext):  # noqa: N802
         return self._guarded(context, lambda: self._drop(self._existing(request.namespace)))
 
+    def Snapshot(self, request: pb.SnapshotRequest, context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(context, lambda: self._snapshot(request))
+
+    def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(context, lambda: self._restore(request))
+
+    def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: grpc.ServicerContext):  # noqa: N802
+        return self._guarded(context, lambda: self._snapshot_list(request))
+
     def _guarded(self, context: grpc.ServicerContext, act: Callable):
         try:
             self._authorize(context)
             return act()
-        except RefusalError as refusal:
+        except (RefusalError, StorageError, OSError) as error:
+            refusal = _refusal(error)
             self._metrics.refusals.labels(refusal.code.name).inc()
             log.warning("admin call refused", extra={"code": refusal.code.name, "reason": str(refusal)})
             context.abort(refusal.code, str(refusal))
@@ -152,6 +166,36 @@ class Admin(AdminServicer):
         self._namespaces.drop(hosted)
         return pb.DropNamespaceReply()
 
+    def _snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotReply:
+        hosted = self._existing(request.namespace)
+        if _has_snapshot(self._data(), hosted.namespace, request.name):
+            raise RefusalError(grpc.StatusCode.ALREADY_EXISTS, f"name: there is a snapshot {request.name!r}")
+        segments = hosted.engine.snapshot(request.name)
+        log.info("snapshot made", extra={"model": hosted.namespace.model, "snapshot": request.name})
+        return pb.SnapshotReply(segments=len(segments), tokens=_tokens_in(segments))
+
+    def _restore(self, request: pb.RestoreRequest) -> pb.RestoreReply:
+        namespace = wire.read_namespace(request.namespace, self._limits)
+        if not _has_snapshot(self._data(), namespace, request.name):
+            raise RefusalError(grpc.StatusCode.NOT_FOUND, f"name: there is no snapshot {request.name!r}")
+        segments = self._namespaces.open(namespace).engine.restore(request.name)
+        log.info("snapshot restored", extra={"model": namespace.model, "snapshot": request.name})
+        return pb.RestoreReply(segments=len(segments), tokens=_tokens_in(segments))
+
+    def _snapshot_list(self, request: pb.ListSnapshotsRequest) -> pb.ListSnapshotsReply:
+        namespace = wire.read_namespace(request.namespace, self._limits)
+        return pb.ListSnapshotsReply(
+            snapshots=[
+                pb.SnapshotInfo(name=s.name, tokens=s.tokens, bytes=s.nbytes, created_seconds=int(s.created))
+                for s in self._data().snapshots(namespace)
+            ]
+        )
+
+    def _data(self) -> DataDirectory:
+        if self._namespaces.data is None:
+            raise precondition("snapshot: the service has no data directory; start it with --data")
+        return self._namespaces.data
+
     def _stats(self, request: pb.StatsRequest) -> pb.StatsReply:
         chosen = [self._existing(request.namespace)] if request.HasField("namespace") else self._namespaces
         return pb.StatsReply(
@@ -160,6 +204,14 @@ class Admin(AdminServicer):
             version=version("specstore"),
             streams=self._drafting.streams,
         )
+
+
+def _refusal(error: RefusalError | StorageError | OSError) -> RefusalError:
+    if isinstance(error, RefusalError):
+        return error
+    if isinstance(error, StorageError):
+        return RefusalError(grpc.StatusCode.DATA_LOSS, str(error))
+    return disk_refused(error)
 
 
 def _learn(hosted: HostedNamespace, documents: list[np.ndarray], reply: pb.WarmupReply) -> None:
@@ -194,6 +246,17 @@ def _compact(hosted: HostedNamespace) -> pb.CompactReply:
     return pb.CompactReply(segments=live.segments, tokens=live.tokens)
 
 
+def _has_snapshot(data: DataDirectory, namespace: Namespace, name: str) -> bool:
+    try:
+        return data.has_snapshot(namespace, name)
+    except ValueError as error:
+        raise invalid(str(error)) from error
+
+
+def _tokens_in(segments: Sequence[Segment]) -> int:
+    return sum(map(len, segments))
+
+
 def _namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
     namespace, stats = hosted.namespace, hosted.engine.stats()
     return pb.NamespaceStats(
@@ -204,6 +267,10 @@ def _namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
         prior=hosted.prior,
         drafts=stats.drafts,
         merge_failures=stats.merge_failures,
+        log_bytes=stats.log_bytes,
+        log_unsynced_bytes=stats.log_unsynced_bytes,
+        log_failures=stats.log_failures,
+        stored=hosted.stored,
         tiers=[
             pb.TierStats(
                 tier=int(tier),  # type: ignore[arg-type]

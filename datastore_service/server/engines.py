@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.live_store import LiveStore
 from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.engine.types import Namespace
 from datastore_service.server.namespaces import NewEngine
@@ -29,13 +30,13 @@ def engine_maker(
         vocab_size, segments
     )  # checks the sizes; compiles the kernels, or loads them, before anybody waits
 
-    def new_engine(namespace: Namespace) -> tuple[Engine, bool]:
+    def new_engine(namespace: Namespace, store: LiveStore | None) -> tuple[Engine, bool]:
         fits = namespace.tokenizer == tokenizer
         if tokenizer is not None and not fits:
             log.warning(
                 "prior not used: another tokenizer",
                 extra={"namespace": namespace.tokenizer, "prior": tokenizer},
             )
-        return Engine(vocab_size, segments if fits else (), limits=limits), fits
+        return Engine(vocab_size, segments if fits else (), limits=limits, store=store), fits
 
     return new_engine

@@ -42,6 +42,17 @@ class _NamespaceCollector:
         failures = CounterMetricFamily(
             "specstore_merge_failures", "Merges of the live tier that failed; no text is lost", labels=names
         )
+        logs = GaugeMetricFamily(
+            "specstore_log_bytes", "Bytes of write-ahead logs that are not sealed yet", labels=names
+        )
+        unsynced = GaugeMetricFamily(
+            "specstore_log_unsynced_bytes", "Of those, bytes that a power failure would take", labels=names
+        )
+        log_failures = CounterMetricFamily(
+            "specstore_log_failures",
+            "Outputs that could not be logged and were not published, and logs that could not be synced",
+            labels=names,
+        )
         held = GaugeMetricFamily("specstore_bytes", "Bytes a tier holds", labels=[*names, "tier"])
         tokens = GaugeMetricFamily("specstore_tokens", "Tokens a tier holds", labels=[*names, "tier"])
         segments = GaugeMetricFamily("specstore_segments", "Segments of a tier", labels=[*names, "tier"])
@@ -54,6 +65,9 @@ class _NamespaceCollector:
             sessions.add_metric(labels, stats.sessions)
             drafts.add_metric(labels, stats.drafts)
             failures.add_metric(labels, stats.merge_failures)
+            logs.add_metric(labels, stats.log_bytes)
+            unsynced.add_metric(labels, stats.log_unsynced_bytes)
+            log_failures.add_metric(labels, stats.log_failures)
             for tier, of_tier in stats.tiers.items():
                 of = [*labels, tier.name.lower()]
                 held.add_metric(of, of_tier.nbytes)
@@ -61,4 +75,5 @@ class _NamespaceCollector:
                 segments.add_metric(of, of_tier.segments)
                 hits.add_metric(of, of_tier.hits)
                 drafted.add_metric(of, of_tier.drafted)
-        yield from (sessions, drafts, failures, held, tokens, segments, hits, drafted)
+        yield from (sessions, drafts, failures, logs, unsynced, log_failures)
+        yield from (held, tokens, segments, hits, drafted)

@@ -8,21 +8,25 @@ import time
 from collections.abc import Callable, Sequence
 
 from datastore_service.engine.engine import Engine
+from datastore_service.engine.live_store import LiveStore
+from datastore_service.engine.tree import Tier
 from datastore_service.engine.types import Entry, Namespace, Reply
 from datastore_service.server.leases import Leases
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.server.refusal import exhausted, precondition
+from datastore_service.server.refusal import disk_refused, exhausted, invalid, precondition
+from datastore_service.storage.data_directory import DataDirectory
 
 log = logging.getLogger(__name__)
 
-NewEngine = Callable[[Namespace], "tuple[Engine, bool]"]
+NewEngine = Callable[[Namespace, "LiveStore | None"], "tuple[Engine, bool]"]
 
 
 class HostedNamespace:
-    """An engine, and which stream holds which of its sessions. prior: whether the prior is attached."""
+    """An engine, and which stream holds which of its sessions. prior: whether the prior is attached. stored: whether
+    the live tier outlives the process."""
 
-    def __init__(self, namespace: Namespace, engine: Engine, prior: bool, grace: float) -> None:
-        self.namespace, self.engine, self.prior = namespace, engine, prior
+    def __init__(self, namespace: Namespace, engine: Engine, prior: bool, stored: bool, grace: float) -> None:
+        self.namespace, self.engine, self.prior, self.stored = namespace, engine, prior, stored
         self.leases = Leases(grace)
         self.dropped = False
 
@@ -49,13 +53,25 @@ class HostedNamespace:
 
 
 class Namespaces:
-    """The engines of the service. Raises RefusalError when there would be too many or a tokenizer does not fit."""
+    """The engines of the service. Raises RefusalError when there would be too many or a tokenizer does not fit.
 
-    def __init__(self, new_engine: NewEngine, limits: ServiceLimits) -> None:
+    data: keeps their live tiers, None for in memory alone. What it has is hosted at once; raises StorageError for what
+    cannot be read."""
+
+    def __init__(
+        self, new_engine: NewEngine, limits: ServiceLimits, data: DataDirectory | None = None
+    ) -> None:
         self._new_engine = new_engine
         self._limits = limits
+        self.data = data
         self._lock = threading.Lock()
         self._hosted: dict[Namespace, HostedNamespace] = {}
+        for namespace in data.namespaces if data else ():
+            tokens = self._host(namespace).engine.stats().tiers[Tier.LIVE].tokens
+            log.info(
+                "namespace restored",
+                extra={"model": namespace.model, "tenant": namespace.tenant, "live_tokens": tokens},
+            )
 
     def __iter__(self):
         return iter(list(self._hosted.values()))
@@ -68,15 +84,17 @@ class Namespaces:
             return self._hosted.get(namespace) or self._create(namespace)
 
     def drop(self, hosted: HostedNamespace) -> None:
-        """Forgets a namespace without open sessions. Raises RefusalError for one that has some."""
+        """Forgets a namespace without open sessions, its stored text too. Raises RefusalError for one that has some,
+        OSError if the disk refuses: then it takes no more text, and can be dropped again."""
         opened = len(hosted.engine.sessions())
         if opened:
             raise precondition(f"namespace: {hosted.namespace} has {opened} open sessions; flush them first")
+        hosted.dropped = True
+        hosted.engine.close()  # waits for a merge
         with self._lock:
-            hosted.dropped = True
-            if (
-                self._hosted.get(hosted.namespace) is hosted
-            ):  # else another call dropped it, and a new one is there
+            if self._hosted.get(hosted.namespace) is hosted:  # else another call has dropped it
+                if self.data:
+                    self.data.remove(hosted.namespace)
                 del self._hosted[hosted.namespace]
         log.info(
             "namespace dropped", extra={"model": hosted.namespace.model, "tenant": hosted.namespace.tenant}
@@ -85,16 +103,39 @@ class Namespaces:
     def close_expired(self) -> int:
         return sum(hosted.close_expired(time.monotonic()) for hosted in self)
 
+    def sync(self) -> None:
+        """Makes what sessions have published survive a power failure."""
+        for hosted in self:
+            hosted.engine.sync()
+
+    def close(self) -> None:
+        """Syncs, and lets go of the data directory. Nothing may be published meanwhile or afterwards."""
+        for hosted in self:
+            hosted.engine.close()
+        if self.data:
+            self.data.close()
+
     def _create(self, namespace: Namespace) -> HostedNamespace:
         self._check_tokenizer(namespace)
         if len(self._hosted) >= self._limits.namespaces:
             raise exhausted(f"namespace: the service already holds {self._limits.namespaces}, its limit")
-        engine, prior = self._new_engine(namespace)
-        hosted = HostedNamespace(namespace, engine, prior, self._limits.grace)
-        self._hosted[namespace] = hosted
+        try:
+            hosted = self._host(namespace)
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        except OSError as error:
+            raise disk_refused(error) from error
         log.info(
-            "namespace created", extra={"model": namespace.model, "tenant": namespace.tenant, "prior": prior}
+            "namespace created",
+            extra={"model": namespace.model, "tenant": namespace.tenant, "prior": hosted.prior},
         )
+        return hosted
+
+    def _host(self, namespace: Namespace) -> HostedNamespace:
+        store = self.data.open(namespace) if self.data else None
+        engine, prior = self._new_engine(namespace, store)
+        hosted = HostedNamespace(namespace, engine, prior, store is not None, self._limits.grace)
+        self._hosted[namespace] = hosted
         return hosted
 
     def _check_tokenizer(self, namespace: Namespace) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import grpc
 
 
@@ -19,6 +21,13 @@ def invalid(message: str) -> RefusalError:
 
 def exhausted(message: str) -> RefusalError:
     return RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+
+
+def disk_refused(error: OSError) -> RefusalError:
+    """Says why, but not where: paths are no caller's business."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.INTERNAL
+    return RefusalError(code, f"data directory: {error.strerror or error}")
 
 
 def precondition(message: str) -> RefusalError:

@@ -18,6 +18,7 @@ from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import Namespaces, NewEngine
+from datastore_service.storage.data_directory import DataDirectory
 from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_server
@@ -28,6 +29,7 @@ DRAFTING = drafting_pb2.DESCRIPTOR.services_by_name["Drafting"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 SHORT_CALL_THREADS = 8  # for admin and health calls, beside one thread a stream
 HOUSEKEEPING_SECONDS = 1.0
+SYNC_SECONDS = 1.0  # what was answered in between, a power failure may take
 DRAIN_SECONDS = 10.0
 LAST_REPLY_SECONDS = 0.5  # for what has been answered to leave the process
 
@@ -36,7 +38,8 @@ class Service:
     """Listens on `address` once started.
 
     new_engine: makes a namespace's engine and says whether the prior is attached. token: asked of admin calls, "" for
-    none. Raises ValueError if the address is reachable from elsewhere and not allowed to be, or has no token.
+    none. data: keeps the live tiers; None keeps them in memory alone. Raises ValueError if the address is reachable from
+    elsewhere and not allowed to be, or has no token; StorageError if stored text cannot be read.
     """
 
     def __init__(
@@ -46,10 +49,11 @@ class Service:
         limits: ServiceLimits | None = None,
         token: str = "",
         allow_remote: bool = False,
+        data: DataDirectory | None = None,
     ) -> None:
         _check_exposure(address, token, allow_remote)
         self._limits = limits or ServiceLimits()
-        self.namespaces = Namespaces(new_engine, self._limits)
+        self.namespaces = Namespaces(new_engine, self._limits, data)
         self.metrics = ServiceMetrics(self.namespaces)
         self.drafting = Drafting(self.namespaces, self._limits, self.metrics)
         self._health = health.HealthServicer()
@@ -71,18 +75,20 @@ class Service:
         self.endpoint = self._address.target if self._address.path else f"{self._address.host}:{port}"
         self._server.start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        threading.Thread(target=self._keep_house, name="specstore-housekeeping", daemon=True).start()
+        for name, loop in (("housekeeping", self._keep_house), ("sync", self._keep_synced)):
+            threading.Thread(target=loop, name=f"specstore-{name}", daemon=True).start()
         log.info("serving", extra={"endpoint": self.endpoint})
         return self.endpoint
 
     def stop(self) -> None:
-        """Answers what is being answered, ends the streams, closes the listener."""
+        """Answers what is being answered, ends the streams, closes the listener and the data directory."""
         self._health.enter_graceful_shutdown()
         self._stopping.set()
         log.info("draining", extra={"streams": self.drafting.streams})
         if not self.drafting.drain(DRAIN_SECONDS):
             log.warning("drain: messages still unanswered", extra={"seconds": DRAIN_SECONDS})
         self._server.stop(LAST_REPLY_SECONDS).wait()
+        self.namespaces.close()
         log.info("stopped")
 
     def _add_servicers(self, admin: Admin) -> None:
@@ -101,6 +107,10 @@ class Service:
             closed = self.namespaces.close_expired()
             if closed:
                 log.info("closed sessions of broken streams", extra={"sessions": closed})
+
+    def _keep_synced(self) -> None:
+        while not self._stopping.wait(SYNC_SECONDS):
+            self.namespaces.sync()
 
 
 def serve(service: Service, metrics_port: int | None = None) -> None:

@@ -78,7 +78,7 @@ class StatsReply(_message.Message):
     def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceStats, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., version: _Optional[str] = ..., streams: _Optional[int] = ...) -> None: ...
 
 class NamespaceStats(_message.Message):
-    __slots__ = ("namespace", "vocab_size", "sessions", "conversations", "prior", "drafts", "tiers", "merge_failures")
+    __slots__ = ("namespace", "vocab_size", "sessions", "conversations", "prior", "drafts", "tiers", "merge_failures", "log_bytes", "log_unsynced_bytes", "log_failures", "stored")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,10 @@ class NamespaceStats(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     MERGE_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOG_UNSYNCED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOG_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     namespace: _drafting_pb2.Namespace
     vocab_size: int
     sessions: int
@@ -95,7 +99,11 @@ class NamespaceStats(_message.Message):
     drafts: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
     merge_failures: int
-    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: bool = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ...) -> None: ...
+    log_bytes: int
+    log_unsynced_bytes: int
+    log_failures: int
+    stored: bool
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: bool = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ..., log_bytes: _Optional[int] = ..., log_unsynced_bytes: _Optional[int] = ..., log_failures: _Optional[int] = ..., stored: bool = ...) -> None: ...
 
 class TierStats(_message.Message):
     __slots__ = ("tier", "tokens", "bytes", "hits", "drafted", "segments")
@@ -174,3 +182,59 @@ class DropNamespaceRequest(_message.Message):
 class DropNamespaceReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("namespace", "name")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    name: str
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class SnapshotReply(_message.Message):
+    __slots__ = ("segments", "tokens")
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    segments: int
+    tokens: int
+    def __init__(self, segments: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("namespace", "name")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    name: str
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class RestoreReply(_message.Message):
+    __slots__ = ("segments", "tokens")
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    segments: int
+    tokens: int
+    def __init__(self, segments: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class ListSnapshotsRequest(_message.Message):
+    __slots__ = ("namespace",)
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ...) -> None: ...
+
+class ListSnapshotsReply(_message.Message):
+    __slots__ = ("snapshots",)
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotInfo]
+    def __init__(self, snapshots: _Optional[_Iterable[_Union[SnapshotInfo, _Mapping]]] = ...) -> None: ...
+
+class SnapshotInfo(_message.Message):
+    __slots__ = ("name", "tokens", "bytes", "created_seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tokens: int
+    bytes: int
+    created_seconds: int
+    def __init__(self, name: _Optional[str] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., created_seconds: _Optional[int] = ...) -> None: ...

@@ -69,6 +69,21 @@ class AdminStub(object):
                 request_serializer=specstore_dot_v1_dot_admin__pb2.DropNamespaceRequest.SerializeToString,
                 response_deserializer=specstore_dot_v1_dot_admin__pb2.DropNamespaceReply.FromString,
                 _registered_method=True)
+        self.Snapshot = channel.unary_unary(
+                '/specstore.v1.Admin/Snapshot',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.SnapshotReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/specstore.v1.Admin/Restore',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.RestoreReply.FromString,
+                _registered_method=True)
+        self.ListSnapshots = channel.unary_unary(
+                '/specstore.v1.Admin/ListSnapshots',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.ListSnapshotsRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.ListSnapshotsReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -123,6 +138,32 @@ class AdminServicer(object):
     def DropNamespace(self, request, context):
         """Ends a namespace and forgets everything in it. NOT_FOUND if it does not exist, FAILED_PRECONDITION if it has open
         sessions. Streams that name it are ended with FAILED_PRECONDITION; a worker that connects anew creates it anew.
+        Snapshots stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Snapshot(self, request, context):
+        """Keeps the live tier's text under a name, in the service's data directory; answers when a power failure can no longer
+        take it. It is a name and not a path because whoever may call this must not be able to write anywhere else.
+        NOT_FOUND if the namespace does not exist, ALREADY_EXISTS if the name is taken, FAILED_PRECONDITION if the service
+        has no data directory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """Replaces the live tier of the snapshot's own namespace, which is created if it was dropped, by what it held then. The
+        files are verified first. NOT_FOUND if there is no such snapshot, DATA_LOSS if it is damaged: then nothing changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSnapshots(self, request, context):
+        """A namespace's snapshots, oldest first, also when it was dropped. DATA_LOSS if one is damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,6 +206,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DropNamespace,
                     request_deserializer=specstore_dot_v1_dot_admin__pb2.DropNamespaceRequest.FromString,
                     response_serializer=specstore_dot_v1_dot_admin__pb2.DropNamespaceReply.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.SnapshotRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.SnapshotReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.RestoreRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.RestoreReply.SerializeToString,
+            ),
+            'ListSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSnapshots,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.ListSnapshotsRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.ListSnapshotsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +412,87 @@ class Admin(object):
             '/specstore.v1.Admin/DropNamespace',
             specstore_dot_v1_dot_admin__pb2.DropNamespaceRequest.SerializeToString,
             specstore_dot_v1_dot_admin__pb2.DropNamespaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/Snapshot',
+            specstore_dot_v1_dot_admin__pb2.SnapshotRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.SnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/Restore',
+            specstore_dot_v1_dot_admin__pb2.RestoreRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.RestoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/ListSnapshots',
+            specstore_dot_v1_dot_admin__pb2.ListSnapshotsRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.ListSnapshotsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from datastore_service.engine import live
 from datastore_service.engine.batch import source_table
 from datastore_service.engine.engine import Engine, Limits
-from datastore_service.engine.live import FRESH_TOKENS, LiveTier, LiveView, MergePolicy
+from datastore_service.engine.live import FRESH_TOKENS, LiveTier, MergePolicy
 from datastore_service.engine.retrieval import (
     CURSOR,
     FRESH_WALK,
@@ -22,6 +22,7 @@ from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import GRAMS, SEPARATOR, SessionIndex
 from datastore_service.engine.tree import Tier
 from datastore_service.engine.types import Budget, Entry, Opening
+from tests.live_text import documents_in
 from tests.unit.engine.oracles import match_length, occurrences
 
 documents_of_few_ids = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=20), min_size=1, max_size=5)
@@ -109,12 +110,6 @@ def test_a_conversation_s_earlier_text_is_published_once():
 @pytest.fixture
 def small_fresh_text(monkeypatch):
     monkeypatch.setattr(live, "FRESH_TOKENS", 64)
-
-
-def documents_in(view: LiveView) -> list[list[int]]:
-    parts = [segment.document(i) for segment in view.segments for i in range(segment.documents)]
-    parts += [part for index in reversed(view.fresh) for part in live._documents(index)]
-    return [part.tolist() for part in parts if len(part)]
 
 
 def test_sealing_and_merging_keep_every_document_in_order(small_fresh_text):

@@ -1,0 +1,141 @@
+"""The directory of a service: `live/` with a folder for each namespace, `snapshots/` alike, and its prior.
+
+One service at a time writes here; a lock that the kernel lets go of with the process keeps a second one out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+from datastore_service.engine.types import Namespace
+from datastore_service.storage.atomic import TEMPORARY, sync_directory
+from datastore_service.storage.errors import StorageError
+from datastore_service.storage.live_manifest import MANIFEST, LiveManifest
+from datastore_service.storage.live_store import (
+    FolderStore,
+    SnapshotInfo,
+    create_folder,
+    list_snapshots,
+    snapshot_path,
+)
+
+log = logging.getLogger(__name__)
+
+LIVE, SNAPSHOTS, LOCK = "live", "snapshots", "lock"
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_FOLDER = re.compile(r".*-[0-9a-f]{16}(\.tmp)?")
+_READABLE = 40  # characters of a namespace's names in its folder's
+
+
+class DataDirectory:
+    """vocab_size: of every namespace; ids are smaller. namespaces: those that were stored here at the start.
+
+    Opening it takes the lock and puts `live/` in order. Raises StorageError if another service has it or if a folder
+    cannot be used, OSError if the disk refuses."""
+
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._live, self._snapshots = path / LIVE, path / SNAPSHOTS
+        self._lock = _lock(path / LOCK)
+        for folder in (self._live, self._snapshots):
+            folder.mkdir(exist_ok=True)
+        sync_directory(path)
+        sync_directory(self._live)
+        self.namespaces = [store.manifest.namespace for store in self._found()]
+
+    def open(self, namespace: Namespace) -> FolderStore:
+        """The namespace's store, made if it is new. Raises ValueError for a tokenizer that is no fingerprint."""
+        if not _FINGERPRINT.fullmatch(namespace.tokenizer):
+            raise ValueError(
+                f"namespace.tokenizer: {namespace.tokenizer!r} is not a fingerprint of 64 hexadecimal digits; "
+                "`specstore fingerprint` prints it"
+            )
+        folder = self._live / folder_name(namespace)
+        if not (folder / MANIFEST).exists():
+            names = namespace.model, namespace.tokenizer, namespace.tenant
+            create_folder(folder, LiveManifest(*names, self._vocab_size))
+        return self._opened(folder)
+
+    def remove(self, namespace: Namespace) -> None:
+        """Removes the folder of a namespace whose store is closed; its snapshots stay."""
+        folder = self._live / folder_name(namespace)
+        gone = folder.with_name(folder.name + TEMPORARY)
+        _remove_tree(gone)
+        folder.rename(gone)
+        sync_directory(self._live)
+        _remove_tree(gone)
+
+    def snapshots(self, namespace: Namespace) -> list[SnapshotInfo]:
+        """Oldest first; also of a namespace that was dropped. Raises StorageError for one that cannot be read."""
+        return list_snapshots(self._snapshots / folder_name(namespace))
+
+    def has_snapshot(self, namespace: Namespace, name: str) -> bool:
+        """Raises ValueError for what is not a snapshot's name."""
+        return snapshot_path(self._snapshots / folder_name(namespace), name).is_dir()
+
+    def close(self) -> None:
+        """Lets the next service in."""
+        os.close(self._lock)
+
+    def _found(self) -> list[FolderStore]:
+        stores = []
+        for folder in sorted(self._live.iterdir()):
+            if not _FOLDER.fullmatch(folder.name):
+                log.warning("not a namespace's folder, left alone: %s", folder)
+            elif folder.suffix == TEMPORARY or _was_never_used(folder):
+                shutil.rmtree(folder)
+            else:
+                stores.append(self._opened(folder))
+        return stores
+
+    def _opened(self, folder: Path) -> FolderStore:
+        store = FolderStore(folder, self._snapshots / folder.name)
+        namespace, vocab_size = store.manifest.namespace, store.manifest.vocab_size
+        if folder_name(namespace) != folder.name:
+            raise StorageError(
+                folder / MANIFEST,
+                "namespace",
+                f"{namespace}, whose folder is {folder_name(namespace)}: was it copied?",
+            )
+        if vocab_size != self._vocab_size:
+            raise StorageError(
+                folder / MANIFEST,
+                "vocab_size",
+                f"{vocab_size}, not {self._vocab_size}: start with --vocab-size {vocab_size}",
+            )
+        return store
+
+
+def folder_name(namespace: Namespace) -> str:
+    """Tells a reader whose it is and differs for every namespace: names as far as a folder may have them, a digest."""
+    names = [namespace.model, namespace.tokenizer, namespace.tenant]
+    digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{namespace.model}-{namespace.tenant}").strip("-.")
+    return f"{readable[:_READABLE]}-{digest}"
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StorageError(path, "lock", "another service uses this data directory") from None
+    return descriptor
+
+
+def _was_never_used(folder: Path) -> bool:
+    """A folder whose making was interrupted: it got no manifest, so nothing was ever put in."""
+    return all(path.suffix == TEMPORARY for path in folder.iterdir())
+
+
+def _remove_tree(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)

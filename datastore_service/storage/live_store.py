@@ -1,0 +1,284 @@
+"""A live tier in a folder: its manifest, segment files and logs. Implements the engine's `LiveStore`.
+
+A segment file or log counts only if the manifest says so, by name or by number, so whatever is killed leaves files that
+nobody reads, and the next start removes them. Snapshots are folders of the same kind beside it, made of hard links:
+segment files never change.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from datastore_service.engine.live_store import LogStats, Recovered
+from datastore_service.engine.segment import Segment
+from datastore_service.storage.atomic import TEMPORARY, sync_directory
+from datastore_service.storage.errors import StorageError
+from datastore_service.storage.live_manifest import (
+    MANIFEST,
+    LiveManifest,
+    read_live_manifest,
+    write_live_manifest,
+)
+from datastore_service.storage.log import NAME, LogWriter, log_name, read_log
+from datastore_service.storage.segment_file import SUFFIX, SegmentFile, write_segment
+
+log = logging.getLogger(__name__)
+
+_SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """nbytes: of its files. created: seconds since 1970."""
+
+    name: str
+    tokens: int
+    nbytes: int
+    created: float
+
+
+class FolderStore:
+    """See `LiveStore` for the methods, and for which may run beside which.
+
+    folder: has a manifest. snapshots: where this namespace's snapshots are, each a folder."""
+
+    def __init__(self, folder: Path, snapshots: Path) -> None:
+        """Raises StorageError for a manifest that cannot be used."""
+        self.manifest = read_live_manifest(folder)
+        self._folder, self._snapshots = folder, snapshots
+        # By identity, which is the segment's own as long as it is here.
+        self._kept: dict[int, tuple[Segment, str]] = {}
+        # What the manifest on the disk may name: a save that failed may have replaced it all the same.
+        self._listed: set[str] = set()
+        self._numbers = itertools.count(1)
+        self._logs: dict[int, LogWriter] = {}
+        self._old_logs: dict[int, int] = {}  # an earlier process's, number to bytes
+
+    def recover(self) -> Recovered:
+        """Reads everything before it removes anything. Raises StorageError naming the file at fault."""
+        sync_directory(self._folder)  # what a killed process had renamed is what is read here
+        segments = tuple(self._open(name) for name in self.manifest.segments)
+        logs = self._read_logs()
+        self._listed = set(self.manifest.segments)
+        stems = [int(name.removesuffix(SUFFIX)) for name in self.manifest.segments]
+        self._numbers = itertools.count(max(stems, default=0) + 1)
+        self._old_logs = {number: self._log_path(number).stat().st_size for number in logs}
+        self._remove_leftovers(set(logs))
+        documents = tuple((number, logs[number]) for number in sorted(logs))
+        return Recovered(segments, documents, max(logs, default=self.manifest.first_log - 1) + 1)
+
+    def append(self, number: int, tokens: np.ndarray) -> None:
+        if number not in self._logs:
+            path, manifest = self._log_path(number), self.manifest
+            self._logs[number] = LogWriter(path, manifest.tokenizer, manifest.vocab_size)
+        self._logs[number].append(tokens)
+
+    def sync(self) -> None:
+        failure = None
+        for writer in list(self._logs.values()):
+            try:
+                writer.sync()
+            except OSError as error:  # the others are still synced
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def keep(self, segment: Segment) -> Segment:
+        name = self._new_name()
+        write_segment(self._folder / name, segment, self.manifest.tokenizer)
+        return self._open(name)
+
+    def discard(self, segment: Segment) -> None:
+        _, name = self._kept.get(id(segment), (segment, ""))
+        if name and name not in self._listed:  # else a save has removed it, or the next one does
+            del self._kept[id(segment)]
+            (self._folder / name).unlink(missing_ok=True)
+
+    def save(self, segments: tuple[Segment, ...], first_log: int) -> None:
+        names = self._names(segments)
+        manifest = replace(self.manifest, segments=names, first_log=first_log)
+        self._listed.update(names)
+        write_live_manifest(self._folder, manifest)
+        self.manifest = manifest
+        self._remove_segments(self._listed.difference(names))
+        self._remove_logs(first_log)
+
+    def snapshot(self, name: str, segments: tuple[Segment, ...]) -> None:
+        target = snapshot_path(self._snapshots, name)
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, "there is a snapshot of that name", str(target))
+        self._snapshots.mkdir(exist_ok=True)
+        sync_directory(self._snapshots.parent)
+        temporary = self._snapshots / (name + TEMPORARY)
+        _remove_tree(temporary)
+        temporary.mkdir()
+        try:
+            names = self._names(segments)
+            for segment_name in names:
+                os.link(self._folder / segment_name, temporary / segment_name)
+            write_live_manifest(temporary, replace(self.manifest, segments=names, first_log=1))
+            temporary.rename(target)
+        except BaseException:
+            _remove_tree(temporary)
+            raise
+        sync_directory(self._snapshots)
+
+    def open_snapshot(self, name: str) -> tuple[Segment, ...]:
+        """Raises StorageError for a damaged snapshot or one of another namespace."""
+        source = snapshot_path(self._snapshots, name)
+        if not source.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "there is no snapshot of that name", str(source))
+        manifest = read_live_manifest(source)
+        if manifest.namespace != self.manifest.namespace:
+            raise StorageError(source / MANIFEST, "namespace", f"of {manifest.namespace}, not this one's")
+        files = [SegmentFile(source / segment, manifest.tokenizer) for segment in manifest.segments]
+        for file in files:
+            file.verify()
+        return self._adopt([file.path for file in files])
+
+    def stats(self) -> LogStats:
+        writers = list(self._logs.values())
+        unsynced = sum(writer.size - writer.synced for writer in writers)
+        return LogStats(sum(w.size for w in writers) + sum(list(self._old_logs.values())), unsynced)
+
+    def close(self) -> None:
+        for writer in self._logs.values():
+            writer.close()
+
+    def _log_path(self, number: int) -> Path:
+        return self._folder / log_name(number)
+
+    def _new_name(self) -> str:
+        return f"{next(self._numbers):08d}{SUFFIX}"
+
+    def _names(self, segments: Iterable[Segment]) -> tuple[str, ...]:
+        return tuple(self._kept[id(segment)][1] for segment in segments)
+
+    def _open(self, name: str) -> Segment:
+        """Maps a segment file of the folder."""
+        file = SegmentFile(self._folder / name, self.manifest.tokenizer)
+        if file.vocab_size != self.manifest.vocab_size:
+            raise StorageError(
+                file.path, "vocab_size", f"{file.vocab_size}, the namespace has {self.manifest.vocab_size}"
+            )
+        self._kept[id(file.segment)] = file.segment, name
+        return file.segment
+
+    def _log_numbers(self) -> list[int]:
+        names = [NAME.fullmatch(path.name) for path in self._folder.iterdir()]
+        return [int(name[1]) for name in names if name]
+
+    def _read_logs(self) -> dict[int, list[np.ndarray]]:
+        """The documents of every log that counts and has some, synced: they may be too young to have been."""
+        logs = {}
+        for number in self._log_numbers():
+            if number < self.manifest.first_log:
+                continue
+            path = self._log_path(number)
+            contents = read_log(path, self.manifest.tokenizer, self.manifest.vocab_size)
+            if contents.torn:
+                log.warning("live tier: dropped %d bytes of an unfinished record: %s", contents.torn, path)
+            if contents.documents:
+                _sync_file(path)
+                logs[number] = contents.documents
+        return logs
+
+    def _remove_leftovers(self, logs: set[int]) -> None:
+        """Files that do not count, and what interrupted writers left."""
+        counting = self._listed | {log_name(number) for number in logs}
+        for path in self._folder.iterdir():
+            ours = path.suffix in (TEMPORARY, SUFFIX) or NAME.fullmatch(path.name)
+            if ours and path.name not in counting:
+                path.unlink()
+        for path in self._snapshots.glob("*" + TEMPORARY):
+            _remove_tree(path)
+
+    def _adopt(self, paths: list[Path]) -> tuple[Segment, ...]:
+        """Links segment files into the folder and maps them there."""
+        segments: list[Segment] = []
+        try:
+            for path in paths:
+                name = self._new_name()
+                os.link(path, self._folder / name)
+                segments.append(self._open(name))
+            sync_directory(self._folder)
+        except BaseException:
+            for segment in segments:
+                self.discard(segment)
+            raise
+        return tuple(segments)
+
+    def _remove_segments(self, names: set[str]) -> None:
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
+            self._listed.discard(name)
+        for key, (_, name) in list(self._kept.items()):
+            if name in names:
+                del self._kept[key]
+
+    def _remove_logs(self, first: int) -> None:
+        for number in [number for number in (*self._logs, *self._old_logs) if number < first]:
+            self._log_path(number).unlink(missing_ok=True)
+            self._old_logs.pop(number, None)
+            if number in self._logs:
+                self._logs.pop(number).close()
+
+
+def create_folder(folder: Path, manifest: LiveManifest) -> None:
+    """Makes the folder of a new namespace, which survives a power failure on return. One that is there is completed."""
+    folder.mkdir(exist_ok=True)
+    write_live_manifest(folder, manifest)
+    sync_directory(folder.parent)
+
+
+def snapshot_path(folder: Path, name: str) -> Path:
+    """Raises ValueError for what is not a plain name: an admin's token must not reach other places of the disk."""
+    if not _SNAPSHOT_NAME.fullmatch(name) or name.endswith(TEMPORARY):
+        raise ValueError(
+            f"name: {name[:64]!r} is not 1 to 100 letters, digits, dots, dashes and underscores that begin with a letter "
+            f"or digit and do not end in {TEMPORARY}"
+        )
+    return folder / name
+
+
+def list_snapshots(folder: Path) -> list[SnapshotInfo]:
+    """The snapshots of one namespace, oldest first. Raises StorageError for one whose files cannot be used."""
+    if not folder.is_dir():
+        return []
+    found = [_snapshot_info(path) for path in folder.iterdir() if path.is_dir() and path.suffix != TEMPORARY]
+    return sorted(found, key=lambda snapshot: snapshot.created)
+
+
+def _snapshot_info(folder: Path) -> SnapshotInfo:
+    manifest = read_live_manifest(folder)
+    files = [SegmentFile(folder / name, manifest.tokenizer) for name in manifest.segments]
+    paths = [folder / MANIFEST, *(file.path for file in files)]
+    return SnapshotInfo(
+        folder.name,
+        sum(len(file.segment) for file in files),
+        sum(path.stat().st_size for path in paths),
+        paths[0].stat().st_mtime,
+    )
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_tree(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)

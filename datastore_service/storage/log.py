@@ -1,0 +1,186 @@
+"""Write-ahead logs of the live tier, format version 1; docs/storage-format.md describes every byte."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from datastore_service.engine.segment import token_dtype
+from datastore_service.storage.atomic import sync_directory
+from datastore_service.storage.errors import StorageError
+
+MAGIC = b"SPECLOG\x00"
+VERSION = 1
+NAME = re.compile(r"(\d{8,})\.log")
+_HEADER = struct.Struct("<8sIIQ32s")  # without its own checksum, which follows as u32
+_RECORD = struct.Struct("<III")
+HEADER_BYTES = 64
+
+
+def log_name(number: int) -> str:
+    return f"{number:08d}.log"
+
+
+class LogWriter:
+    """Appends documents to one log, which is created with the first. size: bytes of complete records, header included.
+
+    `append` and `sync` may run beside each other, but neither beside itself."""
+
+    def __init__(self, path: Path, tokenizer: str, vocab_size: int) -> None:
+        self._path = path
+        self._header = _header(tokenizer, vocab_size)
+        self._dtype = _payload_dtype(vocab_size)
+        self._descriptor: int | None = None
+        self._torn = False  # the file may end with part of a record
+        self._spoiled = False
+        self._named = False  # its directory entry is synced
+        self.size = 0
+        self.synced = 0
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Writes one record with one call, so that only a full disk or the end of the machine tears it. Raises OSError
+        and then has added nothing: what it leaves of the record is cut off before the next, and by whoever reads it."""
+        record = _record(tokens.astype(self._dtype).tobytes())
+        data = record if self.size else self._header + record
+        if self._descriptor is None:
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        if self._torn:
+            os.ftruncate(self._descriptor, self.size)
+        self._torn = True
+        if os.write(self._descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._torn = False
+        self.size += len(data)
+
+    def sync(self) -> None:
+        """Makes what was appended before the call survive a power failure. Raises OSError, after the first time always:
+        the system may have dropped what it could not write, and would call a second try a success."""
+        size = self.size
+        if size == self.synced or self._descriptor is None:
+            return
+        if self._spoiled:
+            raise OSError(errno.EIO, "an earlier sync failed", str(self._path))
+        self._spoiled = True
+        os.fsync(self._descriptor)
+        if not self._named:
+            sync_directory(self._path.parent)
+        self._spoiled, self._named = False, True
+        self.synced = size
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogContents:
+    """documents: int32 arrays. torn: bytes at the end that are no complete record, and were dropped."""
+
+    documents: list[np.ndarray]
+    torn: int
+
+
+def read_log(path: Path, tokenizer: str, vocab_size: int) -> LogContents:
+    """A killed process or a power failure may leave a torn record at the end of a log; that is dropped.
+
+    Raises StorageError for anything else that is not as `LogWriter` leaves it, naming the offset, and for a log of
+    another tokenizer, vocabulary or version."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(path, "file", error.strerror or str(error)) from error
+    if _is_torn_header(data, _header(tokenizer, vocab_size)):
+        return LogContents([], len(data))
+    _check_header(path, data, tokenizer, vocab_size)
+    documents: list[np.ndarray] = []
+    offset = HEADER_BYTES
+    while (payload := _payload(path, data, offset)) is not None:
+        documents.append(_document(path, offset, payload, vocab_size))
+        offset += _RECORD.size + len(payload)
+    return LogContents(documents, len(data) - offset)
+
+
+def _header(tokenizer: str, vocab_size: int) -> bytes:
+    width = _payload_dtype(vocab_size).itemsize
+    header = _HEADER.pack(MAGIC, VERSION, width, vocab_size, bytes.fromhex(tokenizer))
+    return (header + struct.pack("<I", zlib.crc32(header))).ljust(HEADER_BYTES, b"\x00")
+
+
+def _payload_dtype(vocab_size: int) -> np.dtype:
+    return token_dtype(vocab_size).newbyteorder("<")
+
+
+def _record(payload: bytes) -> bytes:
+    length = struct.pack("<I", len(payload))
+    return _RECORD.pack(len(payload), zlib.crc32(length), zlib.crc32(payload)) + payload
+
+
+def _is_torn_header(data: bytes, expected: bytes) -> bool:
+    """Whether the first record was never completed: the header alone may stand, part of it, or blocks not written."""
+    return expected.startswith(data) or not any(data)
+
+
+def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> None:
+    if len(data) < HEADER_BYTES:
+        raise StorageError(path, "header", f"{len(data)} bytes that are not the beginning of one")
+    magic, version, width, found_vocab, found_tokenizer = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise StorageError(path, "magic", f"{magic!r}, this is not a log")
+    if version != VERSION:
+        raise StorageError(
+            path,
+            "version",
+            f"{version}, but there is only version {VERSION} yet: start the specstore that wrote it",
+        )
+    (checksum,) = struct.unpack_from("<I", data, _HEADER.size)
+    if checksum != zlib.crc32(data[: _HEADER.size]) or any(data[_HEADER.size + 4 : HEADER_BYTES]):
+        raise StorageError(path, "header", "checksum does not match, the file is damaged")
+    if found_tokenizer.hex() != tokenizer:
+        raise StorageError(path, "tokenizer", f"written with {found_tokenizer.hex()}, not {tokenizer}")
+    if found_vocab != vocab_size or width != _payload_dtype(vocab_size).itemsize:
+        raise StorageError(
+            path, "vocab_size", f"{found_vocab} in {width} bytes a token, the namespace has {vocab_size}"
+        )
+
+
+def _payload(path: Path, data: bytes, offset: int) -> bytes | None:
+    """The payload of the record at `offset`, None at the end of the log and where a torn record ends it."""
+    begin = offset + _RECORD.size
+    if begin > len(data):
+        return None
+    length, length_checksum, checksum = _RECORD.unpack_from(data, offset)
+    if length == 0 or length_checksum != zlib.crc32(data[offset : offset + 4]):
+        if not any(data[offset:]):  # blocks that were added to the file and never written
+            return None
+        raise StorageError(path, f"offset {offset}", "not a record, the file is damaged")
+    end = begin + length
+    if end > len(data):
+        return None
+    payload = data[begin:end]
+    if zlib.crc32(payload) != checksum:
+        if end == len(data):
+            return None
+        raise StorageError(path, f"offset {offset}", "checksum does not match, the file is damaged")
+    return payload
+
+
+def _document(path: Path, offset: int, payload: bytes, vocab_size: int) -> np.ndarray:
+    dtype = _payload_dtype(vocab_size)
+    if len(payload) % dtype.itemsize:
+        raise StorageError(
+            path, f"offset {offset}", f"{len(payload)} bytes are not tokens of {dtype.itemsize}"
+        )
+    tokens = np.frombuffer(payload, dtype)
+    if int(tokens.max()) >= vocab_size:
+        raise StorageError(
+            path, f"offset {offset}", f"id {int(tokens.max())} is outside the vocabulary of {vocab_size}"
+        )
+    return tokens.astype(np.int32)

@@ -1,0 +1,394 @@
+"""A stored live tier, killed at every call that changes a file: `python -m tests.integration.datastore.crash_workload`.
+
+One process compiles the kernels; it forks a child for each point of the workload, which kills itself there with SIGKILL,
+and another that recovers what was left and compares it with what was acknowledged. Every point is judged twice:
+
+- as after `kill -9`: the files as they are;
+- as after a power failure: of each file what it held when it was last synced, under the names that its directory had when
+  that was last synced. (Real disks keep more than that, but never less.)
+
+Prints one line with the number of points; a failure ends it with a traceback.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from datastore_service.engine import live
+from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.segment import build_segment
+from datastore_service.engine.session import SessionIndex
+from datastore_service.engine.tree import Tier
+from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.storage.data_directory import DataDirectory, folder_name
+from datastore_service.storage.live_manifest import MANIFEST, read_live_manifest
+from datastore_service.storage.log import log_name
+from datastore_service.storage.segment_file import SegmentFile
+from tests.live_text import documents_of
+
+VOCAB = 2000
+NAMESPACE = Namespace("m", "ab" * 32)
+EVICTING_LIMIT = 600
+
+live.FRESH_TOKENS = 64
+
+Documents = list[list[int]]
+
+
+# What is done, and what must be there afterwards
+
+
+def document(number: int) -> list[int]:
+    return [number, *range(number % 7 + 5)]
+
+
+@dataclass(slots=True)
+class Model:
+    """What the tier holds if nothing goes wrong. synced: whether a power failure may take nothing of it."""
+
+    documents: Documents = field(default_factory=list)
+    snapshots: dict[str, Documents] = field(default_factory=dict)
+    synced: bool = True
+
+
+class Workload:
+    """Operations on an engine, one at a time, each with its effect on the model."""
+
+    def __init__(self, engine: Engine, model: Model) -> None:
+        self.engine, self.model = engine, model
+
+    def publish(self, number: int) -> None:
+        tokens = np.array(document(number), np.int32)
+        (reply,) = self.engine.step([Entry("s", 0, tokens, opening=Opening(), closing=True)])
+        assert reply.status is Status.OK
+        self.engine.settle()
+
+    def warmup(self, *numbers: int) -> None:
+        self.engine.warmup([np.array(document(number)) for number in numbers])
+
+    def flush(self) -> None:
+        self.engine.flush(Tier.LIVE)
+
+    def compact(self) -> None:
+        self.engine.compact()
+
+    def snapshot(self, name: str) -> None:
+        self.engine.snapshot(name)
+
+    def restore(self, name: str) -> None:
+        self.engine.restore(name)
+
+    def sync(self) -> None:
+        self.engine.sync()
+
+
+def expected_after(operation: tuple, before: Model) -> Model:
+    name, *arguments = operation
+    after = Model(list(before.documents), dict(before.snapshots), synced=name != "publish")
+    if name in ("publish", "warmup"):
+        after.documents += [document(number) for number in arguments]
+    elif name == "flush":
+        after.documents = []
+    elif name == "snapshot":
+        after.snapshots[arguments[0]] = list(before.documents)
+    elif name == "restore":
+        after.documents = list(before.snapshots[arguments[0]])
+    return after
+
+
+def published(*numbers: int) -> list[tuple]:
+    return [("publish", number) for number in numbers]
+
+
+WORKLOADS: dict[str, list[tuple]] = {
+    "mixed": [
+        *published(*range(6)), ("sync",), *published(*range(6, 20)), ("warmup", 100, 101, 102), ("snapshot", "a"),
+        *published(20, 21), ("compact",), *published(22), ("flush",), *published(*range(30, 36)), ("restore", "a"),
+        *published(40, 41), ("sync",), *published(42),
+    ],
+    "evicting": published(*range(75)),
+}  # fmt: skip
+
+
+# A disk that stops
+
+
+class Disk:
+    """Watches the calls that change files below `root`. kill_at: the number of the call before which the process ends,
+    torn: after half of that call's bytes. mirror: folder for what a power failure would leave, None to keep none."""
+
+    def __init__(self, root: Path, kill_at: int, torn: bool = False, mirror: Path | None = None) -> None:
+        self._root, self._kill_at, self._torn, self._mirror = str(root), kill_at, torn, mirror
+        self._lock = threading.RLock()
+        self._held: dict[int, int] = {}  # descriptors that keep mirrored inodes from being used again
+        self.calls: list[str] = []
+        self._real = {name: getattr(os, name) for name in ("open", "write", "fsync")}
+        for name in ("write", "fsync", "replace", "rename", "unlink", "rmdir", "link", "mkdir", "ftruncate"):
+            setattr(os, name, self._watched(name, getattr(os, name)))
+        os.open = self._watched("open", os.open, lambda args: bool(args[1] & os.O_CREAT))
+        opened = self._watched("open", builtins.open, lambda args: "w" in "".join(args[1:2]))
+        builtins.open = io.open = opened  # type: ignore[assignment]
+
+    def _watched(self, name: str, real: Callable, changes: Callable = lambda args: True) -> Callable:
+        def call(*args, **options):
+            if not changes(args) or not self._is_ours(args[0], options.get("dir_fd")):
+                return real(*args, **options)
+            with self._lock:
+                self.calls.append(name)
+                if len(self.calls) == self._kill_at:
+                    if self._torn:
+                        real(args[0], args[1][: len(args[1]) // 2])
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if name == "fsync":
+                    return self._keep(args[0])
+                return real(*args, **options)
+
+        return call
+
+    def _is_ours(self, target: object, directory: int | None) -> bool:
+        if directory is not None:
+            target = directory
+        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)  # type: ignore[call-overload]
+        return str(path).startswith(self._root)
+
+    def _keep(self, descriptor: int) -> None:
+        """In place of a real fsync, which a killed process does not need."""
+        if self._mirror is None:
+            return
+        info = os.fstat(descriptor)
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if stat.S_ISDIR(info.st_mode):
+            entries = [(e.name, e.inode(), e.is_dir()) for e in os.scandir(path)]
+            data = json.dumps(entries).encode()
+        else:
+            with io.FileIO(path) as file:
+                data = file.readall()
+        target = self._real["open"](self._mirror / str(info.st_ino), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._real["write"](target, data)
+        os.close(target)
+        self._held.setdefault(info.st_ino, os.dup(descriptor))
+
+
+def after_power_failure(mirror: Path, root: Path, target: Path) -> None:
+    """Makes `target` what the mirror has of `root`."""
+
+    def rebuild(inode: int, place: Path) -> None:
+        place.mkdir()
+        listing = mirror / str(inode)
+        for name, entry, is_folder in json.loads(listing.read_text()) if listing.exists() else ():
+            content = mirror / str(entry)
+            if is_folder:
+                rebuild(entry, place / name)
+            else:
+                (place / name).write_bytes(content.read_bytes() if content.exists() else b"")
+
+    rebuild(root.stat().st_ino, target)
+
+
+# The two kinds of children
+
+
+def open_engine(root: Path, limit: int) -> Engine:
+    directory = DataDirectory(root, VOCAB)
+    return Engine(VOCAB, limits=Limits(live_tokens=limit), store=directory.open(NAMESPACE))
+
+
+def run_workload(root: Path, operations: list[tuple], limit: int, acknowledge: Callable[[int], None]) -> None:
+    workload = Workload(open_engine(root, limit), Model())
+    for number, (name, *arguments) in enumerate(operations, start=1):
+        getattr(workload, name)(*arguments)
+        acknowledge(number)
+
+
+def recover(root: Path, limit: int) -> None:
+    engine = open_engine(root, limit)
+    engine.settle()
+    engine.close()
+
+
+def check(root: Path, possible: list[Model], evicting: bool) -> None:
+    """possible: what the tier may hold, from what was certainly stored to what was asked for last."""
+    engine = open_engine(root, EVICTING_LIMIT if evicting else 1 << 16)
+    found = documents_of(engine)
+    texts = [model.documents for model in possible]
+    if evicting:
+        newest = next((text for text in texts if text[-1:] == found[-1:]), None)
+        assert newest is not None, (found, texts)
+        assert found == newest[len(newest) - len(found) :], "a hole in what was published"
+        assert found == newest or sum(map(len, newest)) > EVICTING_LIMIT, "evicted too early"
+        assert found == newest or sum(map(len, found)) > EVICTING_LIMIT // 2, "evicted too much"
+    else:
+        assert any(sorted(found) == sorted(text) for text in texts), (found, texts)
+    engine.settle()
+    settled = documents_of(engine)
+    assert settled == (found[len(found) - len(settled) :] if evicting else found)
+    folder = root / "live" / folder_name(NAMESPACE)
+    check_files(folder)
+    check_snapshots(root / "snapshots" / folder.name, possible[0].snapshots)
+    engine.step([Entry("t", 0, np.array([VOCAB - 1], np.int32), opening=Opening(), closing=True)])
+    engine.close()
+
+
+def check_files(folder: Path) -> None:
+    manifest = read_live_manifest(folder)
+    names = {path.name for path in folder.iterdir()}
+    logs = {name for name in names if name.endswith(".log")}
+    assert names - logs == {MANIFEST, *manifest.segments}, "orphans"
+    assert all(name >= log_name(manifest.first_log) for name in logs), "logs that no longer count"
+    for name in manifest.segments:
+        file = SegmentFile(folder / name, NAMESPACE.tokenizer)
+        file.verify()
+        file.segment.check_integrity()
+
+
+def check_snapshots(folder: Path, expected: dict[str, Documents]) -> None:
+    """Those that were answered are there, and whatever is there is whole."""
+    found = {}
+    for snapshot in folder.iterdir() if folder.exists() else ():
+        files = [
+            SegmentFile(snapshot / name, NAMESPACE.tokenizer)
+            for name in read_live_manifest(snapshot).segments
+        ]
+        for file in files:
+            file.verify()
+        segments = [file.segment for file in files]
+        found[snapshot.name] = [s.document(i).tolist() for s in segments for i in range(s.documents)]
+    for name, documents in expected.items():
+        assert sorted(found[name]) == sorted(documents)
+
+
+# The parent
+
+
+def child(act: Callable[[Callable[[bytes], None]], None]) -> tuple[int, bytes]:
+    """Runs `act` in a fork; returns the wait status and what it told."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        write = os.write
+        try:
+            act(lambda data: write(writer, data) and None)
+            os._exit(0)
+        except BaseException:
+            write(writer, traceback.format_exc().encode())
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        told = pipe.read()
+    return os.waitpid(pid, 0)[1], told
+
+
+def must_succeed(point: object, act: Callable[[Callable[[bytes], None]], None]) -> bytes:
+    status, told = child(act)
+    if status != 0:
+        raise AssertionError(f"point {point}, status {status}:\n{told.decode()}")
+    return told
+
+
+@dataclass
+class Trial:
+    """One point of one workload. folder: is emptied."""
+
+    folder: Path
+    operations: list[tuple]
+    models: list[Model]
+    evicting: bool
+
+    @property
+    def limit(self) -> int:
+        return EVICTING_LIMIT if self.evicting else 1 << 16
+
+    def calls(self) -> list[str]:
+        """The workload without a kill: the kinds of its calls."""
+        root = self._fresh()
+
+        def act(tell):
+            disk = Disk(root, kill_at=0)
+            run_workload(root, self.operations, self.limit, lambda _: None)
+            tell(json.dumps(disk.calls).encode())
+
+        return json.loads(must_succeed("none", act))
+
+    def kill(self, number: int, torn: bool) -> bool:
+        """False if the workload ended before the point."""
+        root, mirror = self._fresh(), self.folder / "mirror"
+        mirror.mkdir()
+
+        def act(tell):
+            Disk(root, number, torn, mirror)
+            run_workload(root, self.operations, self.limit, lambda done: tell(bytes([done])))
+
+        status, told = child(act)
+        assert status in (0, signal.SIGKILL), told.decode(errors="replace")
+        done = told[-1] if told else 0
+        self._judge(number, torn, root, mirror, done)
+        return status != 0
+
+    def _judge(self, number: int, torn: bool, root: Path, mirror: Path, done: int) -> None:
+        certain = max(i for i in range(done + 1) if self.models[i].synced)
+        lost = self.folder / "power"
+        after_power_failure(mirror, root, lost)
+        must_succeed(
+            (number, torn, "power failure"),
+            lambda _: check(lost, self._possible(certain, done), self.evicting),
+        )
+        # The recovery is killed too, at changing points.
+        child(lambda _: (Disk(root, 1 + number % 23), recover(root, self.limit)))
+        must_succeed((number, torn, "kill"), lambda _: check(root, self._possible(done, done), self.evicting))
+
+    def _possible(self, first: int, done: int) -> list[Model]:
+        return self.models[first : done + 2]
+
+    def _fresh(self) -> Path:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        root = self.folder / "data"
+        root.mkdir(parents=True)
+        return root
+
+
+def points(calls: list[str]) -> Iterator[tuple[int, bool]]:
+    for number, name in enumerate(calls, start=1):
+        yield number, False
+        if name == "write":
+            yield number, True
+
+
+def compile_kernels() -> None:
+    """Without the background thread, which a fork would not have."""
+    build_segment([np.arange(300)], VOCAB).check_integrity()
+    SessionIndex().append(np.arange(3, dtype=np.int32))
+    opening = Opening(publish=False)
+    Engine(VOCAB).step(
+        [Entry("s", 0, np.arange(3, dtype=np.int32), opening=opening, budget=Budget(2), closing=True)]
+    )
+
+
+def main(workload: str, folder: Path) -> None:
+    compile_kernels()
+    operations = WORKLOADS[workload]
+    models = [Model()]
+    for operation in operations:
+        models.append(expected_after(operation, models[-1]))
+    trial = Trial(folder, operations, models, evicting=workload == "evicting")
+    killed = 0
+    for number, torn in points(trial.calls()):
+        killed += trial.kill(number, torn)
+    print(f"{killed} points")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

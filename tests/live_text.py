@@ -1,0 +1,18 @@
+"""What a live tier holds, for tests that compare it with what was put in."""
+
+from __future__ import annotations
+
+from datastore_service.engine import live
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.live import LiveView
+
+
+def documents_in(view: LiveView) -> list[list[int]]:
+    """Segments' documents first, oldest first, then the fresh texts'."""
+    parts = [segment.document(i) for segment in view.segments for i in range(segment.documents)]
+    parts += [part for index in reversed(view.fresh) for part in live._documents(index)]
+    return [part.tolist() for part in parts if len(part)]
+
+
+def documents_of(engine: Engine) -> list[list[int]]:
+    return documents_in(engine._live._view)

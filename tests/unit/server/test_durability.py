@@ -1,0 +1,233 @@
+"""The service over a data directory: restarts, snapshots, dropped namespaces, and a disk that refuses."""
+
+import errno
+import os
+from urllib.request import urlopen
+
+import grpc
+import pytest
+from prometheus_client import start_http_server
+
+from datastore_service.engine.types import Namespace
+from datastore_service.server import service as service_module
+from datastore_service.storage.data_directory import DataDirectory, folder_name
+from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc
+from proto_gen.specstore.v1 import drafting_pb2 as pb
+from tests.unit.server.service import VOCAB, running
+from tests.unit.server.test_service import BUDGET, Stream, eventually, refusal
+
+NAMESPACE = {"model": "m", "tokenizer": "ab" * 32}
+OUTPUT = [10, 11, 12, 13, 14]
+
+
+@pytest.fixture
+def start(tmp_path):
+    return lambda: running(data=DataDirectory(tmp_path, VOCAB))
+
+
+class Client:
+    def __init__(self, service, **changes) -> None:
+        self.namespace = NAMESPACE | changes
+        self.stream = Stream(service.endpoint, self.namespace)
+        self._channel = grpc.insecure_channel(service.endpoint)
+        self.admin = admin_pb2_grpc.AdminStub(self._channel)
+
+    def publish(self, output=OUTPUT) -> int:
+        """The closing entry's status."""
+        (reply,) = self.stream.ask({"session": "p", "tokens": output, "opening": {}, "closing": True})
+        return reply.status
+
+    def drafted(self, context=OUTPUT[:2]) -> list[int]:
+        opening = {"prompt_length": len(context), "forbid_publish": True}
+        entry = {"session": "q", "tokens": context, "opening": opening, "budget": BUDGET, "closing": True}
+        return list(self.stream.ask(entry)[0].tree.tokens)
+
+    def call(self, method: str, **fields):
+        request = getattr(admin_pb2, f"{method}Request")(namespace=self.namespace, **fields)
+        return getattr(self.admin, method)(request)
+
+    def stats(self) -> admin_pb2.NamespaceStats:
+        return self.call("Stats").namespaces[0]
+
+    def close(self) -> None:
+        self.stream.close()
+        self._channel.close()
+
+
+@pytest.fixture
+def clients():
+    made: list[Client] = []
+
+    def make(service, **changes) -> Client:
+        made.append(Client(service, **changes))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+def test_namespaces_and_their_text_outlive_the_service(start, clients):
+    with start() as service:
+        assert clients(service).publish() == pb.STATUS_OK
+        clients(service, tenant="other").publish([20, 21, 22])
+    with start() as service:
+        client = clients(service)
+        listed = client.admin.ListNamespaces(admin_pb2.ListNamespacesRequest()).namespaces
+        assert sorted((n.model, n.tenant) for n in listed) == [("m", ""), ("m", "other")]
+        assert client.drafted() == OUTPUT[2:]
+        assert client.drafted([20]) == []
+        assert clients(service, tenant="other").drafted([20]) == [21, 22]
+        assert client.stats().stored
+
+
+def test_a_tokenizer_that_is_no_fingerprint_cannot_be_stored(start, clients):
+    with start() as service:
+        code, details = refusal(clients(service, tokenizer="t").publish)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith("namespace.tokenizer: 't' is not a fingerprint")
+
+
+def test_flushed_text_stays_flushed(start, clients):
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        client.call("Flush", all=True)
+    with start() as service:
+        assert clients(service).drafted() == []
+
+
+def test_a_dropped_namespace_leaves_no_text(start, clients, tmp_path):
+    folder = tmp_path / "live" / folder_name(Namespace(**NAMESPACE))
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        client.call("Snapshot", name="kept")
+        assert folder.is_dir()
+        client.call("DropNamespace")
+        assert not folder.exists()
+        anew = clients(service)
+        assert anew.drafted() == []
+        anew.publish([30, 31, 32])
+    with start() as service:
+        client = clients(service)
+        assert (client.drafted(), client.drafted([30])) == ([], [31, 32])
+        client.call("DropNamespace")
+        assert client.call("Restore", name="kept").tokens == len(OUTPUT)
+        assert clients(service).drafted() == OUTPUT[2:]
+
+
+def test_snapshots(start, clients):
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        reply = client.call("Snapshot", name="a")
+        assert (reply.segments, reply.tokens) == (1, len(OUTPUT))
+        client.publish([20, 21, 22])
+        (info,) = client.call("ListSnapshots").snapshots
+        assert (info.name, info.tokens) == ("a", len(OUTPUT))
+        assert info.bytes > 0 and info.created_seconds > 1_700_000_000
+        assert clients(service, tenant="other").call("ListSnapshots").snapshots == []
+        client.call("Restore", name="a")
+        assert (client.drafted(), client.drafted([20])) == (OUTPUT[2:], [])
+    with start() as service:
+        client = clients(service)
+        assert (client.drafted(), client.drafted([20])) == (OUTPUT[2:], [])
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "code", "message"),
+    [
+        ("Snapshot", {"name": "a"}, "ALREADY_EXISTS", "name: there is a snapshot 'a'"),
+        ("Snapshot", {"name": "../a"}, "INVALID_ARGUMENT", "name: '../a' is not 1 to 100 letters"),
+        ("Snapshot", {}, "INVALID_ARGUMENT", "name: '' is not 1 to 100 letters"),
+        ("Restore", {"name": "/a"}, "INVALID_ARGUMENT", "name: '/a' is not 1 to 100 letters"),
+        ("Restore", {"name": "b"}, "NOT_FOUND", "name: there is no snapshot 'b'"),
+    ],
+)
+def test_refused_snapshots(start, clients, method, fields, code, message):
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        client.call("Snapshot", name="a")
+        status, details = refusal(lambda: client.call(method, **fields))
+        assert (status.name, details[: len(message)]) == (code, message)
+        stranger = clients(service, tenant="stranger")
+        assert refusal(lambda: stranger.call("Snapshot", name="a"))[0] is grpc.StatusCode.NOT_FOUND
+        assert refusal(lambda: stranger.call("Restore", name="a"))[0] is grpc.StatusCode.NOT_FOUND
+        assert len(client.admin.ListNamespaces(admin_pb2.ListNamespacesRequest()).namespaces) == 1
+
+
+def test_a_damaged_snapshot_is_data_loss(start, clients, tmp_path):
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        client.call("Snapshot", name="a")
+        (path,) = (tmp_path / "snapshots").glob("*/a/*.seg")
+        data = bytearray(path.read_bytes())
+        data[128] ^= 1
+        path.write_bytes(data)
+        code, details = refusal(lambda: client.call("Restore", name="a"))
+        assert code is grpc.StatusCode.DATA_LOSS
+        assert "tokens: checksum does not match" in details
+
+
+def test_without_a_data_directory_there_are_no_snapshots(clients):
+    with running() as service:
+        client = clients(service)
+        client.publish()
+        assert not client.stats().stored
+        for method in ("Snapshot", "Restore", "ListSnapshots"):
+            fields = {} if method == "ListSnapshots" else {"name": "a"}
+            code, details = refusal(lambda m=method, f=fields: client.call(m, **f))
+            assert code is grpc.StatusCode.FAILED_PRECONDITION
+            assert "start it with --data" in details
+
+
+def metrics_of(service) -> dict[str, float]:
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=service.metrics.registry)
+    try:
+        text = urlopen(f"http://127.0.0.1:{server.server_port}/metrics").read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {name.partition("{")[0]: float(value) for name, value in lines}
+
+
+def test_a_full_disk_is_answered_and_counted(start, clients, monkeypatch):
+    write = os.write
+
+    def full(descriptor, data):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", full)
+            assert client.publish([20, 21, 22]) == pb.STATUS_OVER_BUDGET
+            assert client.drafted([20]) == []
+        assert client.publish([30, 31, 32]) == pb.STATUS_OK
+        assert client.stats().log_failures == 1
+        assert metrics_of(service)["specstore_log_failures_total"] == 1
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            code, details = refusal(lambda: client.call("Compact"))
+            assert (code, details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "data directory: full")
+    with start() as service:
+        client = clients(service)
+        assert (client.drafted(), client.drafted([20]), client.drafted([30])) == (OUTPUT[2:], [], [31, 32])
+
+
+def test_what_is_answered_is_synced_in_the_background(start, clients, monkeypatch):
+    monkeypatch.setattr(service_module, "SYNC_SECONDS", 0.05)
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        assert client.stats().log_bytes > 0
+        eventually(lambda: client.stats().log_unsynced_bytes == 0)
+        assert metrics_of(service)["specstore_log_bytes"] == client.stats().log_bytes
