@@ -92,12 +92,10 @@ class Namespaces:
         hosted.dropped = True
         hosted.engine.close()  # waits for a merge
         with self._lock:
-            if (
-                self._hosted.get(hosted.namespace) is hosted
-            ):  # else another call dropped it, and a new one is there
-                del self._hosted[hosted.namespace]
+            if self._hosted.get(hosted.namespace) is hosted:  # else another call has dropped it
                 if self.data:
                     self.data.remove(hosted.namespace)
+                del self._hosted[hosted.namespace]
         log.info(
             "namespace dropped", extra={"model": hosted.namespace.model, "tenant": hosted.namespace.tenant}
         )

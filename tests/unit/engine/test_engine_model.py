@@ -30,7 +30,7 @@ limits = st.builds(
     sessions=st.sampled_from((2, 5)),
     session_tokens=st.sampled_from((30, 200)),
     tokens=st.sampled_from((60, 400)),
-    live_tokens=st.sampled_from((0, 50, 300, 1 << 16)),
+    live_tokens=st.sampled_from((0, 60, 60, 150, 1 << 16)),
     conversations=st.sampled_from((0, 2)),
     conversation_seconds=st.just(100.0),
     refusals=st.sampled_from((0, 3, 100)),
@@ -39,7 +39,7 @@ names = st.sampled_from("abc")
 conversations = st.sampled_from(("", "", "x", "y", "z"))
 budgets = st.builds(Budget, st.sampled_from((0, 1, 3, 16, 64)), st.integers(1, 9), st.integers(1, 6))
 token_indices = st.lists(st.integers(0, 4), max_size=12)
-documents_of_indices = st.lists(st.lists(st.integers(0, 4), max_size=25), max_size=4)
+documents_of_indices = st.lists(st.lists(st.integers(0, 4), max_size=25), max_size=3)
 
 
 @st.composite
@@ -82,14 +82,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(plans=st.lists(plans(), min_size=1, max_size=4))
     def step(self, plans: list[dict]) -> None:
-        entries = [self._entry(**plan) for plan in plans]
-        before = len(self.model.live)
-        self._check_step(entries)
-        published = self.model.live[before:]
-        if _live_size(self.model) <= self.model.limits.live_tokens:
-            self._check_found(published)  # by the next query, whatever runs in the background
-        self._settle()
-        self._check_found([text for text in published if text in self.model.live])
+        self._step_and_look([self._entry(**plan) for plan in plans])
+
+    @rule(outputs=documents_of_indices)
+    def write(self, outputs: list[list[int]]) -> None:
+        """Whole sessions, so that the live tier fills."""
+        arrays = _arrays([self._text(output) for output in outputs])
+        self._step_and_look([Entry("writer", 0, array, opening=Opening(), closing=True) for array in arrays])
 
     @rule(segments=st.lists(documents_of_indices, max_size=2))
     def set_prior(self, segments: list[list[list[int]]]) -> None:
@@ -147,6 +146,16 @@ class EngineMachine(RuleBasedStateMachine):
         assert {tier: stats.tiers[tier].tokens for tier in Tier} == tokens
         assert {tier: stats.tiers[tier].hits for tier in Tier} == {tier: model.hits[tier] for tier in Tier}
         assert {t: stats.tiers[t].drafted for t in Tier} == {t: model.drafted[t] for t in Tier}
+
+    def _step_and_look(self, entries: list[Entry]) -> None:
+        """What the step has published is found by the next query, whatever runs in the background, and afterwards."""
+        before = len(self.model.live)
+        self._check_step(entries)
+        published = self.model.live[before:]
+        if _live_size(self.model) <= self.model.limits.live_tokens:
+            self._check_found(published)
+        self._settle()
+        self._check_found([text for text in published if text in self.model.live])
 
     def _check_step(self, entries: list[Entry]) -> list[Reply]:
         replies, answers = self.engine.step(entries), self.model.step(entries)
@@ -256,7 +265,7 @@ def _texts(documents) -> tuple[Text, ...]:
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=150 * EFFORT,
+    max_examples=120 * EFFORT,
     stateful_step_count=40 if EFFORT == 1 else 100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
