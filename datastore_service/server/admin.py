@@ -202,7 +202,11 @@ class Admin(AdminServicer):
         hosted = self._existing(request.namespace)
         if _has_snapshot(self._data(), hosted.namespace, request.name):
             raise RefusalError(grpc.StatusCode.ALREADY_EXISTS, f"name: there is a snapshot {request.name!r}")
-        segments = hosted.engine.snapshot(request.name)
+        try:
+            segments = hosted.engine.snapshot(request.name)
+        except ValueError:
+            hosted.check_kept()
+            raise
         log.info("snapshot made", extra={"model": hosted.namespace.model, "snapshot": request.name})
         return pb.SnapshotReply(segments=len(segments), tokens=_tokens_in(segments))
 
@@ -245,6 +249,7 @@ def _learn(
         hosted.engine.warmup(documents)
     except ValueError as error:  # the ids were checked: the tier is full
         raise exhausted(str(error)) from error
+    hosted.check_kept()
     reply.documents += len(documents)
     reply.tokens += sum(map(len, documents))
 
