@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.live_store import LiveStore
 from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Entry, Namespace, Reply, Status
+from datastore_service.engine.types import Entry, Namespace, Reply
 from datastore_service.server.leases import Leases
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.refusal import disk_refused, exhausted, invalid, precondition
@@ -35,11 +35,13 @@ class HostedNamespace:
         if self.dropped:
             raise precondition(f"namespace: {self.namespace} was dropped; a new stream creates it anew")
         replies = self.engine.step(entries)
-        pairs = zip(entries, replies, strict=True)
-        self.leases.hold(stream, [entry.session for entry, reply in pairs if reply.status is Status.OK])
-        for entry in entries:
-            if entry.closing:
-                self.leases.release(entry.session)
+        # Whatever the statuses: an opening whose tokens were refused has opened a session all the same, and one message
+        # may close a session and open another of its name.
+        named = {entry.session for entry in entries}
+        opened = {session for session in named if self.engine.has_session(session)}
+        self.leases.hold(stream, opened)
+        for session in named - opened:
+            self.leases.release(session)
         return replies
 
     def close_expired(self, now: float) -> int:
@@ -90,9 +92,10 @@ class Namespaces:
         hosted.dropped = True
         hosted.engine.close()  # waits for a merge
         with self._lock:
-            if self.data and hosted.namespace in self._hosted:
-                self.data.remove(hosted.namespace)
-            self._hosted.pop(hosted.namespace, None)
+            if self._hosted.get(hosted.namespace) is hosted:  # else another call has dropped it
+                if self.data:
+                    self.data.remove(hosted.namespace)
+                del self._hosted[hosted.namespace]
         log.info(
             "namespace dropped", extra={"model": hosted.namespace.model, "tenant": hosted.namespace.tenant}
         )

@@ -39,6 +39,11 @@ def read_namespace(message: pb.Namespace, limits: ServiceLimits) -> Namespace:
     return Namespace(message.model, message.tokenizer, message.tenant)
 
 
+def read_name(name: str, field: str, limits: ServiceLimits) -> str:
+    _check_name(name, field, limits)
+    return name
+
+
 def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimits) -> list[Entry]:
     _check_limit(len(request.entries), limits.entries, "entries", "entries in one message")
     return [

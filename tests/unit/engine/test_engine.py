@@ -178,6 +178,39 @@ def test_a_conversation_is_moved_not_shared():
     assert len(reply.tree) == 0
 
 
+def test_a_step_that_waited_while_its_session_was_closed_leaves_the_conversation_alone(monkeypatch):
+    """As when a worker connects anew and the old stream's last message is still being answered."""
+    engine = opened([1, 2, 3], "a", conversation="talk")
+    answer, find = engine._answer, engine._find_or_open
+    closing, found, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def slow_answer(*args):
+        closing.set()
+        assert go_on.wait(10)
+        return answer(*args)
+
+    def signalled_find(entry):
+        session = find(entry)
+        if closing.is_set():
+            found.set()
+        return session
+
+    monkeypatch.setattr(engine, "_answer", slow_answer)
+    monkeypatch.setattr(engine, "_find_or_open", signalled_find)
+    first = threading.Thread(target=lambda: step(engine, "a", 3, closing=True))
+    first.start()
+    assert closing.wait(10)
+    replies = []
+    second = threading.Thread(target=lambda: replies.append(step(engine, "a", 3, ids(9, 9))))
+    second.start()
+    assert found.wait(10)
+    go_on.set()
+    first.join(10)
+    second.join(10)
+    assert [reply.status for reply in replies] == [Status.UNKNOWN_SESSION]
+    assert engine.stats().tiers[Tier.SESSION].tokens == 3
+
+
 def test_conversations_are_bounded_by_count_bytes_and_age():
     for limits, kept in (
         (Limits(conversations=2), 2),

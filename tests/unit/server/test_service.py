@@ -9,7 +9,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from prometheus_client import start_http_server
 
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.engine import Limits
@@ -18,7 +17,7 @@ from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import ADMIN, DRAFTING, Service
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
-from tests.unit.server.service import VOCAB, running
+from tests.unit.server.service import VOCAB, eventually, running, serving
 
 NAMESPACE = {"model": "m", "tokenizer": "t"}
 TEXT = [1, 2, 3, 4] * 10
@@ -179,13 +178,6 @@ def names(hosted) -> list[str]:
     return [session.name for session in hosted.engine.sessions()]
 
 
-def eventually(condition, seconds: float = 10.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-
-
 def test_sessions_outlive_a_broken_stream_for_the_grace():
     with running(ServiceLimits(grace=2.0)) as service:
         first = Stream(service.endpoint)
@@ -199,6 +191,18 @@ def test_sessions_outlive_a_broken_stream_for_the_grace():
         eventually(lambda: names(hosted) == ["kept"])
         time.sleep(1.2)
         assert names(hosted) == ["kept"]
+
+
+def test_sessions_opened_by_a_refused_entry_or_after_a_closing_end_with_their_stream_too():
+    with running(ServiceLimits(grace=0.1), engine_limits=Limits(session_tokens=50)) as service:
+        stream = Stream(service.endpoint)
+        replies = stream.ask(opened("gap") | {"start": 3}, opened("large", TEXT * 2))
+        assert [reply.status for reply in replies] == [pb.STATUS_GAP, pb.STATUS_OVER_BUDGET]
+        stream.ask(opened("again") | {"closing": True}, opened("again"))
+        (hosted,) = service.namespaces
+        assert names(hosted) == ["gap", "large", "again"]
+        stream.close()
+        eventually(lambda: names(hosted) == [])
 
 
 class TestAdmin:
@@ -241,6 +245,11 @@ class TestAdmin:
             ({"namespace": NAMESPACE}, "INVALID_ARGUMENT", "target: one of tier, session or all"),
             ({"namespace": NAMESPACE, "tier": 1}, "INVALID_ARGUMENT", "tier: 1 cannot be flushed"),
             ({"namespace": NAMESPACE, "tier": 9}, "INVALID_ARGUMENT", "tier: 9 cannot be flushed"),
+            (
+                {"namespace": NAMESPACE, "session": "é" * 129},
+                "INVALID_ARGUMENT",
+                "session: 258 bytes exceeds 256",
+            ),
             ({"namespace": {"model": "x", "tokenizer": "x"}, "all": True}, "NOT_FOUND", "namespace: "),
         ],
     )
@@ -292,6 +301,19 @@ class TestAdmin:
         (drafted,) = anew.ask(opened("u", [1, 2]) | {"budget": BUDGET})
         assert len(drafted.tree.tokens) == 0, "nothing of the dropped text is left"
         anew.close()
+
+    def test_a_late_second_drop_leaves_the_new_namespace_alone(self):
+        with running() as service:
+            stream = Stream(service.endpoint)
+            stream.ask()
+            (old,) = service.namespaces
+            service.namespaces.drop(old)
+            stream = Stream(service.endpoint)
+            stream.ask()
+            service.namespaces.drop(old)  # of a caller who found it before the first drop
+            (new,) = service.namespaces
+            assert new is not old and not new.dropped
+            stream.ask()
 
     def test_warmup_names_the_bad_token(self, stub):
         message = {"namespace": NAMESPACE, "documents": [{"tokens": [1]}, {"tokens": [1, 2, 5000]}]}
@@ -377,20 +399,26 @@ def test_drain_answers_what_is_in_flight_and_refuses_what_comes_later(monkeypatc
 
 def test_metrics(service, stream):
     stream.ask(opened("m") | {"budget": BUDGET})
-    server, thread = start_http_server(0, addr="127.0.0.1", registry=service.metrics.registry)
-    try:
-        text = urlopen(f"http://127.0.0.1:{server.server_port}/metrics").read().decode()
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    stream.ask({"session": "m", "start": 40, "tokens": [1, 2, 3, 99]})
+    with serving(service) as url, urlopen(url + "metrics") as reply:
+        text = reply.read().decode()
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     labels = 'model="m",tenant="",tier="session"'
     assert float(values[f"specstore_hits_total{{{labels}}}"]) >= 1
     assert float(values[f"specstore_drafted_tokens_total{{{labels}}}"]) >= 8
+    assert float(values[f"specstore_accepted_tokens_total{{{labels}}}"]) >= 3
     assert float(values[f"specstore_bytes{{{labels}}}"]) > 0
     assert float(values[f"specstore_tokens{{{labels}}}"]) >= 40
     assert float(values[f"specstore_segments{{{labels}}}"]) == 0
     assert float(values['specstore_merge_failures_total{model="m",tenant=""}']) == 0
     assert float(values['specstore_sessions{model="m",tenant=""}']) >= 1
-    assert float(values["specstore_step_seconds_count"]) >= 1
+    assert float(values['specstore_conversations{model="m",tenant=""}']) >= 0
+    assert float(values["specstore_streams"]) >= 1
+    assert float(values["process_resident_memory_bytes"]) > 0
+    assert float(values["specstore_step_seconds_count"]) >= 2
+    step, engine = (float(values[f"specstore_{part}_seconds_sum"]) for part in ("step", "engine"))
+    assert 0 < engine < step
+    described = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP specstore_")}
+    typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE specstore_")}
+    assert described == typed
+    assert all(len(line.split(maxsplit=3)) == 4 for line in text.splitlines() if line.startswith("# HELP"))

@@ -95,6 +95,7 @@ def test_outputs_are_there_after_a_restart(folder):
     assert documents_of(again) == of(range(40))
     assert again.stats().log_bytes == 0, "an earlier process's logs are sealed at once"
     publish(again, 40)
+    again.settle()
     check_files(folder)
     assert sorted(documents_of(opened(folder))) == sorted(of(range(41)))
 
@@ -123,7 +124,9 @@ def test_evicted_text_does_not_come_back(folder):
     kept = documents_of(engine)
     assert kept == of(range(200 - len(kept), 200))
     assert len(kept) < 100
-    assert documents_of(opened(folder, limit=500)) == kept
+    again = opened(folder, limit=500)
+    assert documents_of(again) == kept
+    again.settle()
     check_files(folder)
 
 

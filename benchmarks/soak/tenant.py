@@ -1,0 +1,74 @@
+"""A client process: the workers and operators of some tenants."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from benchmarks.soak.operator import CALL_SECONDS, Operator
+from benchmarks.soak.scene import Plan, Scene
+from benchmarks.soak.worker import Worker
+
+STOP, VERIFY, END = "stop", "verify", "end"
+HANG_SECONDS = 60.0  # a reply that takes longer, stops and restarts of the service included, does not come
+WATCH_SECONDS = 1.0
+MOST_VERIFIED = 4000  # documents of a tenant, each time
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of one tenant."""
+
+    tenant: int
+    counts: dict[str, int]
+    findings: list[str]
+
+
+def run_tenants(plan: Plan, numbers: Sequence[int], orders: Connection) -> None:
+    """Works until told to STOP, then looks everything up each time it is told to VERIFY, until told to END. Sends the
+    reports back."""
+    scenes = [Scene(plan, number) for number in numbers]
+    workers = [Worker(scene, number) for scene in scenes for number in range(plan.workers)]
+    operators = [Operator(scene) for scene in scenes]
+    for member in (*workers, *operators):
+        member.thread.start()
+    while not orders.poll(WATCH_SECONDS):
+        _watch(workers)
+    if orders.recv() != STOP:
+        return
+    for scene in scenes:
+        scene.stopping.set()
+    _join(workers, operators)
+    orders.send(_reports(scenes))
+    while orders.recv() == VERIFY:
+        for scene in scenes:
+            _verify(scene)
+        orders.send(_reports(scenes))
+
+
+def _watch(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        since = worker.waiting
+        if since is not None and time.monotonic() - since > HANG_SECONDS:
+            worker.give_up(f"no reply for {HANG_SECONDS:.0f} s")
+
+
+def _join(workers: Sequence[Worker], operators: Sequence[Operator]) -> None:
+    limit = time.monotonic() + CALL_SECONDS
+    while any(worker.thread.is_alive() for worker in workers) and time.monotonic() < limit:
+        _watch(workers)
+        time.sleep(0.05)
+    for member in (*workers, *operators):
+        member.thread.join(max(0.0, limit - time.monotonic()))
+
+
+def _verify(scene: Scene) -> None:
+    worker = Worker(scene, -1)
+    worker.verify(scene.ledger.sample(MOST_VERIFIED, random.Random(scene.tenant)))
+
+
+def _reports(scenes: Sequence[Scene]) -> list[Report]:
+    return [Report(scene.tenant, dict(scene.counts), list(scene.findings)) for scene in scenes]

@@ -1,0 +1,189 @@
+"""What the soak judges by: its texts, its ledger of what must be found, its checks of drafts."""
+
+import random
+
+import numpy as np
+import pytest
+
+from benchmarks.soak import ledger as ledger_module
+from benchmarks.soak.ledger import Ledger
+from benchmarks.soak.scene import PROBE_BUDGET, Plan, Scene, followed, probe
+from benchmarks.soak.texts import IDS, PROBE, Texts
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.tree import EMPTY_TREE, DraftTree
+from datastore_service.engine.types import Entry, Opening
+
+
+def chain(tokens) -> DraftTree:
+    size = len(tokens)
+    return DraftTree(
+        np.array(tokens, np.int32),
+        np.arange(-1, size - 1, dtype=np.int32),
+        np.linspace(0.9, 0.1, size, dtype=np.float32),
+        np.full(size, 2, np.uint8),
+    )
+
+
+def test_texts_are_the_same_for_a_seed_and_belong_to_their_tenant():
+    texts, again, other = Texts(1, 3), Texts(1, 3), Texts(1, 4)
+    for number in range(50):
+        document = texts.document(number)
+        assert np.array_equal(document.tokens, again.document(number).tokens)
+        assert texts.owns(document.tokens) and not other.owns(document.tokens)
+        assert document.tokens.min() >= 3 * IDS and document.tokens.max() < 4 * IDS
+        assert document.prompt_length <= document.signature
+        assert len(document.context) == PROBE and len(document.continuation) == 4
+
+
+def test_an_engine_finds_a_document_by_its_context():
+    texts, engine = Texts(0, 0), Engine(IDS)
+    documents = [texts.document(number) for number in range(100)]
+    for document in documents:
+        opening = Opening(prompt_length=document.prompt_length)
+        engine.step([Entry("s", 0, document.tokens, opening=opening, closing=True)])
+    for document in documents:
+        (reply,) = engine.step([probe(document, "p")])
+        assert followed(reply.tree, document.continuation) == len(document.continuation)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Steps of one second: each reading of the time is the next."""
+    seconds = iter(range(1, 1000))
+    monkeypatch.setattr(ledger_module.time, "monotonic", lambda: float(next(seconds)))
+    return ledger_module.time.monotonic
+
+
+def wiped(ledger, done, **snapshot):
+    wipe = ledger.begin_wipe(**snapshot)
+    ledger.end_wipe(wipe, done)
+    return wipe
+
+
+class TestLedger:
+    @pytest.fixture
+    def ledger(self, clock):
+        return Ledger(bound=1000)
+
+    def test_what_was_acknowledged_is_found_until_it_is_wiped(self, ledger, clock):
+        ledger.published(1, begun=clock())
+        assert ledger.found(1, asked=clock()) is True
+        wiped(ledger, False)  # refused
+        assert ledger.found(1, asked=clock()) is True
+        wiped(ledger, True)
+        assert ledger.found(1, asked=clock()) is False
+        ledger.published(2, begun=clock())
+        assert ledger.found(2, asked=clock()) is True
+
+    def test_nothing_is_said_of_a_wipe_that_may_not_have_happened(self, ledger, clock):
+        ledger.published(1, begun=clock())
+        wiped(ledger, None)
+        assert ledger.found(1, asked=clock()) is None
+        wiped(ledger, True)
+        assert ledger.found(1, asked=clock()) is False
+
+    def test_nothing_is_said_of_a_query_or_a_closing_beside_a_wipe(self, ledger, clock):
+        ledger.published(1, begun=clock())
+        begun = asked = clock()
+        wipe = ledger.begin_wipe()
+        assert ledger.found(1, asked) is None
+        ledger.published(2, begun)
+        ledger.end_wipe(wipe, True)
+        assert ledger.found(1, asked) is None
+        assert ledger.found(1, clock()) is False
+        assert ledger.found(2, clock()) is None
+
+    def test_a_restored_snapshot_brings_back_what_it_held(self, ledger, clock):
+        ledger.published(1, begun=clock())
+        snapshot = clock(), clock()
+        ledger.published(2, begun=clock())
+        wiped(ledger, True)
+        ledger.published(3, begun=clock())
+        wiped(ledger, True, snapshot=snapshot)
+        assert [ledger.found(number, clock()) for number in (1, 2, 3)] == [True, False, False]
+
+    def test_a_restore_that_may_not_have_happened(self, ledger, clock):
+        ledger.published(1, begun=clock())
+        snapshot = clock(), clock()
+        ledger.published(2, begun=clock())
+        wiped(ledger, None, snapshot=snapshot)
+        assert [ledger.found(number, clock()) for number in (1, 2)] == [True, None]
+
+    def test_nothing_is_said_of_a_closing_beside_a_snapshot(self, ledger, clock):
+        begun = clock()
+        snapshot = clock(), clock()
+        ledger.published(1, begun)
+        wiped(ledger, True, snapshot=snapshot)
+        assert ledger.found(1, clock()) is None
+
+    def test_withheld_text_is_never_found(self, ledger, clock):
+        ledger.withheld(1)
+        assert ledger.found(1, clock()) is False
+
+    def test_what_may_be_stored_again_later_may_come_back(self, ledger, clock):
+        ledger.published(1, begun=clock(), once=False)
+        assert ledger.found(1, clock()) is True
+        wiped(ledger, True)
+        assert ledger.found(1, clock()) is None
+
+    def test_the_oldest_may_have_left_a_full_tier(self, ledger, clock):
+        ledger.published(1, begun=clock())
+        ledger.sent(1001)
+        ledger.published(2, begun=clock())
+        assert [ledger.found(number, clock()) for number in (1, 2)] == [None, True]
+
+    def test_ended_sessions(self, ledger, clock):
+        before = clock()
+        assert not ledger.sessions_ended_since(before)
+        ledger.begin_end_of_sessions()
+        assert ledger.sessions_ended_since(clock())
+        ledger.sessions_have_ended()
+        assert ledger.sessions_ended_since(before) and not ledger.sessions_ended_since(clock())
+
+    def test_samples_have_the_newest(self, ledger, clock):
+        for number in range(100):
+            ledger.published(number, begun=clock())
+        sample = ledger.sample(20, random.Random(0))
+        assert len(sample) == 20 and set(range(95, 100)) <= set(sample)
+        assert len(ledger.sample(500, random.Random(0))) >= 100
+
+
+class TestScene:
+    """Each check reports what it is there for."""
+
+    @pytest.fixture
+    def scene(self):
+        return Scene(Plan("nowhere", "", 0, 1, 1, 1 << 20), tenant=1)
+
+    def test_a_right_draft_is_no_finding(self, scene):
+        document = scene.write()
+        scene.ledger.published(document.number, begun=0.0)
+        scene.check_probe(document, chain(document.continuation), asked=ledger_module.time.monotonic())
+        assert scene.findings == [] and scene.counts["found"] == 1
+
+    def test_lost_text(self, scene):
+        document = scene.write()
+        scene.ledger.published(document.number, begun=0.0)
+        scene.check_probe(document, EMPTY_TREE, asked=ledger_module.time.monotonic())
+        assert scene.findings == ["tenant 1: document 0: was acknowledged and is lost"]
+
+    def test_text_that_should_be_gone(self, scene):
+        document = scene.write()
+        scene.ledger.withheld(document.number)
+        scene.check_probe(document, chain(document.continuation), asked=ledger_module.time.monotonic())
+        assert scene.findings == ["tenant 1: document 0: was flushed, dropped or withheld and is drafted"]
+
+    def test_foreign_tokens_unwritten_pairs_and_large_trees(self, scene):
+        tokens = scene.write().tokens.tolist()
+        scene.check_tree(chain([5]), tokens[0], PROBE_BUDGET, "x")
+        assert "another tenant's tokens [5]" in scene.findings[0]
+        scene.findings.clear()
+        scene.check_tree(chain(tokens[2:4]), tokens[0], PROBE_BUDGET, "x")
+        assert "stands in no text" in scene.findings[0] and len(scene.findings) == 1
+        scene.check_tree(chain(tokens[1:20]), tokens[0], PROBE_BUDGET, "x")
+        assert "deeper than the budget" in scene.findings[1]
+
+    def test_a_conversation_without_memory(self, scene):
+        document = scene.write()
+        scene.check_recall(document, EMPTY_TREE, "talk")
+        assert scene.findings == ["tenant 1: talk: the conversation does not remember its text"]
