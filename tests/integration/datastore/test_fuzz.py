@@ -295,8 +295,9 @@ def fuzzed(tmp_path_factory) -> Iterator[Fuzzed]:
     folder = tmp_path_factory.mktemp("fuzzed")
     token = folder / "token"
     token.write_text(TOKEN)
-    flags = ("--vocab-size", VOCAB, "--grace", GRACE, "--sessions", SESSIONS, "--admin-token-file", token)
-    with Process(folder / "log", *flags, "--log-level", "warning") as process:
+    (folder / "data").mkdir()
+    flags = ("--vocab-size", VOCAB, "--grace", GRACE, "--sessions", SESSIONS, "--data", folder / "data")
+    with Process(folder / "log", *flags, "--admin-token-file", token, "--log-level", "warning") as process:
         fuzzed = Fuzzed(process)
         yield fuzzed
         fuzzed.control.close()
