@@ -1,8 +1,8 @@
 """`python -m benchmarks.record`: a served model's own greedy answers to a prompt file, as a corpus for `specstore build`.
 
-One JSONL line a prompt: its text, the answer's text and the answer's token ids (`specstore build --field tokens`, the
-exact tokens that the server will generate again, which encoding the text anew would not always give). A run that was
-interrupted goes on after the last complete line.
+One JSONL line a prompt: its category and text, the answer's text, and the token ids of both (`specstore build --field
+tokens` takes the answer's: the exact tokens that the server will generate again, which encoding the text anew would
+not always give; benchmarks.traces replays them). A run that was interrupted goes on after the last complete line.
 """
 
 from __future__ import annotations
@@ -60,11 +60,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         starts = range(0, len(rest), given.batch)
         for start in track(starts, "answers", console=Console(stderr=True)):
             group = rest[start : start + given.batch]
+            prompt_ids = chat_ids(tokenizer, group)
             answers = server.generate_many(
-                chat_ids(tokenizer, group), given.batch, temperature=0, max_new_tokens=given.max_tokens
+                prompt_ids, given.batch, temperature=0, max_new_tokens=given.max_tokens
             )
-            for prompt, answer in zip(group, answers, strict=True):
-                row = {"prompt": prompt.text, "answer": answer["text"], "tokens": answer["output_ids"]}
+            for prompt, ids, answer in zip(group, prompt_ids, answers, strict=True):
+                row = {
+                    "category": prompt.category, "prompt": prompt.text, "prompt_tokens": ids,
+                    "answer": answer["text"], "tokens": answer["output_ids"],
+                }  # fmt: skip
                 out.write(json.dumps(row) + "\n")
             out.flush()
 

@@ -1,10 +1,10 @@
 """`python -m benchmarks.serve`: plain decoding, SGLang's NGRAM and SSSD on real servers, in one interleaved run.
 
 Every prompt group goes to every server in turn, the order rotating from group to group, so that a slow minute of the
-machine hits all of them. Each group's prompts are prefilled first (one token), then the timed generation decodes from
-the cached prefix: the figure is decode throughput; the prefill's time is recorded beside it. NGRAM and SSSD learn from
-what they have answered, so no prompt is asked twice (but with --seen): each batch size has prompts
-of its own.
+machine hits all of them. Each group's prompts are prefilled first (one token), then a steady load (benchmarks.load)
+decodes them from the cached prefix: the figure is decode throughput with a full batch; the prefill's time is recorded
+beside it. NGRAM and SSSD learn from what they have answered, so no prompt is asked twice (but with --seen): each batch
+size has prompts of its own.
 
 Arms: `sssd` chooses the rows of each step; `sssd_static` always verifies the whole node budget, as NGRAM does, to
 compare drafts at equal budgets; `control` does so with drafts that never match; `control_adaptive` chooses the rows of
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.load import prompts_for, steady_load
 from benchmarks.manifest import manifest
 from benchmarks.prompts import SHIPPED, Prompt, chat_ids, load_prompts, spec_bench_category
 from benchmarks.servers import ServerSpec, SglangServer, running
@@ -88,38 +89,34 @@ def control_service(port: int, token: int, folder: Path) -> Iterator[None]:
 
 
 def groups_of(prompts: Sequence[Prompt], batch: int) -> list[list[Prompt]]:
-    """Groups of `batch` prompts of one category; a category's remainder is left out."""
+    """Groups of one category, each enough for a steady load of `batch`; a category's remainder is left out."""
     by_category: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
+    size = prompts_for(batch)
     return [
-        rows[start : start + batch]
+        rows[start : start + size]
         for rows in by_category.values()
-        for start in range(0, len(rows) - batch + 1, batch)
+        for start in range(0, len(rows) - size + 1, size)
     ]
 
 
-def measure(server: SglangServer, ids: list[list[int]], settings: Settings) -> dict:
+def measure(server: SglangServer, ids: list[list[int]], batch: int, settings: Settings) -> dict:
     """Prefill (with --seen, a first complete answer), then the timed generation of one group on one server."""
-    sampling = {"temperature": settings.temperature}
     started = time.perf_counter()
     untimed = settings.max_tokens if settings.seen else 1
-    server.generate_many(ids, len(ids), max_new_tokens=untimed, **sampling)
+    server.generate_many(ids, batch, max_new_tokens=untimed, temperature=settings.temperature)
     prefilled = time.perf_counter()
-    answers = server.generate_many(ids, len(ids), max_new_tokens=settings.max_tokens, **sampling)
-    seconds = time.perf_counter() - prefilled
-    counts = [len(answer["output_ids"]) for answer in answers]
-    steps = [
-        answer["meta_info"].get("spec_verify_ct") or count - 1
-        for answer, count in zip(answers, counts, strict=True)
-    ]
+    load = steady_load(
+        server, ids, batch, max_new_tokens=settings.max_tokens, temperature=settings.temperature
+    )
     return {
         "prefill_seconds": prefilled - started,
-        "seconds": seconds,
-        "tokens": sum(counts),
-        "decoded": sum(counts) - len(counts),
-        "steps": sum(steps),
-        "outputs": [answer["output_ids"] for answer in answers],
+        "seconds": load.seconds,
+        "tokens": load.produced,
+        "decoded": sum(len(answer.tokens) - 1 for answer in load.answers),
+        "steps": sum(answer.steps for answer in load.answers),
+        "outputs": [answer.tokens for answer in load.answers],
     }
 
 
@@ -141,7 +138,7 @@ def run(
             ids = chat_ids(tokenizer, group)
             for arm in arms[index % len(arms) :] + arms[: index % len(arms)]:
                 record = {"batch": batch, "group": index, "category": group[0].category, "arm": arm}
-                records.append(record | measure(servers[arm], ids, settings))
+                records.append(record | measure(servers[arm], ids, batch, settings))
                 if journal:
                     with journal.open("a") as file:
                         file.write(json.dumps(records[-1]) + "\n")
@@ -194,8 +191,9 @@ def _figures(rows: list[dict], base: list[dict]) -> dict:
         "throughput_ratio": throughput_ratio(*columns),
         "tokens_per_step": ratio_of_sums([r["decoded"] for r in rows], [r["steps"] for r in rows]),
         "milliseconds_per_step": 1e3
-        * sum(r["seconds"] * len(r["outputs"]) for r in rows)
-        / max(1, sum(r["steps"] for r in rows)),
+        * rows[0]["batch"]
+        * (sum(r["decoded"] for r in rows) / sum(r["steps"] for r in rows))
+        * (sum(r["seconds"] for r in rows) / sum(r["tokens"] for r in rows)),
         "tokens_per_second": sum(r["tokens"] for r in rows) / sum(r["seconds"] for r in rows),
         "outputs_differing": difference_rate(rows, base),
     }
@@ -288,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompts = choose_prompts(given.prompts, given.per_category, given.batch)
     for batch, share in zip(given.batch, prompts, strict=True):
         if not groups_of(share, batch):
-            sys.exit(f"--batch {batch}: no category has {batch} prompts for it")
+            sys.exit(f"--batch {batch}: no category has {prompts_for(batch)} prompts for it")
     port = free_port()
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
@@ -302,6 +300,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         servers = {arm: stack.enter_context(running(spec, folder)) for arm, spec in specs.items()}
         warm_up = chat_ids(tokenizer, load_prompts(SHIPPED)[:WARM_UP_PROMPTS])
         for server in servers.values():
+            # Alone, so that every server computes the KV of the chat template's beginning, which all prompts share, in
+            # a prefill of the same shape: in bfloat16 its last bits depend on that.
+            server.generate(warm_up[0], temperature=0, max_new_tokens=1)
             server.generate_many(
                 warm_up * max(settings.batches), max(settings.batches), temperature=0, max_new_tokens=24
             )

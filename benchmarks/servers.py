@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ class ServerSpec:
     flags: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
     max_running_requests: int = 16
-    max_total_tokens: int = 16384
+    max_total_tokens: int = 32768
     overlap: bool = True
 
     def command(self, port: int) -> list[str]:
@@ -99,6 +100,16 @@ class SglangServer:
         response = requests.post(self.url + "/generate", json=body, timeout=START_SECONDS)
         response.raise_for_status()
         return response.json()
+
+    def stream(self, input_ids: Sequence[int], **sampling) -> Iterator[dict]:
+        """The chunks of one streamed /generate call, each with all output so far; raises requests.HTTPError."""
+        body = {"input_ids": list(input_ids), "sampling_params": sampling, "stream": True}
+        with requests.post(self.url + "/generate", json=body, stream=True, timeout=START_SECONDS) as response:
+            response.raise_for_status()
+            for line in response.iter_lines():
+                event = line.removeprefix(b"data: ")
+                if event and event != b"[DONE]":
+                    yield json.loads(event)
 
     def generate_many(self, prompts: Sequence[Sequence[int]], concurrency: int, **sampling) -> list[dict]:
         """Answers in the order of the prompts, `concurrency` at a time."""

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from datastore_service.tls import Tls, client_tls
+
 ENVIRONMENT_PREFIX = "SPECSTORE_"
 CONFIG_FILE_VARIABLE = "SPECSTORE_CONFIG"
 MAX_NODES = 63  # a verification wider than 64 rows a request pays on no hardware we know (SSSD section 3.2 caps at 32)
@@ -29,6 +31,9 @@ class Options:
 
     endpoint: str = _option("embedded", "datastore: 'embedded', 'HOST:PORT' or 'unix:PATH'")
     prior: str = _option("", "directory of a prior for the embedded datastore (a service has its own)")
+    tls_ca: str = _option("", "TLS: file with the certificates (PEM) of who signed the service's")
+    tls_certificate: str = _option("", "certificate (PEM) to show to a service that asks for one")
+    tls_key: str = _option("", "its private key (PEM)")
     tenant: str = _option("", "tenant part of the namespace: text never crosses from one to another")
     deadline_ms: float = _option(5.0, "longest wait for a draft in a decode step, in milliseconds")
     nodes: int = _option(15, f"most drafted tokens a request and step, 1 to {MAX_NODES}")
@@ -50,12 +55,18 @@ class Options:
             raise ValueError(
                 "specstore option prior: only with endpoint 'embedded'; a service has its own prior"
             )
+        if self.tls_ca and self.endpoint.partition(":")[0] == "embedded":
+            raise ValueError(f"specstore option tls_ca: endpoint {self.endpoint!r} has no connection")
         for option in dataclasses.fields(self):
             choices = option.metadata["choices"]
             if choices and getattr(self, option.name) not in choices:
                 raise ValueError(
                     f"specstore option {option.name}: {getattr(self, option.name)!r} is not one of {choices}"
                 )
+
+    def tls(self) -> Tls | None:
+        """What a service with TLS needs. Raises ValueError naming the option of an unfit file."""
+        return client_tls(self.tls_ca, self.tls_certificate, self.tls_key)
 
 
 def _parse(option: dataclasses.Field, value: Any) -> Any:

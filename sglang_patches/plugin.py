@@ -39,7 +39,7 @@ def _register_flags() -> None:
         from sglang_patches.options import export_flags, load_options
 
         export_flags(args)
-        load_options()  # a bad value stops the launcher here, by name
+        load_options().tls()  # a bad value or file stops the launcher here, by name
 
     server_args = "sglang.srt.server_args.ServerArgs."
     HookRegistry.register(server_args + "add_cli_args", after_add_cli_args, HookType.AFTER)

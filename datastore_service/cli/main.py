@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -9,19 +10,15 @@ from typing import Annotated
 
 import grpc
 import typer
-from rich.console import Console
-from rich.progress import Progress as Bar
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from typer.core import TyperGroup
 
 from datastore_service.cli import admin, query
-from datastore_service.cli.options import TOKEN_VARIABLE
+from datastore_service.cli.options import TOKEN_VARIABLE, AsJson
+from datastore_service.cli.output import errors, progress
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.storage.errors import StorageError
-
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class OneLineErrors(TyperGroup):
@@ -63,13 +60,13 @@ def build(
     out: Annotated[Path, typer.Option(help="directory of the prior; a finished one is appended to")],
     tokenizer: Annotated[Path, typer.Option(help="the model's folder, for its tokenizer.json")],
     field: Annotated[str, typer.Option(help="field of a JSONL line, column of a Parquet file")] = "text",
+    as_json: AsJson = False,
 ) -> None:
     """Builds a prior from a corpus. An interrupted build goes on where it stopped."""
     from datastore_service.storage.build import build_prior
     from datastore_service.storage.manifest import open_segments
 
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Bar(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress() as bar:
         task = bar.add_task("reading")
         manifest = build_prior(
             sources,
@@ -80,8 +77,23 @@ def build(
                 task, description=f"{p.documents:,} documents, {p.tokens:,} tokens, {p.segments} segments"
             ),
         )
-    tokens = sum(map(len, open_segments(out)))
-    print(f"{out}: {tokens:,} tokens in {len(manifest.segments)} segments, tokenizer {manifest.tokenizer}")
+    tokens, segments = sum(map(len, open_segments(out))), len(manifest.segments)
+    if as_json:
+        print(json.dumps({"tokens": tokens, "segments": segments, "tokenizer": manifest.tokenizer}))
+    else:
+        print(f"{out}: {tokens:,} tokens in {segments} segments, tokenizer {manifest.tokenizer}")
+
+
+@app.command()
+def upgrade(
+    directory: Annotated[Path, typer.Argument(help="directory of a prior")],
+    as_json: AsJson = False,
+) -> None:
+    """Rewrites a prior's segment files of an older format. An interrupted upgrade is simply repeated."""
+    from datastore_service.storage.upgrade import upgrade_segments
+
+    rewritten = upgrade_segments(directory, lambda name: errors.print(f"rewrote {name}", markup=False))
+    print(json.dumps({"rewritten": rewritten}) if as_json else f"{directory}: {rewritten} segments rewritten")
 
 
 @app.command()
@@ -95,21 +107,44 @@ def serve(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="the service's directory: keeps the live tiers there, and uses the prior in DATA/prior, if any; without "
-            "it they are in memory alone"
+            help="the service's directory: keeps the live tiers in DATA/live (without it they are in memory alone), uses a "
+            "prior in DATA/prior, and files to warm up from in DATA/corpora"
         ),
     ] = None,
     allow_remote: Annotated[bool, typer.Option(help="permit an address that other machines reach")] = False,
     admin_token_file: Annotated[
         Path | None, typer.Option(help=f"file with the admin token; else the environment's {TOKEN_VARIABLE}")
     ] = None,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option(help="listen with TLS: the service's certificate, then intermediate ones (PEM)"),
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="its private key (PEM)")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="clients must show a certificate signed by one of these (PEM)")
+    ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="HTTP port on loopback for Prometheus", min=0, max=65535)
+        int | None,
+        typer.Option(
+            help="HTTP port on loopback: a status page at /, Prometheus at /metrics", min=0, max=65535
+        ),
     ] = None,
     vocab_size: Annotated[
         int, typer.Option(help="token ids are smaller; a small one saves memory", min=1, max=MAX_VOCAB)
     ] = MAX_VOCAB,
-    sessions: Annotated[int, typer.Option(help="most open sessions of a namespace", min=1)] = 4096,
+    sessions: Annotated[int, typer.Option(help="most open sessions of a namespace")] = 4096,
+    tokens: Annotated[
+        int, typer.Option(help="most tokens of its open sessions and kept conversations, up to 90 bytes each")
+    ] = 1 << 26,
+    live_tokens: Annotated[
+        int, typer.Option(help="most tokens of its live tier, about 6 bytes each; 0: none is kept")
+    ] = 1 << 24,
+    conversation_seconds: Annotated[
+        float, typer.Option(help="how long a conversation is kept for its next request")
+    ] = 3600.0,
+    refusals: Annotated[
+        int, typer.Option(help="most refused tokens kept of a session; 0: no rejected tier")
+    ] = 0,
     grace: Annotated[
         float, typer.Option(help="seconds a broken stream's sessions wait for their worker", min=0)
     ] = 60.0,
@@ -122,14 +157,28 @@ def serve(
     from datastore_service.server.logs import log_to_stderr
     from datastore_service.server.service import Service
     from datastore_service.server.service import serve as serve_until_told
+    from datastore_service.server.tracing import export_spans
     from datastore_service.storage.data_directory import DataDirectory
+    from datastore_service.tls import server_tls
 
     log_to_stderr(log_level)
+    export_spans()
     address = parse_endpoint(listen, "listen")
+    tls = server_tls(tls_certificate, tls_key, tls_client_ca)
     token = _admin_token(admin_token_file)
-    maker = engine_maker(prior or _prior_in(data), vocab_size, Limits(sessions=sessions))
+    limits = Limits(
+        sessions=sessions,
+        tokens=tokens,
+        live_tokens=live_tokens,
+        conversation_seconds=conversation_seconds,
+        refusals=refusals,
+    )
+    maker = engine_maker(prior or _prior_in(data), vocab_size, limits)
     directory = DataDirectory(data, vocab_size) if data else None
-    service = Service(address, maker, ServiceLimits(grace=grace), token, allow_remote, directory)
+    corpora = data / "corpora" if data else None
+    service = Service(
+        address, maker, ServiceLimits(grace=grace), token, allow_remote, tls, corpora, directory
+    )
     serve_until_told(service, metrics_port)
 
 

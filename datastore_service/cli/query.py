@@ -14,17 +14,18 @@ from rich.text import Text
 from rich.tree import Tree
 from tokenizers import Tokenizer
 
-from datastore_service.cli.options import Model, Tenant, TokenizerOption, namespace_of
+from datastore_service.cli.options import AsJson, Model, Tenant, TokenizerOption, namespace_of, takes_tls
 from datastore_service.client import Datastore
 from datastore_service.engine.tree import DraftTree, Tier
 from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage.fingerprint import tokenizer_path
+from datastore_service.tls import Tls
 
 ANSWER_SECONDS = 10.0
 
 
 def add_command(app: typer.Typer) -> None:
-    app.command()(query)
+    app.command()(takes_tls(query))
 
 
 def query(
@@ -38,7 +39,9 @@ def query(
     nodes: Annotated[int, typer.Option(help="most drafted tokens", min=1)] = 16,
     model: Model = "",
     tenant: Tenant = "",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
+    *,
+    tls: Tls | None,
 ) -> None:
     """Shows what would be drafted after a context."""
     if bool(prior) == bool(endpoint):
@@ -46,7 +49,7 @@ def query(
     namespace = namespace_of(model, tokenizer, tenant)
     encoder = None if ids else Tokenizer.from_file(str(tokenizer_path(tokenizer)))
     tokens = _token_ids(context) if encoder is None else encoder.encode(context, add_special_tokens=False).ids
-    datastore = _over_prior(prior, namespace) if prior else _over_service(endpoint, namespace)
+    datastore = _over_prior(prior, namespace) if prior else _over_service(endpoint, namespace, tls)
     try:
         tree = _draft(datastore, np.array(tokens, np.int64), nodes)
     finally:
@@ -74,10 +77,10 @@ def _over_prior(directory: Path, namespace: Namespace) -> Datastore:
     return EmbeddedDatastore(Engine(read_manifest(directory).vocab_size, segments))
 
 
-def _over_service(endpoint: str, namespace: Namespace) -> Datastore:
+def _over_service(endpoint: str, namespace: Namespace, tls: Tls | None) -> Datastore:
     from datastore_service.client.remote import GrpcDatastore
 
-    datastore = GrpcDatastore(endpoint, namespace)
+    datastore = GrpcDatastore(endpoint, namespace, tls)
     datastore.wait_connected(ANSWER_SECONDS)
     return datastore
 

@@ -8,6 +8,7 @@ from datastore_service.client.base import Datastore, DatastoreError
 from datastore_service.endpoint import FORMS, parse_endpoint
 from datastore_service.engine.types import Namespace
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
+from datastore_service.tls import Tls
 
 __all__ = ["Datastore", "DatastoreError", "open_datastore", "tokenizer_fingerprint"]
 
@@ -18,11 +19,16 @@ GREETING_SECONDS = 2.0  # how long a start waits for the service before it goes 
 
 
 def open_datastore(
-    endpoint: str, namespace: Namespace, vocab_size: int, prior: str | None = None
+    endpoint: str,
+    namespace: Namespace,
+    vocab_size: int,
+    prior: str | None = None,
+    tls: Tls | None = None,
 ) -> Datastore:
     """The datastore at `endpoint`: "embedded", "embedded:DIR" (with the prior in DIR), "HOST:PORT" or "unix:PATH".
 
-    vocab_size: token ids are smaller. prior: the directory, where `endpoint` is plain "embedded".
+    vocab_size: token ids are smaller. prior: the directory, where `endpoint` is plain "embedded". tls: what a service
+    with TLS needs, None for one without.
     A service need not be there yet: until it answers, drafts come from the sessions alone.
     Raises ValueError naming the argument if one is malformed, StorageError
     if the prior cannot be read or was built with another tokenizer.
@@ -31,6 +37,8 @@ def open_datastore(
         raise ValueError(f"vocab_size: {vocab_size} is less than 1")
     kind, _, directory = endpoint.partition(":")
     if kind == EMBEDDED:
+        if tls:
+            raise ValueError("tls: an embedded datastore has no connection")
         return _open_embedded(directory or prior, namespace, vocab_size)
     if prior:
         raise ValueError(f"prior: the service at {endpoint} has its own")
@@ -40,7 +48,7 @@ def open_datastore(
         raise ValueError(
             f'{error} (or "embedded", "embedded:DIR")' if FORMS in str(error) else str(error)
         ) from None
-    return _open_service(endpoint, namespace, vocab_size)
+    return _open_service(endpoint, namespace, vocab_size, tls)
 
 
 # gRPC and the engine's compiled code are imported when a datastore is opened: whoever only names the types, or forks
@@ -56,12 +64,12 @@ def _open_embedded(directory: str | None, namespace: Namespace, vocab_size: int)
     return EmbeddedDatastore(Engine(vocab_size, prior))
 
 
-def _open_service(endpoint: str, namespace: Namespace, vocab_size: int) -> Datastore:
+def _open_service(endpoint: str, namespace: Namespace, vocab_size: int, tls: Tls | None) -> Datastore:
     from datastore_service.client.remote import GrpcDatastore
     from datastore_service.client.resilient import ResilientDatastore
     from datastore_service.engine.engine import Engine
 
-    primary = GrpcDatastore(endpoint, namespace)
+    primary = GrpcDatastore(endpoint, namespace, tls)
     if not primary.wait_connected(GREETING_SECONDS):
         log.warning(
             "datastore %s: not there yet (%s); drafting from the sessions alone", endpoint, primary.trouble

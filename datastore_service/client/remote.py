@@ -12,12 +12,15 @@ from enum import Enum
 from typing import Any
 
 import grpc
+from opentelemetry import propagate
 
 from datastore_service.client import wire
 from datastore_service.client.base import Datastore, DatastoreError
+from datastore_service.client.channel import open_channel
 from datastore_service.client.metrics import RECONNECTS
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.types import Entry, Namespace, Reply
+from datastore_service.tls import Tls
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 
@@ -60,10 +63,11 @@ class GrpcDatastore(Datastore):
     carries its step's number. Replies that come after their deadline are dropped by that number. While no stream is
     open, `step` raises at once and `post` drops (a later Reply's status shows what the service lacks).
 
-    endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed.
+    endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed. The streams belong to the
+    OpenTelemetry trace in which the object is made, if there is one.
     """
 
-    def __init__(self, endpoint: str, namespace: Namespace) -> None:
+    def __init__(self, endpoint: str, namespace: Namespace, tls: Tls | None = None) -> None:
         self._target = parse_endpoint(endpoint).target
         self._namespace = wire.namespace_message(namespace)
         self._state = threading.Condition()
@@ -74,7 +78,8 @@ class GrpcDatastore(Datastore):
         self._arrived: queue.SimpleQueue[pb.DraftReply | None] = queue.SimpleQueue()
         self._trouble = "not connected yet"
         self._closed = False
-        self._channel = grpc.insecure_channel(self._target, options=_CHANNEL_OPTIONS)
+        self._channel = open_channel(endpoint, tls, _CHANNEL_OPTIONS)
+        self._metadata = _trace_context()
         self._call: Any = None  # of the open stream
         self._reported = ""
         self._thread = threading.Thread(target=self._keep_connected, name="specstore-stream", daemon=True)
@@ -172,7 +177,7 @@ class GrpcDatastore(Datastore):
         """One stream, from its greeting to its end."""
         outbound: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
         outbound.put(pb.DraftRequest(namespace=self._namespace))
-        call = DraftingStub(self._channel).Draft(_until_none(outbound))
+        call = DraftingStub(self._channel).Draft(_until_none(outbound), metadata=self._metadata)
         with self._state:
             if self._closed:
                 call.cancel()
@@ -214,6 +219,13 @@ class GrpcDatastore(Datastore):
         if was_open or trouble != self._reported:
             log.warning("datastore %s: %s; connecting again in the background", self._target, trouble)
         self._reported = trouble
+
+
+def _trace_context() -> tuple[tuple[str, str], ...]:
+    """The current span as call metadata, whose names are lower case."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return tuple((name.lower(), value) for name, value in carrier.items())
 
 
 def _until_none(outbound: queue.SimpleQueue[pb.DraftRequest | None]) -> Iterator[pb.DraftRequest]:

@@ -2,79 +2,184 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numba import njit
 
-from datastore_service.engine.fusion import COLUMNS, INTEGER_ROWS, REAL_ROWS, grow_tree
+from datastore_service.engine.fusion import (
+    COLUMNS,
+    INTEGER_ROWS,
+    POLICY,
+    PRIORITY_GRAM,
+    REAL_ROWS,
+    Policy,
+    count_votes,
+    draft_chain,
+    grow_tree,
+    unclaimed,
+)
 from datastore_service.engine.kernel import kernel
 from datastore_service.engine.memory import address_of, view_i32, view_i64
 from datastore_service.engine.retrieval import (
+    FIRST_GRAM,
+    FIRST_ROW,
     INDEX,
     INDEX_STOP,
+    MATCH,
     MAX_MATCH,
     MAX_SEGMENTS,
+    REJECTED_ROW,
+    SAMPLES,
+    SESSION_ROW,
     SOURCE_FIELDS,
     STOP,
     TIER,
     TOKENS,
     WIDTH,
     fresh_occurrences,
+    refused_occurrences,
     segment_occurrences,
     session_occurrences,
 )
 from datastore_service.engine.segment import Segment
-from datastore_service.engine.session import BUFFER, LENGTH, SessionIndex, append_tokens
-from datastore_service.engine.tree import Tier
+from datastore_service.engine.session import (
+    BUFFER,
+    DESCRIPTOR_FIELDS,
+    DRAFT,
+    DRAFT_NODES,
+    DRAFT_PARENTS,
+    DRAFT_ROOM,
+    DRAFT_ROWS,
+    DRAFT_TIERS,
+    DRAFT_TOKENS,
+    LENGTH,
+    REFUSED,
+    SessionIndex,
+    append_tokens,
+)
+from datastore_service.engine.tree import EMPTY_TREE, DraftTree, Tier
+from datastore_service.engine.types import Budget
 
 # Fields of a request: the session's descriptor, its part of the appended tokens, where its known text starts, the
 # budget, where its nodes are written and, from the kernel, where they end. Address 0: nothing to do.
 SESSION, BEGIN, END, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(9)
 REQUEST_FIELDS = 9
-NO_REQUEST = (0,) * REQUEST_FIELDS
+_REQUEST = struct.Struct(f"={REQUEST_FIELDS}q")
 _CONTEXT, _INTERVALS, _COUNTS = range(INTEGER_ROWS, INTEGER_ROWS + 3)
 _TIERS = max(Tier) + 1
+FEWEST = 8  # occurrences of one prefix length and tier that are looked at, and two more for each node wanted
+WORTH = 1.0  # unclaimed probability times nodes below which no shorter prefix is looked up
 
 
-class Scratch:
-    """Working memory of one kernel call at a time, 2 MB of which a call touches a few KB."""
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """drafts: asked for. By Tier: drafts with a node of it, nodes of it, and those that came true."""
 
-    __slots__ = ("integers", "reals")
+    drafts: int
+    hits: list[int]
+    drafted: list[int]
+    accepted: list[int]
+
+
+class Work:
+    """One kernel call at a time: what it is asked, and its working memory, 2 MB of which it touches a few KB.
+
+    Use: `begin`, then `add` or `add_nothing` for each entry, then `run`."""
+
+    __slots__ = ("_at", "_begin", "_bytes", "_integers", "_output", "_reals", "_requests", "_tokens")
 
     def __init__(self) -> None:
-        self.integers = np.zeros((INTEGER_ROWS + 3, COLUMNS), dtype=np.int64)
-        self.reals = np.zeros((REAL_ROWS, COLUMNS), dtype=np.float64)
+        self._integers = np.zeros((INTEGER_ROWS + 3, COLUMNS), dtype=np.int64)
+        self._reals = np.zeros((REAL_ROWS, COLUMNS), dtype=np.float64)
+        self._tokens = np.empty(0, dtype=np.int32)
+        self._allocate_requests(0)
+
+    def begin(self, entries: int, tokens: int) -> None:
+        """entries, tokens: how many will be added."""
+        if entries > len(self._requests):
+            self._allocate_requests(entries)
+        if tokens > len(self._tokens):
+            self._tokens = np.empty(2 * tokens, dtype=np.int32)
+        self._at = self._begin = self._output = 0
+
+    def add_nothing(self) -> None:
+        """An entry that neither appends nor drafts."""
+        _REQUEST.pack_into(self._bytes, self._at * _REQUEST.size, 0, 0, 0, 0, 0, 0, 0, self._output, 0)
+        self._at += 1
+
+    def add(self, index: SessionIndex, new: np.ndarray, budget: Budget) -> None:
+        """index: has reserved room for the new tokens and the budget's nodes."""
+        begin, output, nodes = self._begin, self._output, budget.nodes
+        end = begin + len(new)
+        if end > begin:
+            self._tokens[begin:end] = new
+        _REQUEST.pack_into(
+            self._bytes, self._at * _REQUEST.size,
+            index.address, begin, end, index.text_start, nodes, budget.depth, budget.children, output, 0,
+        )  # fmt: skip
+        self._at += 1
+        self._begin, self._output = end, output + nodes
+
+    def run(self, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
+        """A tree for each entry. table: of `source_table`, whose texts the caller keeps alive meanwhile."""
+        requests = self._requests[: self._at]
+        tokens = np.empty(self._output, dtype=np.int32)
+        parents = np.empty(self._output, dtype=np.int32)
+        probs = np.empty(self._output, dtype=np.float32)
+        tiers = np.empty(self._output, dtype=np.uint8)
+        run_batch(
+            requests, self._tokens, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
+        )  # fmt: skip
+        return [
+            DraftTree(tokens[i:j], parents[i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE
+            for i, j in requests[:, OUTPUT : DRAFTED + 1].tolist()
+        ]
+
+    @property
+    def counts(self) -> np.ndarray:
+        return self._integers[_COUNTS, : 1 + 3 * _TIERS]
+
+    def _allocate_requests(self, entries: int) -> None:
+        self._requests = np.zeros((entries, REQUEST_FIELDS), dtype=np.int64)
+        self._bytes = self._requests.reshape(-1).view(np.uint8).data
 
 
-def counts(scratches: list[Scratch]) -> tuple[int, np.ndarray, np.ndarray]:
-    """Over all calls: drafts, and by Tier the drafts with a node of it and the nodes of it."""
-    total = np.zeros(1 + 2 * _TIERS, dtype=np.int64)
-    for scratch in list(scratches):
-        total += scratch.integers[_COUNTS, : len(total)]
-    return int(total[0]), total[1 : 1 + _TIERS], total[1 + _TIERS :]
+def counts(works: Sequence[Work]) -> Counts:
+    """Over all calls so far."""
+    total = np.zeros(1 + 3 * _TIERS, dtype=np.int64)
+    for work in list(works):
+        total += work.counts
+    hits, drafted, accepted = total[1:].reshape(3, _TIERS).tolist()
+    return Counts(int(total[0]), hits, drafted, accepted)
 
 
 def source_table(
     fresh: tuple[SessionIndex, ...], live: tuple[Segment, ...], prior: tuple[Segment, ...]
 ) -> np.ndarray:
-    """int64 [1 + sources, SOURCE_FIELDS]: a row for the session, then fresh texts, live and prior segments.
+    """int64 [FIRST_ROW + sources, SOURCE_FIELDS]: rows for the session and what was refused in it, then fresh texts, live
+    and prior segments.
 
     The caller keeps the sources alive as long as the table is used."""
-    table = np.zeros((1 + len(fresh) + len(live) + len(prior), SOURCE_FIELDS), dtype=np.int64)
-    table[0, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.SESSION
-    for row, index in enumerate(fresh, start=1):
+    table = np.zeros((FIRST_ROW + len(fresh) + len(live) + len(prior), SOURCE_FIELDS), dtype=np.int64)
+    table[SESSION_ROW, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.SESSION
+    table[REJECTED_ROW, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.REJECTED
+    for row, index in enumerate(fresh, start=FIRST_ROW):
         table[row, [TOKENS, WIDTH, STOP, TIER, INDEX]] = (
             address_of(index.tokens), 4, INDEX_STOP, Tier.LIVE, index.address,
         )  # fmt: skip
-    for row, segment in enumerate(live + prior, start=1 + len(fresh)):
+    for row, segment in enumerate(live + prior, start=FIRST_ROW + len(fresh)):
         table[row, :TIER] = segment.descriptor()
-        table[row, TIER] = Tier.LIVE if row <= len(fresh) + len(live) else Tier.PRIOR
+        table[row, TIER] = Tier.LIVE if row < FIRST_ROW + len(fresh) + len(live) else Tier.PRIOR
     return table
 
 
 @njit(inline="always")
 def _context(address, text_start, context):
     """Copies the last tokens of the request's own text. Returns how many, at most MAX_MATCH."""
-    descriptor = view_i64(address, 5)
+    descriptor = view_i64(address, DESCRIPTOR_FIELDS)
     length = descriptor[LENGTH]
     tokens = view_i32(descriptor[BUFFER], length)
     size = min(MAX_MATCH, length - text_start)
@@ -86,7 +191,7 @@ def _context(address, text_start, context):
 @njit(inline="always")
 def _borders(sources):
     """The first live segment's row and the first prior segment's."""
-    live = 1
+    live = FIRST_ROW
     while live < len(sources) and sources[live, INDEX] != 0:
         live += 1
     prior = live
@@ -106,14 +211,83 @@ def _count_nodes(tiers, count):
         count[1 + tier] += count[1 + _TIERS + tier] > before
 
 
+@njit(inline="always")
+def _count_accepted(descriptor, appended, begin, end, count):
+    """Counts the last draft's nodes on the path that the new tokens take, and forgets the draft."""
+    room, size = descriptor[DRAFT_ROOM], descriptor[DRAFT_NODES]
+    draft = view_i32(descriptor[DRAFT], DRAFT_ROWS * room)
+    last = np.int64(-1)
+    for node in range(size):
+        if begin == end:
+            break
+        parent, token = draft[DRAFT_PARENTS * room + node], draft[DRAFT_TOKENS * room + node]
+        if parent == last and token == appended[begin]:
+            count[1 + 2 * _TIERS + draft[DRAFT_TIERS * room + node]] += 1
+            last = node
+            begin += 1
+    descriptor[DRAFT_NODES] = 0
+
+
+@njit(inline="always")
+def _keep_draft(descriptor, tokens, parents, tiers):
+    room = descriptor[DRAFT_ROOM]
+    draft = view_i32(descriptor[DRAFT], DRAFT_ROWS * room)
+    for node in range(len(tokens)):
+        draft[DRAFT_TOKENS * room + node] = tokens[node]
+        draft[DRAFT_PARENTS * room + node] = parents[node]
+        draft[DRAFT_TIERS * room + node] = tiers[node]
+    descriptor[DRAFT_NODES] = len(tokens)
+
+
+@njit(inline="always")
+def _enough(gram, nodes, count, weights, integers, reals):
+    """Whether occurrences of no more than the last `gram` tokens would change nothing: for `weighted`, if what is left to
+    claim is too little for a place among `nodes`; for `priority`, if a longer n-gram has been found."""
+    if np.int64(weights[POLICY]) == Policy.PRIORITY:
+        longest = np.int64(0)
+        for i in range(count):
+            longest = max(longest, integers[MATCH, i])
+        return gram < PRIORITY_GRAM and longest > gram
+    return unclaimed(reals, weights) * nodes < WORTH
+
+
+@njit
+def _occurrences(address, sources, bounds, context, size, nodes, weights, intervals, integers, reals):
+    """Retrieval from all tiers, the longest prefixes first; returns how many occurrences there are."""
+    live, prior, end = bounds
+    most = min(SAMPLES, FEWEST + 2 * nodes)
+    count = session_occurrences(address, most, integers)
+    count = refused_occurrences(address, integers, count)
+    if live > FIRST_ROW:
+        count = fresh_occurrences(sources, FIRST_ROW, live, context, size, integers, count)
+    count_votes(integers, reals, 0, count, sources)
+    longer_live = longer_prior = MAX_MATCH + 1
+    for gram in range(min(FIRST_GRAM, size), 0, -1):
+        if _enough(gram, nodes, count, weights, integers, reals):
+            break
+        before = count
+        if prior > live:
+            count, longer_live = segment_occurrences(
+                sources, live, prior, gram, longer_live, most, context, size, intervals, integers, count
+            )
+        if end > prior:
+            count, longer_prior = segment_occurrences(
+                sources, prior, end, gram, longer_prior, most, context, size, intervals, integers, count
+            )
+        count_votes(integers, reals, before, count, sources)
+    return count
+
+
 @kernel
-def run_batch(requests, appended, sources, weights, integers, reals, nodes, probs, tiers):
+def run_batch(requests, appended, sources, weights, integers, reals, tokens, parents, probs, tiers):
     """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order.
 
-    appended: int32, the new tokens of all. sources: see source_table; row 0 is overwritten, so a call owns its copy.
-    nodes: int32 [2, total budget], tokens and parents; probs float32, tiers uint8 alike."""
+    appended: int32, the new tokens of all. sources: see source_table; the session's rows are overwritten, so a call owns
+    its copy. tokens, parents: int32, probs: float32, tiers: uint8, each of the total budget."""
     live, prior = _borders(sources)
+    bounds = live, prior, len(sources)
     context = integers[_CONTEXT]
+    count = integers[_COUNTS]
     intervals = integers[_INTERVALS, : 2 * MAX_SEGMENTS].reshape((MAX_SEGMENTS, 2))
     for entry in range(len(requests)):
         request = requests[entry]
@@ -121,35 +295,28 @@ def run_batch(requests, appended, sources, weights, integers, reals, nodes, prob
         address = request[SESSION]
         if address == 0:
             continue
-        append_tokens(address, appended, request[BEGIN], request[END])
-        size = _context(address, request[TEXT_START], context)
+        descriptor = view_i64(address, DESCRIPTOR_FIELDS)
+        if request[BEGIN] < request[END]:
+            if descriptor[DRAFT_NODES] > 0:
+                _count_accepted(descriptor, appended, request[BEGIN], request[END], count)
+            append_tokens(address, appended, request[BEGIN], request[END])
         if request[NODES] == 0:
             continue
-        if size == 0:
-            _count_nodes(tiers[:0], integers[_COUNTS])
-            continue
-        sources[0, TOKENS] = view_i64(address, 5)[BUFFER]
-        count = session_occurrences(address, integers)
-        if live > 1:
-            count = fresh_occurrences(sources, 1, live, context, size, integers, count)
-        if prior > live:
-            count = segment_occurrences(sources, live, prior, context, size, intervals, integers, count)
-        if prior < len(sources):
-            count = segment_occurrences(
-                sources, prior, len(sources), context, size, intervals, integers, count
-            )
+        size = _context(address, request[TEXT_START], context)
         begin, end = request[OUTPUT], request[OUTPUT] + request[NODES]
-        size = grow_tree(
-            integers,
-            reals,
-            count,
-            sources,
-            view_i64(address, 5)[LENGTH],
-            weights,
-            (request[NODES], request[DEPTH], request[CHILDREN]),
-            nodes[:, begin:end],
-            probs[begin:end],
-            tiers[begin:end],
-        )
-        request[DRAFTED] = begin + size
-        _count_nodes(tiers[begin : begin + size], integers[_COUNTS])
+        if size > 0:
+            sources[SESSION_ROW, TOKENS] = descriptor[BUFFER]
+            sources[REJECTED_ROW, TOKENS] = descriptor[REFUSED]
+            found = _occurrences(
+                address, sources, bounds, context, size, request[NODES], weights, intervals, integers, reals
+            )
+            budget = request[NODES], request[DEPTH], request[CHILDREN]
+            out = tokens[begin:end], parents[begin:end], probs[begin:end], tiers[begin:end]
+            length = descriptor[LENGTH]
+            if np.int64(weights[POLICY]) == Policy.PRIORITY:
+                size = draft_chain(integers, found, sources, length, weights, budget, *out)
+            else:
+                size = grow_tree(integers, reals, found, sources, length, weights, budget, *out)
+        end = request[DRAFTED] = begin + size
+        _count_nodes(tiers[begin:end], count)
+        _keep_draft(descriptor, tokens[begin:end], parents[begin:end], tiers[begin:end])

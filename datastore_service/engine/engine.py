@@ -4,31 +4,27 @@ Readers and writers. What a query sees of the prior and live tiers is one immuta
 segment first and then replaces the snapshot. The engine's lock guards the session dictionary and the replacement, each
 for microseconds; a session's own lock guards its index, and no kernel runs under the engine's lock. Locks are taken in
 the order session, live tier, engine.
-
-The rejected tier is not kept yet: rejected siblings are checked and then ignored.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from datastore_service.engine import batch
+from datastore_service.engine.checking import check_entry
 from datastore_service.engine.conversations import Conversations
-from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES, FusionWeights
+from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.live import LiveTier, LiveView
 from datastore_service.engine.live_store import LiveStore
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import MAX_VOCAB, Segment, build_segment
 from datastore_service.engine.session import MAX_TOKENS, SessionIndex
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree, Tier
-from datastore_service.engine.types import EMPTY_TOKENS, Budget, Entry, Opening, Reply, Status
-
-MAX_NAME_BYTES = 256
-_FEW = 32
+from datastore_service.engine.tree import Tier
+from datastore_service.engine.types import EMPTY_TOKENS, Entry, Opening, Reply, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,8 @@ class Limits:
     """Bounds of one namespace's memory. What would exceed the first three is answered OVER_BUDGET.
 
     tokens counts open sessions and retained conversations; the latter give way to the former. live_tokens: of closed
-    sessions' outputs and warmed-up documents, of which the oldest give way; 0 keeps none."""
+    sessions' outputs and warmed-up documents, of which the oldest give way; 0 keeps none. refusals: refused tokens kept of
+    a session; 0, no rejected tier, because it gains nothing measurable (docs/optimisations.md)."""
 
     sessions: int = 4096
     session_tokens: int = 1 << 20
@@ -45,6 +42,7 @@ class Limits:
     conversations: int = 4096
     conversation_bytes: int = 1 << 30
     conversation_seconds: float = 3600.0
+    refusals: int = 0
 
     def __post_init__(self) -> None:
         for name in ("sessions", "session_tokens", "tokens"):
@@ -52,20 +50,29 @@ class Limits:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 1")
         if self.session_tokens > MAX_TOKENS:
             raise ValueError(f"session_tokens: {self.session_tokens} exceeds {MAX_TOKENS}")
-        for name in ("live_tokens", "conversations", "conversation_bytes", "conversation_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is negative")
+        for name in (
+            "live_tokens",
+            "conversations",
+            "conversation_bytes",
+            "conversation_seconds",
+            "refusals",
+        ):
+            if not getattr(self, name) >= 0:  # NaN too
+                raise ValueError(f"{name}: {getattr(self, name)} is not at least 0")
 
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """segments: of a segment tier, else 0. hits: drafts with at least one node of the tier. drafted: nodes of it."""
+    """segments: of a segment tier, else 0. hits: drafts with at least one node of the tier. drafted: nodes of it.
+    accepted: those on the path that the session's text then took through the draft it had last got, so also where the
+    worker verified fewer of its nodes, or none."""
 
     tokens: int = 0
     nbytes: int = 0
     segments: int = 0
     hits: int = 0
     drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +98,9 @@ class EngineStats:
     drafts: int
     merge_failures: int
     tiers: dict[Tier, TierStats]
-    log_bytes: int
-    log_unsynced_bytes: int
-    log_failures: int
+    log_bytes: int = 0
+    log_unsynced_bytes: int = 0
+    log_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +154,8 @@ class Engine:
         self._conversations = Conversations(
             self.limits.conversations, self.limits.conversation_bytes, self.limits.conversation_seconds
         )
-        self._scratches: list[batch.Scratch] = []
-        self._idle: list[batch.Scratch] = []
+        self._works: list[batch.Work] = []
+        self._idle: list[batch.Work] = []
         self._snapshot = _Snapshot.of((), LiveView())
         self._live = LiveTier(vocab_size, self.limits.live_tokens, self._live_changed, store)
         self.set_prior(prior)
@@ -163,7 +170,7 @@ class Engine:
 
         Raises ValueError naming the field and its limit before anything is applied."""
         for entry in entries:
-            self._check(entry)
+            check_entry(entry, self.vocab_size)
         replies: list[Reply] = []
         for distinct in _split_at_repeats(entries):
             replies += self._step_distinct(distinct)
@@ -181,7 +188,7 @@ class Engine:
 
         Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds, OSError if the disk
         refuses them; then nothing has changed."""
-        segment = build_segment(documents, self.vocab_size)
+        segment = build_segment([d for d in documents if len(d)], self.vocab_size)  # empty ones would cost bytes
         if len(segment) > self.limits.live_tokens:
             raise ValueError(
                 f"documents: {len(segment)} tokens exceed live_tokens, {self.limits.live_tokens}"
@@ -232,8 +239,17 @@ class Engine:
                 self._session_tokens = 0
             if tier == Tier.PRIOR:
                 self._snapshot = _Snapshot.of((), self._snapshot.live)
+        if tier == Tier.REJECTED:
+            self._forget_refused()
         if tier in (None, Tier.LIVE):
             self._live.clear()
+
+    def _forget_refused(self) -> None:
+        with self._lock:
+            opened = list(self._sessions.values())
+        for session in opened:
+            with session.lock:
+                session.index.forget_refused()
 
     def sessions(self) -> list[SessionInfo]:
         """The open sessions, oldest first."""
@@ -241,8 +257,8 @@ class Engine:
             opened = list(self._sessions.values())
         return [
             SessionInfo(
-                session.name, len(session.index), session.opening.prompt_length, session.index.nbytes,
-                session.opening.conversation, session.opening.publish,
+                session.name, len(session.index), session.opening.prompt_length,
+                session.index.nbytes + session.index.refused_nbytes, session.opening.conversation, session.opening.publish,
             )
             for session in opened
         ]  # fmt: skip
@@ -252,58 +268,39 @@ class Engine:
         return name in self._sessions
 
     def stats(self) -> EngineStats:
-        drafts, hits, drafted = batch.counts(self._scratches)
+        counts = batch.counts(self._works)
         with self._lock:
             snapshot, conversations = self._snapshot, self._conversations
             opened = list(self._sessions.values())
-            tokens = self._session_tokens + conversations.tokens
-            nbytes = conversations.nbytes + sum(session.index.nbytes for session in opened)
+            tokens, nbytes = self._session_tokens + conversations.tokens, conversations.nbytes
+        nbytes += sum(session.index.nbytes for session in opened)
         size = {
             Tier.PRIOR: _segment_size(snapshot.prior),
             Tier.LIVE: (snapshot.live.tokens, snapshot.live.nbytes, len(snapshot.live.segments)),
             Tier.SESSION: (tokens, nbytes, 0),
-            Tier.REJECTED: (0, 0, 0),
+            Tier.REJECTED: (
+                sum(len(session.index.refused) for session in opened),
+                sum(session.index.refused_nbytes for session in opened),
+                0,
+            ),
         }
-        tiers = {tier: TierStats(*size[tier], int(hits[tier]), int(drafted[tier])) for tier in Tier}
+        tiers = {
+            tier: TierStats(*size[tier], counts.hits[tier], counts.drafted[tier], counts.accepted[tier])
+            for tier in Tier
+        }
         logs = self._live.log_stats()
         return EngineStats(
-            len(opened), len(conversations), drafts, self._live.failures, tiers,
+            len(opened), len(conversations), counts.drafts, self._live.failures, tiers,
             logs.nbytes, logs.unsynced, self._live.log_failures,
         )  # fmt: skip
 
     def _load_kernels(self) -> None:
         """Compiles what a step runs, or loads it from Numba's cache, so that no step waits for it."""
         SessionIndex().reserve(1 << 10)
-        self._run(np.zeros((0, batch.REQUEST_FIELDS), dtype=np.int64), EMPTY_TOKENS.copy(), 0)
-
-    # Checking
-
-    def _check(self, entry: Entry) -> None:
-        name = entry.session
-        if not name or len(name) > MAX_NAME_BYTES or len(name.encode()) > MAX_NAME_BYTES:
-            raise ValueError(f"session: a name has 1 to {MAX_NAME_BYTES} bytes, not {name[:64]!r}")
-        if entry.start < 0:
-            raise ValueError(f"start: {entry.start} is negative")
-        self._check_tokens("tokens", entry.tokens)
-        for rejected in entry.rejected:
-            if rejected.position < 0:
-                raise ValueError(f"rejected.position: {rejected.position} is negative")
-            self._check_tokens("rejected.tokens", rejected.tokens)
-        if entry.budget.nodes:
-            _check_budget(entry.budget)
-        if entry.opening is not None and len(entry.opening.conversation.encode()) > MAX_NAME_BYTES:
-            raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
-
-    def _check_tokens(self, name: str, tokens: np.ndarray) -> None:
-        if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):
-            raise ValueError(f"{name}: {tokens.ndim}-D {tokens.dtype}, not a 1-D integer array")
-        if len(tokens) < _FEW:  # NumPy's reductions take microseconds whatever the size
-            values = tokens.tolist()
-            low, high = min(values, default=0), max(values, default=0)
-        else:
-            low, high = tokens.min(), tokens.max()
-        if low < 0 or high >= self.vocab_size:
-            raise ValueError(f"{name}: id {low if low < 0 else high} is outside [0, {self.vocab_size})")
+        work = self._take_work()
+        work.begin(0, 0)
+        work.run(self._snapshot.table, self._weights)
+        self._idle.append(work)
 
     def _check_segments(self, segments: Sequence[Segment]) -> None:
         if len(segments) > MAX_SEGMENTS:
@@ -319,23 +316,20 @@ class Engine:
     def _step_distinct(self, entries: Sequence[Entry]) -> list[Reply]:
         sessions = self._hold(entries)
         try:
-            accepted = [self._accept(*pair) for pair in zip(entries, sessions, strict=True)]
-            trees = self._draft(entries, sessions, accepted)
-            known = [session.index.known if session else 0 for session in sessions]
-            statuses = [status for status, _ in accepted]
-            for row, (entry, found) in enumerate(zip(entries, sessions, strict=True)):
-                if entry.closing and found and not self._close(found):
-                    statuses[row] = Status.OVER_BUDGET
+            replies = self._answer(entries, sessions)
+            for row, (entry, session) in enumerate(zip(entries, sessions, strict=True)):
+                if entry.closing and session is not None and not self._close(session):
+                    replies[row] = replace(replies[row], status=Status.OVER_BUDGET)
         finally:
             _release(sessions)
-        return [Reply(*answer) for answer in zip(statuses, known, trees, strict=True)]
+        return replies
 
     def _hold(self, entries: Sequence[Entry]) -> list[_Session | None]:
         """The entries' sessions, locked. Those that another step closed while this one waited are looked for again."""
         while True:
             with self._lock:
                 sessions = [self._find_or_open(entry) for entry in entries]
-            held = [session for session in sessions if session]
+            held = [session for session in sessions if session is not None]
             held.sort(key=id)  # one order for all callers: no deadlock
             for session in held:
                 session.lock.acquire()
@@ -365,84 +359,71 @@ class Engine:
             index.begin_document()
         return index
 
-    def _accept(self, entry: Entry, session: _Session | None) -> tuple[Status, np.ndarray]:
-        """What becomes of an entry and the tokens it adds, for which room is reserved."""
-        if session is None:
-            return (Status.OVER_BUDGET if entry.opening else Status.UNKNOWN_SESSION), EMPTY_TOKENS
-        known = session.index.known
-        if entry.start > known:
-            return Status.GAP, EMPTY_TOKENS
-        new = entry.tokens[known - entry.start :]
-        if len(new):
-            if not self._take_room(session, len(new)):
-                return Status.OVER_BUDGET, EMPTY_TOKENS
-            session.index.reserve(len(new))
-        return Status.OK, new
-
-    def _take_room(self, session: _Session, extra: int) -> bool:
-        """Counts tokens that a session adds, at the cost of retained conversations; False if there is no room."""
-        if len(session.index) + extra > self.limits.session_tokens:
-            return False
-        with self._lock:
-            if self._sessions.get(session.name) is not session:
-                return True  # flushed since it was found: it lives until this step ends and counts no more
-            if self._session_tokens + extra > self.limits.tokens:
-                return False
-            session.counted += extra
-            self._session_tokens += extra
-            while self._session_tokens + self._conversations.tokens > self.limits.tokens:
-                self._conversations.drop_oldest()
-        return True
-
-    def _draft(
-        self,
-        entries: Sequence[Entry],
-        sessions: list[_Session | None],
-        accepted: list[tuple[Status, np.ndarray]],
-    ) -> list[DraftTree]:
-        rows, news, begin, output = [], [], 0, 0
-        for entry, session, (status, new) in zip(entries, sessions, accepted, strict=True):
+    def _answer(self, entries: Sequence[Entry], sessions: Sequence[_Session | None]) -> list[Reply]:
+        """Appends what the entries bring and drafts, in one kernel call."""
+        statuses, news = self._accept(entries, sessions)
+        work = self._take_work()
+        work.begin(len(entries), sum(map(len, news)))
+        for entry, session, status, new in zip(entries, sessions, statuses, news, strict=True):
             if session is None or status is not Status.OK:
-                rows.append(batch.NO_REQUEST)
+                work.add_nothing()
                 continue
-            index, budget, end = session.index, entry.budget, begin + len(new)
-            asked = budget.nodes, budget.depth, budget.children
-            rows.append((index.address, begin, end, index.text_start, *asked, output, 0))
-            begin, output = end, output + budget.nodes
-            if len(new):
-                news.append(new)
-        appended = _joined(news)
-        requests = np.array(rows, dtype=np.int64)
-        nodes, probs, tiers = self._run(requests, appended, output)
+            index, budget = session.index, entry.budget
+            index.reserve(len(new), budget.nodes)
+            for refused in entry.rejected:
+                if refused.position < index.known + len(new):
+                    index.refuse(refused.position, refused.tokens, self.limits.refusals)
+            work.add(index, new, budget)
+        snapshot = self._snapshot  # held until the kernel returns: its table has only addresses
+        trees = work.run(snapshot.table, self._weights)
+        self._idle.append(work)
         return [
-            DraftTree(nodes[0, i:j], nodes[1, i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE
-            for i, j in requests[:, batch.OUTPUT : batch.OUTPUT + 2].tolist()
+            Reply(status, 0 if session is None else session.index.known, tree)
+            for session, status, tree in zip(sessions, statuses, trees, strict=True)
         ]
 
-    def _run(self, requests: np.ndarray, appended: np.ndarray, output: int) -> tuple[np.ndarray, ...]:
-        """The kernel call; returns its nodes, probs and tiers arrays."""
-        snapshot = self._snapshot  # held until the kernel returns: its table has only addresses
-        nodes = np.empty((2, output), dtype=np.int32)
-        probs = np.empty(output, dtype=np.float32)
-        tiers = np.empty(output, dtype=np.uint8)
+    def _take_work(self) -> batch.Work:
         try:
-            scratch = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
-            scratch = batch.Scratch()
-            self._scratches.append(scratch)
-        batch.run_batch(
-            requests,
-            appended,
-            snapshot.table.copy(),
-            self._weights,
-            scratch.integers,
-            scratch.reals,
-            nodes,
-            probs,
-            tiers,
-        )
-        self._idle.append(scratch)
-        return nodes, probs, tiers
+            self._works.append(batch.Work())
+            return self._works[-1]
+
+    def _accept(
+        self, entries: Sequence[Entry], sessions: Sequence[_Session | None]
+    ) -> tuple[list[Status], list[np.ndarray]]:
+        """What becomes of each entry, and the tokens it adds, which are counted."""
+        statuses, news = [], []
+        with self._lock:
+            for entry, session in zip(entries, sessions, strict=True):
+                new = EMPTY_TOKENS
+                if session is None:
+                    status = Status.OVER_BUDGET if entry.opening else Status.UNKNOWN_SESSION
+                elif (skipped := session.index.known - entry.start) < 0:
+                    status = Status.GAP
+                else:
+                    new = entry.tokens[skipped:] if skipped else entry.tokens
+                    status = Status.OK
+                    if len(new) and not self._take_room(session, len(new)):
+                        status, new = Status.OVER_BUDGET, EMPTY_TOKENS
+                statuses.append(status)
+                news.append(new)
+        return statuses, news
+
+    def _take_room(self, session: _Session, extra: int) -> bool:
+        """Counts tokens that a session adds, at the cost of retained conversations; False if there is no room. Called
+        under the engine's lock."""
+        if len(session.index) + extra > self.limits.session_tokens:
+            return False
+        if self._sessions.get(session.name) is not session:
+            return True  # flushed since it was found: it lives until this step ends and counts no more
+        if self._session_tokens + extra > self.limits.tokens:
+            return False
+        session.counted += extra
+        self._session_tokens += extra
+        while self._session_tokens + self._conversations.tokens > self.limits.tokens:
+            self._conversations.drop_oldest()
+        return True
 
     # Ends
 
@@ -455,6 +436,7 @@ class Engine:
                 return True
             self._forget(session)
             session.ended = True
+            session.index.forget_drafting()
             if opening.conversation and len(session.index):
                 self._conversations.keep(opening.conversation, session.index)
         return self._live.publish(output)
@@ -470,17 +452,8 @@ class Engine:
 
 def _release(sessions: Sequence[_Session | None]) -> None:
     for session in sessions:
-        if session:
+        if session is not None:
             session.lock.release()
-
-
-def _check_budget(budget: Budget) -> None:
-    if not 0 <= budget.nodes <= MAX_NODES:
-        raise ValueError(f"budget.nodes: {budget.nodes} is outside 0..{MAX_NODES}")
-    if not 1 <= budget.depth <= MAX_DEPTH:
-        raise ValueError(f"budget.depth: {budget.depth} is outside 1..{MAX_DEPTH}")
-    if not 1 <= budget.children <= MAX_NODES:
-        raise ValueError(f"budget.children: {budget.children} is outside 1..{MAX_NODES}")
 
 
 def _split_at_repeats(entries: Sequence[Entry]) -> Sequence[Sequence[Entry]]:
@@ -511,12 +484,6 @@ def _begins_with(entry: Entry, text: np.ndarray) -> bool:
         and len(entry.tokens) >= len(text)
         and np.array_equal(entry.tokens[: len(text)], text)
     )
-
-
-def _joined(arrays: list[np.ndarray]) -> np.ndarray:
-    if not arrays:
-        return EMPTY_TOKENS
-    return np.concatenate(arrays, dtype=np.int32, casting="unsafe")
 
 
 def _segment_size(segments: tuple[Segment, ...]) -> tuple[int, int, int]:

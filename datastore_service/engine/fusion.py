@@ -1,29 +1,39 @@
-"""From occurrences to a draft tree: the `weighted` policy (SSSD, section 3.1.4 and Algorithm 3).
+"""From occurrences to a draft tree, by one of two policies.
 
-Every occurrence votes for the text that follows it. Votes are grouped by tier and by match length, longest match and
-nearest tier first; a group claims a share of the probability that the groups before it have left (its *trust*, less
-when it has few occurrences), and its occurrences divide the share. What nobody claims is the estimate that all are
-wrong. So a node's probability is the sum over all sources, where Algorithm 3 takes the largest of separate estimates.
+`weighted` (SSSD, section 3.1.4 and Algorithm 3). Every occurrence votes for the text that follows it. Votes are grouped
+by tier and by match length, longest match and nearest tier first; a group claims a share of the probability that the
+groups before it have left (its *trust*, less when it has few occurrences), and its occurrences divide the share. What
+nobody claims is the estimate that all are wrong. So a node's probability is the sum over all sources, where Algorithm 3
+takes the largest of separate estimates.
 
 The tree grows best first: the likeliest candidate becomes a node, and the occurrences that agree with it are split by
 their next token into its candidates. Below the first level, a group's share is multiplied by *hold*, the estimate that
 the target goes on agreeing. Only nodes that are drafted are ever split, and splitting permutes a range of indices in
 place: no trie is built.
+
+A token that the target refused where the context occurred before (rejected tier) votes too, last of all; if others vote
+for it as the first token, their votes are multiplied by *keep*: what was refused here is less likely to be right here.
+
+`priority` (Double, Algorithm 3). One chain: the text after the longest n-gram that occurs anywhere, n at most 3; of
+equal n the tier that comes first in the order prior, live, session, rejected.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numba import njit
 
-from datastore_service.engine.memory import load_token
+from datastore_service.engine.memory import load_token, view_i32
 from datastore_service.engine.retrieval import (
     CURSOR,
     MATCH,
     MAX_MATCH,
     MAX_OCCURRENCES,
+    REJECTED_ROW,
+    SESSION_ROW,
     SOURCE,
     STEP,
     STOP,
@@ -35,11 +45,24 @@ from datastore_service.engine.tree import Tier
 
 MATCH_CLASSES = (1, 2, 3, 4, 6, 10, 16)  # shortest match of each class
 CLASSES = len(MATCH_CLASSES)
-TIERS = (Tier.SESSION, Tier.LIVE, Tier.PRIOR)  # order in which equally long matches claim probability
+TIERS = (
+    Tier.SESSION,
+    Tier.LIVE,
+    Tier.PRIOR,
+    Tier.REJECTED,
+)  # order in which equally long matches claim probability
+PRIORITY_GRAM = 3  # Double, section 5.1
 MAX_NODES = 256
 MAX_DEPTH = 64
 
 Row = tuple[float, ...]
+
+
+class Policy(IntEnum):
+    """How occurrences become a draft."""
+
+    WEIGHTED = 0
+    PRIORITY = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +71,7 @@ class FusionWeights:
 
     trust_*: share of the remaining probability that a tier's occurrences of that match length claim.
     hold_*: probability that the target follows them one token further, by match length including drafted tokens.
+    keep: factor on the other tiers' votes for a token that was refused after a match of that length.
     doubt: occurrences at which a group claims half of its trust (0: one occurrence claims it all).
     floor: candidates less likely than this are not drafted.
     odds: the odds of every estimate are multiplied by it before it is returned, so that the probabilities of a tree
@@ -67,31 +91,33 @@ class FusionWeights:
     hold_session: Row = (0.60, 0.80, 0.75, 0.70, 0.80, 0.80, 0.98)
     hold_live: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97)
     hold_prior: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97)
+    trust_rejected: Row = (0.01, 0.01, 0.03, 0.02, 0.01, 0.01, 0.01)
+    hold_rejected: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97)
+    keep: Row = (1.0, 0.9, 0.6, 0.55, 0.65, 0.65, 0.65)
+    policy: Policy = Policy.WEIGHTED
     doubt: float = 0.7
     floor: float = 0.002
     odds: float = 1.3
 
     def __post_init__(self) -> None:
-        for tier in TIERS:
-            for kind in ("trust", "hold"):
-                name = f"{kind}_{tier.name.lower()}"
-                row = getattr(self, name)
-                if len(row) != CLASSES or not all(0 <= value <= 1 for value in row):
-                    raise ValueError(f"{name}: not {CLASSES} values in [0, 1]: {row}")
+        for name in _ROW_NAMES:
+            row = getattr(self, name)
+            if len(row) != CLASSES or not all(0 <= value <= 1 for value in row):
+                raise ValueError(f"{name}: not {CLASSES} values in [0, 1]: {row}")
         if self.doubt < 0 or not 0 <= self.floor < 1:
             raise ValueError(f"doubt, floor: {self.doubt}, {self.floor} are outside [0, inf), [0, 1)")
         if self.odds <= 0:
             raise ValueError(f"odds: {self.odds} is not positive")
 
     def packed(self) -> np.ndarray:
-        """float64 [3 + 2 * tiers * classes] for the kernel: doubt, floor, odds, trust rows, hold rows."""
-        values = [self.doubt, self.floor, self.odds]
-        for kind in ("trust", "hold"):
-            for tier in TIERS:
-                values += getattr(self, f"{kind}_{tier.name.lower()}")
+        """float64 [4 + (2 * tiers + 1) * classes] for the kernel: doubt, floor, odds, policy, then the rows."""
+        values = [self.doubt, self.floor, self.odds, float(self.policy)]
+        for name in _ROW_NAMES:
+            values += getattr(self, name)
         return np.array(values, dtype=np.float64)
 
 
+_ROW_NAMES = (*(f"{kind}_{tier.name.lower()}" for kind in ("trust", "hold") for tier in TIERS), "keep")
 _CLASS_OF = np.zeros(MAX_MATCH + MAX_DEPTH + 1, dtype=np.int64)
 for _index, _shortest in enumerate(MATCH_CLASSES):
     _CLASS_OF[_shortest:] = _index
@@ -100,17 +126,21 @@ for _index, _tier in enumerate(TIERS):
     _RANK_OF[_tier] = _index
 _TIER_OF = np.array(TIERS, dtype=np.int64)
 RANKS = len(TIERS)
-_DOUBT, _FLOOR, _ODDS, _ROWS = range(4)  # of packed weights
+_DOUBT, _FLOOR, _ODDS, POLICY, _ROWS = range(5)  # of packed weights
+_REJECTED = TIERS.index(Tier.REJECTED)
+# Double's order, the first tier highest.
+_PRIORITY_OF = np.array([[Tier.REJECTED, Tier.SESSION, Tier.LIVE, Tier.PRIOR].index(tier) for tier in TIERS])
 
 # Scratch: int64 [INTEGER_ROWS, COLUMNS] and float64 [REAL_ROWS, COLUMNS]; a name is a row.
 COLUMNS = 8192 + 8  # not a power of two: rows must not share the lines of one cache set
 _SLOTS = 4096  # hash table from a token to its group, at most a quarter full
 assert MAX_OCCURRENCES <= _SLOTS // 4
-_ORDER, _MOVED, _NEXT, _GROUP, _TABLE, _TAKEN, _GROUP_TOKEN, _GROUP_SIZE, _GROUP_BEST = range(4, 13)
-_TOKEN, _LOW, _HIGH, _PARENT, _DEPTH, _RANK, _BEST, _HEAP = range(13, 21)  # of a candidate
-_NODE_CHILDREN, _OCCURRENCE_RANK = range(21, 23)
-INTEGER_ROWS = 23
-_VOTE, _PROBABILITY, _GROUP_VOTE, _GROUP_RANK_VOTE = range(4)
+_ORDER, _MOVED, _NEXT, _GROUP, _TABLE, _TAKEN = range(4, 10)
+_GROUP_TOKEN, _GROUP_SIZE, _GROUP_BEST, _GROUP_REFUSED = range(10, 14)
+_TOKEN, _LOW, _HIGH, _PARENT, _DEPTH, _RANK, _BEST, _HEAP = range(14, 22)  # of a candidate
+_NODE_CHILDREN, _OCCURRENCE_RANK = range(22, 24)
+INTEGER_ROWS = 24
+_VOTE, _PROBABILITY, _GROUP_VOTE, _SHARES, _GROUP_RANK_VOTE = range(5)
 REAL_ROWS = _GROUP_RANK_VOTE + RANKS
 
 
@@ -124,38 +154,66 @@ def _hold(weights, rank, match):
     return weights[_ROWS + (RANKS + rank) * CLASSES + _CLASS_OF[match]]
 
 
+@njit(inline="always")
+def _keep(weights, match):
+    return weights[_ROWS + 2 * RANKS * CLASSES + _CLASS_OF[match]]
+
+
 @njit
-def _cast_votes(integers, reals, count, sources, weights):
-    """Divides the probability among the occurrences: reals[_VOTE, i] for occurrence i, in all at most 1."""
-    shares = np.zeros((CLASSES, RANKS))  # first how many occurrences, then the share of each
-    for i in range(count):
+def count_votes(integers, reals, begin, end, sources):
+    """Counts occurrences [begin, end) by match class and tier; begin 0 starts anew."""
+    shares = reals[_SHARES]
+    if begin == 0:
+        shares[: CLASSES * RANKS] = 0.0
+    for i in range(begin, end):
         rank = _RANK_OF[sources[integers[SOURCE, i], TIER]]
         integers[_OCCURRENCE_RANK, i] = rank
-        shares[_CLASS_OF[integers[MATCH, i]], rank] += integers[STEP, i]
+        shares[_CLASS_OF[integers[MATCH, i]] * RANKS + rank] += integers[STEP, i]
+
+
+@njit
+def unclaimed(reals, weights):
+    """The probability that the occurrences counted so far leave to others."""
     left = 1.0
+    for group in range(CLASSES * RANKS - 1, -1, -1):
+        number = reals[_SHARES, group]
+        if number > 0:
+            left *= 1.0 - _trust(weights, group % RANKS, group // RANKS) * number / (number + weights[_DOUBT])
+    return left
+
+
+@njit
+def _cast_votes(integers, reals, count, weights):
+    """Divides the probability among the counted occurrences: reals[_VOTE, i] for occurrence i, in all at most 1."""
+    left, shares = 1.0, reals[_SHARES]
     for match_class in range(CLASSES - 1, -1, -1):
         for rank in range(RANKS):
-            number = shares[match_class, rank]
+            number = shares[match_class * RANKS + rank]
             if number > 0:
                 share = left * _trust(weights, rank, match_class) * number / (number + weights[_DOUBT])
                 left -= share
-                shares[match_class, rank] = share / number
+                shares[match_class * RANKS + rank] = share / number
     for i in range(count):
-        share = shares[_CLASS_OF[integers[MATCH, i]], integers[_OCCURRENCE_RANK, i]]
-        reals[_VOTE, i] = share * integers[STEP, i]
+        group = _CLASS_OF[integers[MATCH, i]] * RANKS + integers[_OCCURRENCE_RANK, i]
+        reals[_VOTE, i] = shares[group] * integers[STEP, i]
 
 
 @njit(inline="always")
-def _following(integers, occurrence, sources, length, nodes, node, depth):
+def _following(integers, occurrence, sources, length, tokens, parents, node, depth):
     """The token `depth` tokens after an occurrence's first, or -1 where its document ends.
 
-    A session's occurrence that reaches the end of the text goes on with the drafted path itself: it is periodic."""
+    A session's occurrence that reaches the end of the text goes on with the drafted path itself: it is periodic. A refused
+    token stands alone."""
     row = integers[SOURCE, occurrence]
     cursor = integers[CURSOR, occurrence] + depth
-    if row == 0 and cursor >= length:
+    if row == REJECTED_ROW:
+        if depth > 0:
+            return np.int64(-1)
+        return np.int64(view_i32(sources[row, TOKENS], 2 * cursor + 2)[2 * cursor + 1])
+    if row == SESSION_ROW and cursor >= length:
         for _ in range(depth - 1 - (cursor - length)):
-            node = nodes[1, node]
-        return np.int64(nodes[0, node])
+            node = parents[node]
+        return np.int64(tokens[node])
     token = load_token(sources[row, TOKENS], sources[row, WIDTH], cursor)
     return np.int64(-1) if token == sources[row, STOP] else token
 
@@ -172,6 +230,7 @@ def _group_of(integers, reals, token, groups):
             integers[_GROUP_TOKEN, groups] = token
             integers[_GROUP_SIZE, groups] = 0
             integers[_GROUP_BEST, groups] = 0
+            integers[_GROUP_REFUSED, groups] = 0
             reals[_GROUP_VOTE, groups] = 0.0
             for rank in range(RANKS):
                 reals[_GROUP_RANK_VOTE + rank, groups] = 0.0
@@ -182,12 +241,12 @@ def _group_of(integers, reals, token, groups):
 
 
 @njit(inline="always")
-def _gather(integers, reals, sources, length, nodes, low, high, node, depth):
+def _gather(integers, reals, sources, length, tokens, parents, low, high, node, depth):
     """Groups the occurrences order[low:high] by the token that follows at `depth`. Returns the number of groups."""
     groups = 0
     for i in range(low, high):
         occurrence = integers[_ORDER, i]
-        token = _following(integers, occurrence, sources, length, nodes, node, depth)
+        token = _following(integers, occurrence, sources, length, tokens, parents, node, depth)
         if token < 0:
             integers[_GROUP, i] = -1
             continue
@@ -195,11 +254,11 @@ def _gather(integers, reals, sources, length, nodes, low, high, node, depth):
         vote = reals[_VOTE, occurrence]
         integers[_GROUP, i] = group
         integers[_GROUP_SIZE, group] += 1
-        match = integers[MATCH, occurrence]
-        if match > integers[_GROUP_BEST, group]:
-            integers[_GROUP_BEST, group] = match
+        match, rank = integers[MATCH, occurrence], integers[_OCCURRENCE_RANK, occurrence]
+        best = _GROUP_REFUSED if rank == _REJECTED else _GROUP_BEST
+        integers[best, group] = max(match, integers[best, group])
         reals[_GROUP_VOTE, group] += vote
-        reals[_GROUP_RANK_VOTE + integers[_OCCURRENCE_RANK, occurrence], group] += vote
+        reals[_GROUP_RANK_VOTE + rank, group] += vote
     for group in range(groups):
         integers[_TABLE, integers[_TAKEN, group]] = 0
     return groups
@@ -219,6 +278,19 @@ def _permute(integers, low, high, groups):
             integers[_NEXT, group] += 1
     for i in range(low, at):
         integers[_ORDER, i] = integers[_MOVED, i]
+
+
+@njit(inline="always")
+def _demote_refused(integers, reals, groups, weights):
+    """A refused token that others propose keeps a part of their votes; its own vote is for where none do."""
+    for group in range(groups):
+        refused = integers[_GROUP_REFUSED, group]
+        own = reals[_GROUP_RANK_VOTE + _REJECTED, group]
+        if refused > 0 and integers[_GROUP_BEST, group] > 0:
+            reals[_GROUP_VOTE, group] = (reals[_GROUP_VOTE, group] - own) * _keep(weights, refused)
+            reals[_GROUP_RANK_VOTE + _REJECTED, group] = 0.0
+        elif refused > 0:
+            integers[_GROUP_BEST, group] = refused
 
 
 @njit(inline="always")
@@ -271,15 +343,30 @@ def _pop(integers, reals, size):
 
 @njit(inline="always")
 def _expand(
-    integers, reals, sources, length, nodes, weights, low, high, node, depth, parent, used, heap_size
+    integers,
+    reals,
+    sources,
+    length,
+    tokens,
+    parents,
+    weights,
+    low,
+    high,
+    node,
+    depth,
+    parent,
+    used,
+    heap_size,
 ):
     """Splits a range of occurrences into candidates below `node`; parent is the candidate it came from (-1: root).
 
     Returns the numbers of candidates and of heap elements."""
-    groups = _gather(integers, reals, sources, length, nodes, low, high, node, depth)
+    groups = _gather(integers, reals, sources, length, tokens, parents, low, high, node, depth)
     _permute(integers, low, high, groups)
     scale = 1.0
-    if parent >= 0:
+    if parent < 0:
+        _demote_refused(integers, reals, groups, weights)
+    else:
         total = 0.0
         for group in range(groups):
             total += reals[_GROUP_VOTE, group]
@@ -306,16 +393,18 @@ def _expand(
 
 
 @njit
-def grow_tree(integers, reals, count, sources, length, weights, budget, nodes, probs, tiers):
-    """Best-first merge of `count` occurrences (integers[:4]) under a budget.
+def grow_tree(integers, reals, count, sources, length, weights, budget, tokens, parents, probs, tiers):
+    """Best-first merge of `count` occurrences (integers[:4], counted by `count_votes`) under a budget.
 
-    length: tokens of the session. budget: (nodes, depth, children). nodes: int32 [2, budget nodes], tokens and
-    parents. probs: float32, tiers: uint8. Returns the number of nodes."""
+    length: tokens of the session. budget: (nodes, depth, children). tokens, parents: int32 [budget nodes], probs:
+    float32, tiers: uint8. Returns the number of nodes."""
     limit, deepest, widest = budget
-    _cast_votes(integers, reals, count, sources, weights)
+    _cast_votes(integers, reals, count, weights)
     for i in range(count):
         integers[_ORDER, i] = i
-    used, heap_size = _expand(integers, reals, sources, length, nodes, weights, 0, count, -1, 0, -1, 0, 0)
+    used, heap_size = _expand(
+        integers, reals, sources, length, tokens, parents, weights, 0, count, -1, 0, -1, 0, 0
+    )  # fmt: skip
     size, root_children = 0, 0
     while heap_size > 0 and size < limit:
         top = integers[_HEAP, 0]
@@ -329,7 +418,7 @@ def grow_tree(integers, reals, count, sources, length, weights, budget, nodes, p
             if integers[_NODE_CHILDREN, parent] == widest:
                 continue
             integers[_NODE_CHILDREN, parent] += 1
-        nodes[0, size], nodes[1, size] = integers[_TOKEN, top], parent
+        tokens[size], parents[size] = integers[_TOKEN, top], parent
         probability = reals[_PROBABILITY, top]
         probs[size] = weights[_ODDS] * probability / (1.0 + (weights[_ODDS] - 1.0) * probability)
         tiers[size] = _TIER_OF[integers[_RANK, top]]
@@ -342,7 +431,8 @@ def grow_tree(integers, reals, count, sources, length, weights, budget, nodes, p
                 reals,
                 sources,
                 length,
-                nodes,
+                tokens,
+                parents,
                 weights,
                 integers[_LOW, top],
                 integers[_HIGH, top],
@@ -352,4 +442,32 @@ def grow_tree(integers, reals, count, sources, length, weights, budget, nodes, p
                 used,
                 heap_size,
             )
+    return size
+
+
+@njit
+def draft_chain(integers, count, sources, length, weights, budget, tokens, parents, probs, tiers):
+    """The `priority` policy; arguments and result as `grow_tree`. Of the occurrences that rank equal, the first one with
+    the longest match."""
+    limit, deepest, _ = budget
+    chosen, best = np.int64(-1), np.int64(-1)
+    for i in range(count):
+        rank, match = _RANK_OF[sources[integers[SOURCE, i], TIER]], integers[MATCH, i]
+        standing = (min(match, PRIORITY_GRAM) * RANKS + _PRIORITY_OF[rank]) * (MAX_MATCH + 1) + match
+        if standing > best:
+            chosen, best = i, standing
+    size = 0
+    if chosen < 0:
+        return size
+    rank, match = _RANK_OF[sources[integers[SOURCE, chosen], TIER]], integers[MATCH, chosen]
+    probability = _trust(weights, rank, _CLASS_OF[match])
+    while size < min(limit, deepest):
+        token = _following(integers, chosen, sources, length, tokens, parents, size - 1, size)
+        if token < 0:
+            break
+        tokens[size], parents[size] = token, size - 1
+        probs[size] = weights[_ODDS] * probability / (1.0 + (weights[_ODDS] - 1.0) * probability)
+        tiers[size] = _TIER_OF[rank]
+        size += 1
+        probability *= _hold(weights, rank, match + size)
     return size

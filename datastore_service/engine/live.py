@@ -198,7 +198,7 @@ class LiveTier:
             except OSError:
                 self._withdraw(kept)
                 raise
-        self._maintain()
+            self._tend()  # before another call adds one more
 
     def clear(self) -> None:
         """Forgets all text. Raises OSError if a restart might still find it."""
@@ -343,8 +343,12 @@ class LiveTier:
 
     def _maintain(self) -> None:
         with self._maintaining:
-            self._attempt(self._tidy)
-            self._attempt(self._evict)
+            self._tend()
+
+    def _tend(self) -> None:
+        """Seals, merges and evicts what is due. Called by the one thread that maintains."""
+        self._attempt(self._tidy)
+        self._attempt(self._evict)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:

@@ -8,6 +8,7 @@ such a kernel keeps the arrays alive during the call.
 from __future__ import annotations
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
@@ -48,6 +49,33 @@ def _load_acquire(result):
     return load
 
 
+@intrinsic
+def load_word(typing_context, address):
+    """The uint64 at any address, aligned or not."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], context.get_value_type(types.uint64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(types.int64), codegen
+
+
+@intrinsic
+def prefetch(typing_context, address):
+    """Asks for the cache line at an address, without waiting for it."""
+
+    def codegen(context, builder, signature, args):
+        byte, number = ir.IntType(8), ir.IntType(32)
+        pointer = builder.inttoptr(args[0], byte.as_pointer())
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], function_type)
+        to_read, keep, data = number(0), number(3), number(1)
+        builder.call(function, [pointer, to_read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
 _load_acquire_i32 = _load_acquire(types.int32)
 _load_acquire_i64 = _load_acquire(types.int64)
 
@@ -84,8 +112,13 @@ def view_i32(address, size):
 
 
 @njit(inline="always")
-def view_u32(address, size):
-    return carray(_pointer(address), size, np.uint32)
+def view_u64(address, size):
+    return carray(_pointer(address), size, np.uint64)
+
+
+@njit(inline="always")
+def view_u8(address, size):
+    return carray(_pointer(address), size, np.uint8)
 
 
 @njit(inline="always")

@@ -5,8 +5,8 @@ All write *occurrences*: places in some text whose preceding tokens equal the en
 its source, the place of the token after it, and its *match length*, how far back the equality goes (at most
 `MAX_MATCH`). Each place is listed once, under its longest match. No continuation is copied.
 
-A source is a row of an int64 table; fields below. The session is row 0; the live tier's fresh texts follow, newest
-first, then segments grouped by tier.
+A source is a row of an int64 table; fields below. Row 0 is the session and row 1 what was refused in it; the live tier's
+fresh texts follow, newest first, then segments grouped by tier.
 """
 
 from __future__ import annotations
@@ -14,42 +14,62 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from datastore_service.engine.memory import load_token, read_i64, view_i32, view_i64, view_u32
-from datastore_service.engine.segment import BLOCK, LEAD
-from datastore_service.engine.session import GRAMS, LENGTH, LEVELS, SEPARATOR, find_gram, mix, text_of
+from datastore_service.engine.memory import load_token, prefetch, read_i64, view_i32, view_i64, view_u64
+from datastore_service.engine.packing import packed_value
+from datastore_service.engine.segment import BLOCK, key_tokens
+from datastore_service.engine.session import (
+    DESCRIPTOR_FIELDS,
+    GRAMS,
+    LENGTH,
+    LEVELS,
+    REFUSALS,
+    REFUSED,
+    SEPARATOR,
+    find_gram,
+    mix,
+    text_of,
+)
 
 MAX_MATCH = 32
 
 # Fields of a source: the segment's descriptor, its tier, and of fresh text the address of its index's descriptor.
-TOKENS, WIDTH, STOP, SUFFIXES, ROWS, LEADS, TIER, INDEX = range(8)
-SOURCE_FIELDS = 8
+TOKENS, WIDTH, STOP, SUFFIXES, BITS, ROWS, KEYS, KEY_BITS, TIER, INDEX = range(10)
+SOURCE_FIELDS = 10
 INDEX_STOP = (1 << 32) - 1  # SEPARATOR read as unsigned
 
 # Fields of an occurrence: source row, position of the next token, match length, interval rows per sampled row.
 SOURCE, CURSOR, MATCH, STEP = range(4)
 OCCURRENCE_FIELDS = 4
 
-SESSION_WALK = 32  # occurrences visited for each n-gram length
+SESSION_ROW, REJECTED_ROW, FIRST_ROW = range(
+    3
+)  # of a source table; FIRST_ROW: of what does not change with the session
+
+SESSION_WALK = 32  # most occurrences visited for each n-gram length
+REFUSED_WALK = (
+    32  # of the session's occurrences, the longest matches, those at which refused tokens are looked up
+)
 FRESH_WALK = 16  # the same, all fresh texts together
-SAMPLES = 32  # rows taken from an interval, all segments of a tier together; the paper takes 100; 64 were slower and no better
-ENOUGH = 24  # occurrences after which no shorter prefix is tried (the paper: 50)
+SAMPLES = 16  # most rows taken from an interval, all segments of a tier together; the paper takes 100; more were slower and no better
+LARGE = 8 * BLOCK  # rows of an interval whose exact ends do not matter
 FIRST_GRAM = 4  # length of the first searched prefix, the paper's P
 LONG_GRAM = 8  # searched too where the first interval is larger than the sample
 MAX_SEGMENTS = 64  # of one tier; the paper caps them at 8
-MAX_OCCURRENCES = LEVELS * (SESSION_WALK + FRESH_WALK) + 2 * (FIRST_GRAM + 1) * SAMPLES
+MAX_OCCURRENCES = LEVELS * (SESSION_WALK + FRESH_WALK) + 2 * REFUSED_WALK + 2 * (FIRST_GRAM + 1) * SAMPLES
 
 
 @njit
-def session_occurrences(address, occurrences):
-    """Lists earlier occurrences of the session's last n-grams, longest n-gram first, newest first. Returns how many."""
-    descriptor = view_i64(address, 5)
+def session_occurrences(address, walk, occurrences):
+    """Lists earlier occurrences of the session's last n-grams, longest n-gram first, newest first, at most `walk` of each
+    length. Returns how many."""
+    descriptor = view_i64(address, DESCRIPTOR_FIELDS)
     tokens, links = text_of(descriptor)
     last = descriptor[LENGTH] - 1
     count = 0
     for level in range(LEVELS - 1, -1, -1):
         longer = GRAMS[level + 1] if level + 1 < LEVELS else MAX_MATCH + 1
         end = np.int64(links[level, last])
-        for _ in range(SESSION_WALK):
+        for _ in range(walk):
             if end < 0:
                 break
             match = GRAMS[level]
@@ -58,12 +78,40 @@ def session_occurrences(address, occurrences):
                     break
                 match += 1
             if match < longer and tokens[end + 1] != SEPARATOR:
-                occurrences[SOURCE, count] = 0
+                occurrences[SOURCE, count] = SESSION_ROW
                 occurrences[CURSOR, count] = end + 1
                 occurrences[MATCH, count] = match
                 occurrences[STEP, count] = 1
                 count += 1
             end = np.int64(links[level, end])
+    return count
+
+
+@njit
+def refused_occurrences(address, occurrences, count):
+    """Lists what the target refused after the session's occurrences (the first `count`), the longest matches first; its
+    position is the place in the list of refusals. Returns the number of occurrences after it."""
+    descriptor = view_i64(address, DESCRIPTOR_FIELDS)
+    refusals = descriptor[REFUSALS]
+    if refusals == 0:
+        return count
+    refused = view_i32(descriptor[REFUSED], 2 * refusals)
+    for at in range(min(count, REFUSED_WALK)):
+        cursor = occurrences[CURSOR, at]
+        place, high = np.int64(0), refusals
+        while place < high:
+            middle = (place + high) >> 1
+            if refused[2 * middle] < cursor:
+                place = middle + 1
+            else:
+                high = middle
+        while place < refusals and refused[2 * place] == cursor:
+            occurrences[SOURCE, count] = REJECTED_ROW
+            occurrences[CURSOR, count] = place
+            occurrences[MATCH, count] = occurrences[MATCH, at]
+            occurrences[STEP, count] = 1
+            count += 1
+            place += 1
     return count
 
 
@@ -92,7 +140,7 @@ def fresh_occurrences(sources, begin, end, context, size, occurrences, count):
 def _walk_fresh(source, row, level, hashed, longer, context, size, walked, occurrences, count):
     """One fresh text's part of a level. Matches that reach `longer` were listed before."""
     length = read_i64(source[INDEX], LENGTH)  # complete documents up to here
-    descriptor = view_i64(source[INDEX], 5)
+    descriptor = view_i64(source[INDEX], DESCRIPTOR_FIELDS)
     tokens, links = text_of(descriptor)
     _, at = find_gram(descriptor, tokens, hashed, level, context, size - 1)
     while at >= 0 and walked < FRESH_WALK:
@@ -112,24 +160,39 @@ def _walk_fresh(source, row, level, hashed, longer, context, size, walked, occur
 
 
 @njit(inline="always")
-def _leads_below(source, query, size, or_equal):
-    """How many of the lead table's rows are below the query (or begin with it)."""
-    blocks = (source[ROWS] + BLOCK - 1) // BLOCK
-    leads = view_u32(source[LEADS], blocks * LEAD)
-    compared = min(size, LEAD)
-    low, high = np.int64(0), blocks
+def _keys_below(keys, key, low, high):
+    """Binary search in keys [low, high) for the first that is not below `key`."""
     while low < high:
         middle = (low + high) >> 1
-        order = np.int64(0)
-        for i in range(compared):
-            order = np.int64(leads[middle * LEAD + i]) - query[i]
-            if order != 0:
-                break
-        if order < 0 or (or_equal and order == 0):
+        if keys[middle] < key:
             low = middle + 1
         else:
             high = middle
     return low
+
+
+@njit(inline="always")
+def _keys_upto(keys, key, low):
+    """How many keys are at most `key`, given that the first `low` are: mostly not many more."""
+    high, step = low, 1
+    while high < len(keys) and keys[high] <= key:
+        low = high + 1
+        high += step
+        step *= 2
+    high = min(high, len(keys))
+    while low < high:
+        middle = (low + high) >> 1
+        if keys[middle] <= key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(inline="always")
+def _suffix(source, row):
+    """Where the suffix of a row starts."""
+    return packed_value(source[SUFFIXES], source[BITS], row)
 
 
 @njit(inline="always")
@@ -146,35 +209,74 @@ def _suffix_order(source, position, query, size):
 
 
 @njit(inline="always")
-def _rows_below(source, suffixes, query, size, low, high, or_equal):
-    """Binary search in suffix array rows [low, high) for the first row not below the query."""
-    while low < high:
+def _narrow(source, query, size, low, high, or_equal):
+    """Binary search in suffix array rows [low, high) until at most BLOCK are left among which the first row not below the
+    query (or beginning with it) is."""
+    while high - low > BLOCK:
         middle = (low + high) >> 1
-        order = _suffix_order(source, np.int64(suffixes[middle]), query, size)
+        order = _suffix_order(source, _suffix(source, middle), query, size)
         if order < 0 or (or_equal and order == 0):
             low = middle + 1
         else:
             high = middle
-    return low
+    return low, high
+
+
+@njit(inline="always")
+def _scan(source, query, size, low, high):
+    """The first row of [low, high) that is not below the query, and the first above it. Rows lie in random places of the
+    text: all are asked for before the first is read."""
+    for row in range(low, high):
+        prefetch(source[TOKENS] + _suffix(source, row) * source[WIDTH])
+    first, last = low, low
+    for row in range(low, high):
+        order = _suffix_order(source, _suffix(source, row), query, size)
+        first += order < 0
+        last += order <= 0
+    return first, last
 
 
 @njit
 def interval(source, query, size):
-    """First and last + 1 suffix array row of the suffixes that begin with query[:size]; size >= 1.
+    """First and last + 1 suffix array row of the suffixes that begin with query[:size]; size >= 1. Of more than LARGE
+    rows, up to BLOCK at either end are left out: so many are sampled anyway.
 
-    source: int64 [SOURCE_FIELDS]. query: int64, without the separator value."""
-    rows = source[ROWS]
+    source: int64 [SOURCE_FIELDS]. query: int64."""
+    rows, key_bits = source[ROWS], source[KEY_BITS]
     for i in range(size):
-        if query[i] == source[STOP]:
+        if query[i] == source[STOP] or query[i] >> key_bits != 0:
             return np.int64(0), np.int64(0)
-    suffixes = view_i32(source[SUFFIXES], rows)
-    below = _leads_below(source, query, size, False)
-    upto = _leads_below(source, query, size, True)
-    start = max(np.int64(0), (below - 1) * BLOCK)
-    end = min(rows, (below if size <= LEAD else upto) * BLOCK)
-    first = _rows_below(source, suffixes, query, size, start, end, False)
-    start = max(first, (upto - 1) * BLOCK) if size <= LEAD else first
-    last = _rows_below(source, suffixes, query, size, start, min(rows, upto * BLOCK), True)
+    held = min(size, key_tokens(key_bits))
+    key = np.uint64(0)
+    for i in range(held):
+        key = (key << np.uint64(key_bits)) | np.uint64(query[i])
+    rest = np.uint64((key_tokens(key_bits) - held) * key_bits)
+    least = key << rest
+    most = least | ((np.uint64(1) << rest) - np.uint64(1))
+    keys = view_u64(source[KEYS], (rows + BLOCK - 1) // BLOCK)
+    below = _keys_below(keys, least, 0, len(keys))
+    upto = _keys_upto(keys, most, below)
+    start, end = max(np.int64(0), (below - 1) * BLOCK), min(rows, upto * BLOCK)
+    if size > held:
+        return _refined(source, query, size, start, end)
+    if (upto - below) * BLOCK > LARGE:
+        return below * BLOCK, (upto - 1) * BLOCK + 1
+    if upto == below:
+        return _scan(source, query, size, start, end)
+    first, _ = _scan(source, query, size, start, min(rows, below * BLOCK))
+    _, last = _scan(source, query, size, (upto - 1) * BLOCK, end)
+    return first, last
+
+
+@njit(inline="always")
+def _refined(source, query, size, start, end):
+    """The rows of [start, end), whose keys agree with the query, that begin with all of it."""
+    low, high = _narrow(source, query, size, start, end, False)
+    first, last = _scan(source, query, size, low, high)
+    if last < high or high == end:
+        return first, last
+    low, high = _narrow(source, query, size, last, end, True)
+    _, last = _scan(source, query, size, low, high)
     return first, last
 
 
@@ -195,19 +297,23 @@ def _sample(source, row, bounds, step, phase, gram, longer, context, size, occur
     """Takes every step-th row of one source's interval. Returns the number of occurrences after it.
 
     Rows whose match reaches `longer` were taken with that longer prefix already."""
-    suffixes = view_i32(source[SUFFIXES], source[ROWS])
+    end = count
     for at in range(bounds[0] + phase, bounds[1], step):
-        if count == occurrences.shape[1]:
+        if end == occurrences.shape[1]:
             break
-        position = np.int64(suffixes[at])
-        following = load_token(source[TOKENS], source[WIDTH], position + gram)
-        if following == source[STOP]:
+        cursor = _suffix(source, at) + gram
+        prefetch(source[TOKENS] + cursor * source[WIDTH])
+        occurrences[CURSOR, end] = cursor
+        end += 1
+    for at in range(count, end):
+        cursor = occurrences[CURSOR, at]
+        if load_token(source[TOKENS], source[WIDTH], cursor) == source[STOP]:
             continue
-        match = _match_length(source, position, context, size, gram)
+        match = _match_length(source, cursor - gram, context, size, gram)
         if match >= longer:
             continue
         occurrences[SOURCE, count] = row
-        occurrences[CURSOR, count] = position + gram
+        occurrences[CURSOR, count] = cursor
         occurrences[MATCH, count] = match
         occurrences[STEP, count] = step
         count += 1
@@ -226,9 +332,9 @@ def _locate(sources, begin, end, query, size, intervals):
 
 
 @njit(inline="always")
-def _take(sources, begin, end, intervals, total, gram, longer, context, size, occurrences, count):
+def _take(sources, begin, end, intervals, total, samples, gram, longer, context, size, occurrences, count):
     """Interval sampling over a tier's intervals, as if they were one. Returns the occurrences after it."""
-    step = max(np.int64(1), (total + SAMPLES - 1) // SAMPLES)
+    step = max(np.int64(1), (total + samples - 1) // samples)
     passed = np.int64(0)
     for row in range(begin, end):
         bounds = intervals[row - begin]
@@ -241,39 +347,27 @@ def _take(sources, begin, end, intervals, total, gram, longer, context, size, oc
 
 
 @njit
-def segment_occurrences(sources, begin, end, context, size, intervals, occurrences, count):
-    """Algorithm 2 for one tier (source rows begin..end): back off to shorter prefixes until there is enough.
+def segment_occurrences(
+    sources, begin, end, gram, longer, samples, context, size, intervals, occurrences, count
+):
+    """Where the context's last `gram` tokens occur in one tier (source rows begin..end): one turn of Algorithm 2, which
+    backs off to shorter prefixes. `longer`: the prefix of the turn before, whose matches are listed already.
 
-    context: int64 [size], the last tokens of the text. intervals: int64 [MAX_SEGMENTS, 2], scratch.
-    Beyond the paper: where the first prefix has more occurrences than are sampled, those that match longer are listed
-    before, because a sample would miss most of them. Returns the number of occurrences after it."""
-    before = count
-    longer = MAX_MATCH + 1
-    for gram in range(min(FIRST_GRAM, size), 0, -1):
-        total = _locate(sources, begin, end, context[size - gram :], gram, intervals)
-        if gram == FIRST_GRAM and total > SAMPLES and size >= LONG_GRAM:
-            found = _locate(sources, begin, end, context[size - LONG_GRAM :], LONG_GRAM, intervals)
-            if found > 0:
-                count = _take(
-                    sources,
-                    begin,
-                    end,
-                    intervals,
-                    found,
-                    LONG_GRAM,
-                    longer,
-                    context,
-                    size,
-                    occurrences,
-                    count,
-                )
-                longer = LONG_GRAM
-            total = _locate(sources, begin, end, context[size - gram :], gram, intervals)
-        if total > 0:
+    context: int64 [size], the last tokens of the text. intervals: int64 [MAX_SEGMENTS, 2], scratch. Beyond the paper:
+    where the first prefix has more occurrences than are sampled, those that match longer are listed before, because a
+    sample would miss most of them. Returns the number of occurrences after it and the next turn's `longer`."""
+    total = _locate(sources, begin, end, context[size - gram :], gram, intervals)
+    if gram == FIRST_GRAM and total > samples and size >= LONG_GRAM:
+        found = _locate(sources, begin, end, context[size - LONG_GRAM :], LONG_GRAM, intervals)
+        if found > 0:
             count = _take(
-                sources, begin, end, intervals, total, gram, longer, context, size, occurrences, count
-            )
-            longer = gram
-        if count - before >= ENOUGH:
-            break
-    return count
+                sources, begin, end, intervals, found, samples, LONG_GRAM, longer, context, size, occurrences, count
+            )  # fmt: skip
+            longer = LONG_GRAM
+        total = _locate(sources, begin, end, context[size - gram :], gram, intervals)
+    if total == 0:
+        return count, longer
+    count = _take(
+        sources, begin, end, intervals, total, samples, gram, longer, context, size, occurrences, count
+    )
+    return count, gram

@@ -4,9 +4,10 @@ Layout. The documents stand one after the other in one token array, each followe
 query contains. It makes three checks unnecessary in the hot loops: a comparison always ends at a separator at the
 latest, so it neither runs past the array nor into the next document, and a continuation stops where it meets one.
 
-The suffix array lists all positions in the order of the text that follows them. Every `BLOCK`-th row's first
-`LEAD` tokens are repeated in a small *lead table* that stays in the cache: a search touches the table first and then
-only the rows of one block, instead of log2(n) random places of the suffix array and of the text.
+The suffix array lists all positions in the order of the text that follows them, packed in as many bits as a position
+needs. For every `BLOCK`-th row the first tokens of its suffix stand in a *key*, one 64-bit number, whose order is the
+order of the text: a search compares numbers in a table an eighth the size of the text and then the rows of one block,
+instead of log2(n) random places of the suffix array and of the text.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from pydivsufsort import divsufsort
+from numba import njit
 
 from datastore_service.engine.kernel import kernel
-from datastore_service.engine.memory import address_of, load_token, view_i32, view_i64
+from datastore_service.engine.memory import address_of, load_token, view_i32
+from datastore_service.engine.packing import bits_for, pack, packed_size, unpack
+from datastore_service.engine.suffix_sorting import sort_suffixes
 
-BLOCK = 64
-LEAD = 4
+BLOCK = 16
+MAX_KEY_TOKENS = 8
 MAX_VOCAB = 1 << 31
 MAX_SIZE = (1 << 31) - 2
 
@@ -31,17 +34,18 @@ class Segment:
     """Documents that can be searched; every array is read-only and C-contiguous.
 
     tokens: uint8, uint16 or uint32 [size], the documents with a separator after each.
-    suffix_array: int32 [size], positions of `tokens` in lexicographic order of their suffixes.
+    suffixes: uint8, see packing; positions of `tokens` in lexicographic order of the text that starts there.
     offsets: int64 [documents + 1], where each document starts; document i ends before offsets[i + 1] - 1.
-    leads: uint32 [ceil(size / BLOCK), LEAD], the first tokens of every BLOCK-th suffix.
+    keys: uint64 [ceil(size / BLOCK)], the first `key_tokens` tokens of every BLOCK-th suffix, `key_bits` each, the first
+    one highest, zeros for what lies past the end.
     separator: the value after each document. Where the vocabulary leaves no unused value of the token width (65,536
     ids in two bytes), it is the segment's rarest id, which then is stored but never matched or proposed.
     """
 
     tokens: np.ndarray
-    suffix_array: np.ndarray
+    suffixes: np.ndarray
     offsets: np.ndarray
-    leads: np.ndarray
+    keys: np.ndarray
     vocab_size: int
     separator: int
 
@@ -55,19 +59,35 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        return self.tokens.nbytes + self.suffix_array.nbytes + self.offsets.nbytes + self.leads.nbytes
+        return self.tokens.nbytes + self.suffixes.nbytes + self.offsets.nbytes + self.keys.nbytes
+
+    @property
+    def suffix_bits(self) -> int:
+        return suffix_bits(len(self.tokens))
+
+    @property
+    def key_bits(self) -> int:
+        return bits_for(max(self.vocab_size - 1, self.separator))
+
+    def suffix_array(self) -> np.ndarray:
+        """int32 [size], the suffix array unpacked."""
+        return unpack(self.suffixes, self.suffix_bits, len(self.tokens))
 
     def document(self, index: int) -> np.ndarray:
         """The tokens of one document, a view."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1] - 1]
 
     def descriptor(self) -> np.ndarray:
-        """int64 [6]: what kernels need (token address, width, separator, suffix array address, rows, lead address).
-        Valid while the segment lives."""
-        addresses = address_of(self.tokens), address_of(self.suffix_array), address_of(self.leads)
-        width = self.tokens.itemsize
-        row = (addresses[0], width, self.separator, addresses[1], len(self.tokens), addresses[2])
-        return np.array(row, dtype=np.int64)
+        """int64 [8]: what kernels need (token address, width, separator, suffix address and bits, rows, key address and
+        bits). Valid while the segment lives."""
+        tokens, suffixes, keys = map(address_of, (self.tokens, self.suffixes, self.keys))
+        return np.array(
+            [
+                tokens, self.tokens.itemsize, self.separator, suffixes, self.suffix_bits, len(self.tokens), keys,
+                self.key_bits,
+            ],
+            dtype=np.int64,
+        )  # fmt: skip
 
     def check_integrity(self) -> None:
         """Raises ValueError naming the first invariant that does not hold. Linear in the size, up to long repeats."""
@@ -79,13 +99,14 @@ class Segment:
         inner = np.delete(self.tokens, ends)
         if len(inner) and int(inner.max()) >= self.vocab_size:
             raise ValueError(f"tokens: id {int(inner.max())} outside the vocabulary of {self.vocab_size}")
-        if (np.bincount(self.suffix_array, minlength=size) != 1).any():
-            raise ValueError("suffix_array: not a permutation of the positions")
-        row = _first_unordered(*_addressed(self.tokens, self.suffix_array))
+        suffix_array = self.suffix_array()
+        if (np.bincount(suffix_array, minlength=size) != 1).any():
+            raise ValueError("suffixes: not a permutation of the positions")
+        row = _first_unordered(*_addressed(self.tokens, suffix_array))
         if row >= 0:
-            raise ValueError(f"suffix_array: rows {row} and {row + 1} are out of order")
-        if not np.array_equal(self.leads, _lead_table(self.tokens, self.suffix_array)):
-            raise ValueError("leads: not the first tokens of every block's suffix")
+            raise ValueError(f"suffixes: rows {row} and {row + 1} are out of order")
+        if not np.array_equal(self.keys, _key_table(self.tokens, suffix_array, self.key_bits)):
+            raise ValueError("keys: not the first tokens of every block's suffix")
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -112,11 +133,23 @@ def build_segment(documents: Iterable[np.ndarray], vocab_size: int) -> Segment:
         tokens[start : start + len(part)] = part
     separator = _choose_separator(tokens, offsets, vocab_size)
     tokens[offsets[1:] - 1] = separator
-    suffix_array = _sort_suffixes(tokens)
-    leads = _lead_table(tokens, suffix_array)
-    for array in (tokens, suffix_array, offsets, leads):
+    return assemble_segment(tokens, sort_suffixes(tokens), offsets, vocab_size, separator)
+
+
+def assemble_segment(
+    tokens: np.ndarray, suffix_array: np.ndarray, offsets: np.ndarray, vocab_size: int, separator: int
+) -> Segment:
+    """A segment of sorted text; suffix_array: int32, the rest as in Segment."""
+    keys = _key_table(tokens, suffix_array, bits_for(max(vocab_size - 1, separator)))
+    suffixes = pack(suffix_array, suffix_bits(len(tokens)))
+    for array in (tokens, suffixes, offsets, keys):
         array.flags.writeable = False
-    return Segment(tokens, suffix_array, offsets, leads, vocab_size=vocab_size, separator=separator)
+    return Segment(tokens, suffixes, offsets, keys, vocab_size, separator)
+
+
+def suffix_bits(size: int) -> int:
+    """Bits of one packed position in a text of `size` tokens."""
+    return bits_for(max(0, size - 1))
 
 
 def checked_document(document: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -142,66 +175,17 @@ def _choose_separator(tokens: np.ndarray, offsets: np.ndarray, vocab_size: int) 
     return int(counts.argmin())
 
 
-def _sort_suffixes(tokens: np.ndarray) -> np.ndarray:
-    """int32 suffix array of a token array.
-
-    pydivsufsort sorts bytes: given integers it spells each with 1, 2 or 4 bytes, sorts all byte suffixes and keeps
-    those that start a token. The cost is the number of bytes, so ids are first replaced by their rank among the ids
-    that occur (the order, and with it the suffix array, stays the same) and spelled with as few bytes as ranks need.
-    """
-    if len(tokens) == 0:
-        return np.empty(0, dtype=np.int32)
-    ranks, distinct = _ranks(tokens)
-    width = max(1, ((distinct - 1).bit_length() + 7) // 8)
-    spelled = np.empty((len(tokens), width), dtype=np.uint8)
-    _spell(ranks, spelled)
-    suffixes = divsufsort(spelled.reshape(-1))
-    if width == 1:
-        return suffixes.astype(np.int32, copy=False)
-    return _token_suffixes(address_of(suffixes), suffixes.itemsize, len(suffixes), width, len(tokens))
+def _key_table(tokens: np.ndarray, suffix_array: np.ndarray, key_bits: int) -> np.ndarray:
+    """uint64 [blocks], see Segment."""
+    keys = np.zeros(-(-len(tokens) // BLOCK), dtype=np.uint64)
+    _fill_keys(*_addressed(tokens, suffix_array), key_bits, keys)
+    return keys
 
 
-def _ranks(tokens: np.ndarray) -> tuple[np.ndarray, int]:
-    """uint32, each token's rank among the distinct tokens, and how many there are."""
-    span = int(tokens.max()) + 1
-    if span > max(1 << 20, 2 * len(tokens)):  # a table by id would outweigh the text
-        distinct, ranks = np.unique(tokens, return_inverse=True)
-        return ranks.astype(np.uint32), len(distinct)
-    present = np.zeros(span, dtype=np.uint32)
-    present[tokens] = 1
-    table = np.cumsum(present, dtype=np.uint32)
-    return (table - present)[tokens], int(table[-1])
-
-
-@kernel
-def _spell(ranks, spelled):
-    size, width = spelled.shape
-    for i in range(size):
-        rest = ranks[i]
-        for place in range(width - 1, -1, -1):
-            spelled[i, place] = rest & 255
-            rest >>= 8
-
-
-@kernel
-def _token_suffixes(address, itemsize, count, width, size):
-    """The rows of `count` byte suffixes (int32 or int64 at `address`) that start a token."""
-    rows = np.empty(size, dtype=np.int32)
-    row = 0
-    for i in range(count):
-        position = np.int64(view_i32(address, count)[i]) if itemsize == 4 else view_i64(address, count)[i]
-        token = position // width
-        if token * width == position:
-            rows[row] = token
-            row += 1
-    return rows
-
-
-def _lead_table(tokens: np.ndarray, suffix_array: np.ndarray) -> np.ndarray:
-    """uint32 [blocks, LEAD], see Segment."""
-    leads = np.zeros((-(-len(tokens) // BLOCK), LEAD), dtype=np.uint32)
-    _fill_leads(*_addressed(tokens, suffix_array), leads)
-    return leads
+@njit(inline="always")
+def key_tokens(key_bits):
+    """How many tokens of `key_bits` a key holds."""
+    return min(MAX_KEY_TOKENS, 64 // key_bits)
 
 
 def _addressed(tokens: np.ndarray, suffix_array: np.ndarray) -> tuple[int, int, int, int]:
@@ -212,12 +196,15 @@ def _addressed(tokens: np.ndarray, suffix_array: np.ndarray) -> tuple[int, int, 
 
 
 @kernel
-def _fill_leads(tokens, width, suffixes, size, leads):
+def _fill_keys(tokens, width, suffixes, size, key_bits, keys):
     suffix_array = view_i32(suffixes, size)
-    for block in range(len(leads)):
+    for block in range(len(keys)):
         start = np.int64(suffix_array[block * BLOCK])
-        for i in range(min(LEAD, size - start)):
-            leads[block, i] = load_token(tokens, width, start + i)
+        key = np.uint64(0)
+        for i in range(start, start + key_tokens(key_bits)):
+            token = load_token(tokens, width, i) if i < size else np.int64(0)
+            key = (key << np.uint64(key_bits)) | np.uint64(token)
+        keys[block] = key
 
 
 @kernel
@@ -238,10 +225,10 @@ def _check_shape(segment: Segment) -> None:
     size = len(segment.tokens)
     if segment.tokens.dtype != token_dtype(segment.vocab_size):
         raise ValueError(f"tokens: {segment.tokens.dtype} does not fit a vocabulary of {segment.vocab_size}")
-    if segment.suffix_array.dtype != np.int32 or len(segment.suffix_array) != size:
-        raise ValueError(f"suffix_array: not int32 [{size}]")
+    if segment.suffixes.dtype != np.uint8 or len(segment.suffixes) != packed_size(size, segment.suffix_bits):
+        raise ValueError(f"suffixes: not {segment.suffix_bits} bits for each of {size} positions")
     offsets = segment.offsets
     if offsets.dtype != np.int64 or offsets[0] != 0 or offsets[-1] != size or (np.diff(offsets) < 1).any():
         raise ValueError(f"offsets: not int64 rising from 0 to {size}")
-    if segment.leads.dtype != np.uint32:
-        raise ValueError("leads: not uint32")
+    if segment.keys.dtype != np.uint64:
+        raise ValueError("keys: not uint64")

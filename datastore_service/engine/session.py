@@ -7,6 +7,10 @@ Algorithm 1) would count, one by one and with their surroundings, so that how fa
 
 A buffer has room for the next tokens before a kernel appends them (`SessionIndex.reserve`), so kernels never allocate.
 
+What the target refused stands beside the text: (position, token) pairs in the order of their positions, so that an
+occurrence finds with a binary search what was refused where it ends. The last draft is kept until text follows, to count
+what of it came true.
+
 A reader beside the writer (live tier) is safe as long as the buffer is not replaced: tokens and links are written
 before the slot that leads to them, and the length after everything it covers.
 """
@@ -26,22 +30,35 @@ SEPARATOR = -1  # between the documents of a conversation; never part of an n-gr
 MAX_TOKENS = (1 << 31) // LEVELS - 2
 
 # Fields of a session's descriptor.
-BUFFER, CAPACITY, SLOTS, LENGTH, USED = range(5)
+BUFFER, CAPACITY, SLOTS, LENGTH, USED, REFUSED, REFUSALS, DRAFT, DRAFT_ROOM, DRAFT_NODES = range(10)
+DESCRIPTOR_FIELDS = 10
+# Rows of the last draft, int32 [DRAFT_ROWS, DRAFT_ROOM].
+DRAFT_TOKENS, DRAFT_PARENTS, DRAFT_TIERS = range(3)
+DRAFT_ROWS = 3
 _MIN_CAPACITY = 128
 _GROWTH = 1.25
+_REFUSED_AT_ONE_PLACE = 2  # tokens kept of each position; a tree lists the likeliest first
+_MIN_REFUSALS = 32
+
+
+_NOTHING_REFUSED = np.empty((0, 2), dtype=np.int32)
+_NO_DRAFT = np.empty((DRAFT_ROWS, 0), dtype=np.int32)
 
 
 class SessionIndex:
-    """Text of one session and its n-gram index; about 50-90 bytes a token.
+    """Text of one session, its n-gram index and what was refused in it; about 50-90 bytes a token.
 
     text_start: where the request's own text starts (earlier tokens belong to earlier requests of the conversation).
     """
 
-    __slots__ = ("_buffer", "_descriptor", "_fields", "address", "text_start")
+    __slots__ = ("_buffer", "_descriptor", "_draft", "_fields", "_free", "_refused", "address", "text_start")
 
     def __init__(self, capacity: int = _MIN_CAPACITY) -> None:
         """capacity: tokens for which the first buffer has room."""
-        self._descriptor = np.zeros(5, dtype=np.int64)
+        self._descriptor = np.zeros(DESCRIPTOR_FIELDS, dtype=np.int64)
+        self._refused = _NOTHING_REFUSED
+        self._draft = _NO_DRAFT
+        self._free = 0  # tokens for which there certainly is room
         self._fields = self._descriptor.data  # the same, read as Python integers
         self.address = address_of(self._descriptor)
         self.text_start = 0
@@ -57,11 +74,15 @@ class SessionIndex:
 
     @property
     def nbytes(self) -> int:
-        return self._buffer.nbytes
+        return self._buffer.nbytes + self._draft.nbytes
+
+    @property
+    def refused_nbytes(self) -> int:
+        return self._refused.nbytes
 
     def has_room(self, extra: int) -> bool:
         """Whether `extra` more tokens fit the buffer."""
-        _, capacity, slots, length, used = self._fields
+        _, capacity, slots, length, used, *_ = self._fields
         return length + extra <= capacity and _fits(used + LEVELS * extra, slots)
 
     @property
@@ -73,22 +94,60 @@ class SessionIndex:
         """int32 [known], a view of the request's own text."""
         return self._buffer[self.text_start : len(self)]
 
-    def reserve(self, extra: int) -> None:
-        """Makes room for `extra` more tokens."""
-        if self.has_room(extra):
-            return
-        _, capacity, slots, length, used = self._fields
-        if length + extra > capacity:
-            capacity = max(length + extra, int(_GROWTH * capacity))
-        old, old_buffer = self._descriptor.copy(), self._buffer
-        self._allocate(capacity, max(slots, _slots_for(used, extra)))
-        _refill(address_of(old), self.address)
-        del old_buffer  # the kernel read it through an address
+    def reserve(self, extra: int, nodes: int = 0) -> None:
+        """Makes room for `extra` more tokens, which are appended before the next call, and a draft of `nodes`."""
+        if nodes > self._fields[DRAFT_ROOM]:
+            self._allocate_draft(nodes)
+        if extra > self._free:
+            self._grow(extra)
+        self._free -= extra
+
+    def _grow(self, extra: int) -> None:
+        if not self.has_room(extra):
+            _, capacity, slots, length, used, *_ = self._fields
+            if length + extra > capacity:
+                capacity = max(length + extra, int(_GROWTH * capacity))
+            old, old_buffer = self._descriptor.copy(), self._buffer
+            self._allocate(capacity, max(slots, _slots_for(used, extra)))
+            _refill(address_of(old), self.address)
+            del old_buffer  # the kernel read it through an address
+        _, capacity, slots, length, used, *_ = self._fields
+        self._free = min(capacity - length, (3 * slots // 4 - used) // LEVELS)
 
     def append(self, tokens: np.ndarray) -> None:
         """Adds int32 tokens (or SEPARATOR)."""
         self.reserve(len(tokens))
         append_tokens(self.address, np.array(tokens, dtype=np.int32), 0, len(tokens))
+
+    def refuse(self, position: int, tokens: np.ndarray, limit: int) -> None:
+        """Notes that the target refused `tokens` after `position` tokens of the request's own text.
+
+        At most `limit` are kept in all. Positions rise; one that does not is a repeated message's and changes nothing."""
+        place, count = self.text_start + position, self._fields[REFUSALS]
+        last = int(self._refused[count - 1, 0]) if count else -1
+        kept = min(len(tokens), _REFUSED_AT_ONE_PLACE, limit - count)
+        if place <= last or kept <= 0:
+            return
+        if count + kept > len(self._refused):
+            self._allocate_refused(max(_MIN_REFUSALS, int(_GROWTH * (count + kept))))
+        self._refused[count : count + kept, 0] = place
+        self._refused[count : count + kept, 1] = tokens[:kept]
+        self._fields[REFUSALS] = count + kept
+
+    def forget_drafting(self) -> None:
+        """Of a request that ends: what was refused and the last draft."""
+        self.forget_refused()
+        self._draft = _NO_DRAFT
+        self._descriptor[DRAFT : DRAFT_NODES + 1] = 0
+
+    def forget_refused(self) -> None:
+        self._refused = _NOTHING_REFUSED
+        self._fields[REFUSALS] = 0
+
+    @property
+    def refused(self) -> np.ndarray:
+        """int32 [refusals, 2]: position among all tokens, token."""
+        return self._refused[: self._fields[REFUSALS]]
 
     def begin_document(self) -> None:
         """What follows is a new document and the request's own text."""
@@ -113,7 +172,18 @@ class SessionIndex:
     def _allocate(self, capacity: int, slots: int) -> None:
         self._buffer = np.empty(capacity * (1 + LEVELS) + slots, dtype=np.int32)
         self._buffer[-slots:] = 0
-        self._descriptor[:] = (address_of(self._buffer), capacity, slots, 0, 0)
+        self._descriptor[: USED + 1] = (address_of(self._buffer), capacity, slots, 0, 0)
+
+    def _allocate_draft(self, nodes: int) -> None:
+        """In place of the last draft, of which nothing will be counted."""
+        self._draft = np.empty((DRAFT_ROWS, nodes), dtype=np.int32)
+        self._descriptor[DRAFT : DRAFT_NODES + 1] = address_of(self._draft), nodes, 0
+
+    def _allocate_refused(self, room: int) -> None:
+        refused = np.empty((room, 2), dtype=np.int32)
+        refused[: self._fields[REFUSALS]] = self.refused
+        self._refused = refused
+        self._fields[REFUSED] = address_of(refused)
 
 
 def _fits(used: int, slots: int) -> bool:
@@ -168,7 +238,7 @@ def find_gram(descriptor, tokens, hashed, level, text, last):
 @kernel
 def append_tokens(address, source, begin, end):
     """Appends source[begin:end] (int32) to the session at `address`, which has reserved room for them."""
-    descriptor = view_i64(address, 5)
+    descriptor = view_i64(address, DESCRIPTOR_FIELDS)
     tokens, links = text_of(descriptor)
     length = descriptor[LENGTH]
     for position in range(length, length + end - begin):
@@ -193,7 +263,7 @@ def append_tokens(address, source, begin, end):
 @kernel
 def _refill(old_address, new_address):
     """Copies a session into a larger buffer and hashes its n-grams again."""
-    old, new = view_i64(old_address, 5), view_i64(new_address, 5)
+    old, new = view_i64(old_address, DESCRIPTOR_FIELDS), view_i64(new_address, DESCRIPTOR_FIELDS)
     old_tokens, old_links = text_of(old)
     tokens, links = text_of(new)
     length = old[LENGTH]

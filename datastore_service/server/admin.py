@@ -5,7 +5,8 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 
 import grpc
@@ -15,11 +16,14 @@ from datastore_service.engine.segment import Segment
 from datastore_service.engine.tree import Tier
 from datastore_service.engine.types import Namespace
 from datastore_service.server import wire
+from datastore_service.server.calls import answering
+from datastore_service.server.corpora import Corpora, read_corpus
 from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
 from datastore_service.server.refusal import RefusalError, disk_refused, exhausted, invalid, precondition
+from datastore_service.storage.corpus import groups
 from datastore_service.storage.data_directory import DataDirectory
 from datastore_service.storage.errors import StorageError
 from proto_gen.specstore.v1 import admin_pb2 as pb
@@ -28,6 +32,7 @@ from proto_gen.specstore.v1.admin_pb2_grpc import AdminServicer
 
 log = logging.getLogger(__name__)
 
+ADMIN = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 WARMUP_SEGMENT_TOKENS = 1 << 22  # documents are indexed together in segments of about this size
 
 
@@ -41,55 +46,68 @@ class Admin(AdminServicer):
         limits: ServiceLimits,
         metrics: ServiceMetrics,
         token: str,
+        corpora: Corpora,
     ) -> None:
         self._namespaces, self._drafting, self._limits = namespaces, drafting, limits
-        self._metrics, self._token = metrics, token
+        self._metrics, self._token, self._corpora = metrics, token, corpora
         self._started = time.monotonic()
 
     def Warmup(self, request_iterator: Iterator[pb.WarmupRequest], context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(context, lambda: self._warmup(request_iterator))
+        with self._call("Warmup", context):
+            return self._warmup(request_iterator)
+
+    def WarmupFile(self, request: pb.WarmupFileRequest, context: grpc.ServicerContext):  # noqa: N802
+        with self._call("WarmupFile", context):
+            yield from self._warmup_file(request)
 
     def Flush(self, request: pb.FlushRequest, context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(context, lambda: self._flush(request))
+        with self._call("Flush", context):
+            return self._flush(request)
 
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(context, lambda: self._stats(request))
+        with self._call("Stats", context):
+            return self._stats(request)
 
     def ListNamespaces(self, request: pb.ListNamespacesRequest, context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(
-            context,
-            lambda: pb.ListNamespacesReply(
+        with self._call("ListNamespaces", context):
+            return pb.ListNamespacesReply(
                 namespaces=[wire.namespace_message(hosted.namespace) for hosted in self._namespaces]
-            ),
-        )
+            )
 
     def ListSessions(self, request: pb.ListSessionsRequest, context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(context, lambda: _session_list(self._existing(request.namespace)))
+        with self._call("ListSessions", context):
+            return _session_list(self._existing(request.namespace))
 
     def Compact(self, request: pb.CompactRequest, context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(context, lambda: _compact(self._existing(request.namespace)))
+        with self._call("Compact", context):
+            return _compact(self._existing(request.namespace))
 
     def DropNamespace(self, request: pb.DropNamespaceRequest, context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(context, lambda: self._drop(self._existing(request.namespace)))
+        with self._call("DropNamespace", context):
+            return self._drop(self._existing(request.namespace))
 
     def Snapshot(self, request: pb.SnapshotRequest, context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(context, lambda: self._snapshot(request))
+        with self._call("Snapshot", context):
+            return self._snapshot(request)
 
     def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(context, lambda: self._restore(request))
+        with self._call("Restore", context):
+            return self._restore(request)
 
     def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: grpc.ServicerContext):  # noqa: N802
-        return self._guarded(context, lambda: self._snapshot_list(request))
+        with self._call("ListSnapshots", context):
+            return self._snapshot_list(request)
 
-    def _guarded(self, context: grpc.ServicerContext, act: Callable):
-        try:
+    @contextmanager
+    def _call(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
+        with answering(f"{ADMIN}/{method}", context, self._metrics):
             self._authorize(context)
-            return act()
-        except (RefusalError, StorageError, OSError) as error:
-            refusal = _refusal(error)
-            self._metrics.refusals.labels(refusal.code.name).inc()
-            log.warning("admin call refused", extra={"code": refusal.code.name, "reason": str(refusal)})
-            context.abort(refusal.code, str(refusal))
+            try:
+                yield
+            except StorageError as error:
+                raise RefusalError(grpc.StatusCode.DATA_LOSS, str(error)) from error
+            except OSError as error:
+                raise disk_refused(error) from error
 
     def _authorize(self, context: grpc.ServicerContext) -> None:
         if not self._token:
@@ -114,6 +132,20 @@ class Admin(AdminServicer):
             _learn(hosted, waiting, reply)
         log.info("warmed up", extra={"documents": reply.documents, "tokens": reply.tokens})
         return reply
+
+    def _warmup_file(self, request: pb.WarmupFileRequest) -> Iterator[pb.WarmupProgress]:
+        namespace = wire.read_namespace(request.namespace, self._limits)
+        path = self._corpora.find_file(request.file, "file")
+        tokenizer = self._corpora.find_tokenizer(request.tokenizer, namespace) if request.tokenizer else None
+        hosted = self._namespaces.open(namespace)
+        added = pb.WarmupProgress()
+        documents = read_corpus(path, request.field or "text", tokenizer, hosted.engine.vocab_size)
+        for group in groups(documents, WARMUP_SEGMENT_TOKENS):
+            _learn(hosted, group, added)
+            yield added
+        log.info(
+            "warmed up", extra={"documents": added.documents, "tokens": added.tokens, "file": request.file}
+        )
 
     def _same_namespace(self, hosted: HostedNamespace | None, request: pb.WarmupRequest) -> HostedNamespace:
         if not request.HasField("namespace"):
@@ -170,7 +202,11 @@ class Admin(AdminServicer):
         hosted = self._existing(request.namespace)
         if _has_snapshot(self._data(), hosted.namespace, request.name):
             raise RefusalError(grpc.StatusCode.ALREADY_EXISTS, f"name: there is a snapshot {request.name!r}")
-        segments = hosted.engine.snapshot(request.name)
+        try:
+            segments = hosted.engine.snapshot(request.name)
+        except ValueError:
+            hosted.check_kept()
+            raise
         log.info("snapshot made", extra={"model": hosted.namespace.model, "snapshot": request.name})
         return pb.SnapshotReply(segments=len(segments), tokens=_tokens_in(segments))
 
@@ -193,7 +229,7 @@ class Admin(AdminServicer):
 
     def _data(self) -> DataDirectory:
         if self._namespaces.data is None:
-            raise precondition("snapshot: the service has no data directory; start it with --data")
+            raise precondition("namespace: kept in memory alone; snapshots need a service with --data")
         return self._namespaces.data
 
     def _stats(self, request: pb.StatsRequest) -> pb.StatsReply:
@@ -206,19 +242,14 @@ class Admin(AdminServicer):
         )
 
 
-def _refusal(error: RefusalError | StorageError | OSError) -> RefusalError:
-    if isinstance(error, RefusalError):
-        return error
-    if isinstance(error, StorageError):
-        return RefusalError(grpc.StatusCode.DATA_LOSS, str(error))
-    return disk_refused(error)
-
-
-def _learn(hosted: HostedNamespace, documents: list[np.ndarray], reply: pb.WarmupReply) -> None:
+def _learn(
+    hosted: HostedNamespace, documents: list[np.ndarray], reply: pb.WarmupReply | pb.WarmupProgress
+) -> None:
     try:
         hosted.engine.warmup(documents)
     except ValueError as error:  # the ids were checked: the tier is full
         raise exhausted(str(error)) from error
+    hosted.check_kept()
     reply.documents += len(documents)
     reply.tokens += sum(map(len, documents))
 
@@ -279,6 +310,7 @@ def _namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
                 hits=t.hits,
                 drafted=t.drafted,
                 segments=t.segments,
+                accepted=t.accepted,
             )
             for tier, t in stats.tiers.items()
         ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 import grpc
 
 from datastore_service.server import wire
+from datastore_service.server.calls import answering
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
@@ -18,7 +18,7 @@ from datastore_service.server.refusal import RefusalError, exhausted, invalid, p
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingServicer
 
-log = logging.getLogger(__name__)
+DRAFTING = pb.DESCRIPTOR.services_by_name["Drafting"].full_name
 
 
 class Drafting(DraftingServicer):
@@ -31,24 +31,24 @@ class Drafting(DraftingServicer):
         self._in_flight = 0
         self._draining = False
         self.streams = 0
+        metrics.count_streams(lambda: self.streams)
 
     def Draft(self, request_iterator: Iterator[pb.DraftRequest], context: grpc.ServicerContext):  # noqa: N802
-        try:
+        with answering(f"{DRAFTING}/Draft", context, self._metrics):
             self._admit()
-        except RefusalError as refusal:
-            self._refuse(context, refusal)
-        stream = _Stream(next(self._numbers), self._namespaces, self._limits)
+            yield from self._replies(request_iterator)
+
+    def _replies(self, requests: Iterator[pb.DraftRequest]) -> Iterator[pb.DraftReply]:
+        stream = _Stream(next(self._numbers), self._namespaces, self._limits, self._metrics)
         try:
-            for request in request_iterator:
+            for request in requests:
                 with self._flight():
                     started = time.perf_counter()
                     reply = stream.answer(request)
                     self._metrics.step_seconds.observe(time.perf_counter() - started)
                 yield reply
                 if self._draining:
-                    context.abort(grpc.StatusCode.UNAVAILABLE, "the service is shutting down")
-        except RefusalError as refusal:
-            self._refuse(context, refusal)
+                    raise RefusalError(grpc.StatusCode.UNAVAILABLE, "the service is shutting down")
         finally:
             stream.end()
             with self._state:
@@ -65,14 +65,6 @@ class Drafting(DraftingServicer):
             if self.streams >= self._limits.streams:
                 raise exhausted(f"Draft: the service already has {self._limits.streams} streams, its limit")
             self.streams += 1
-
-    def _refuse(self, context: grpc.ServicerContext, refusal: RefusalError) -> None:
-        self._metrics.refusals.labels(refusal.code.name).inc()
-        log.warning(
-            "stream refused",
-            extra={"code": refusal.code.name, "reason": str(refusal), "peer": context.peer()},
-        )
-        context.abort(refusal.code, str(refusal))
 
     def _flight(self) -> _Flight:
         return _Flight(self)
@@ -95,17 +87,21 @@ class _Flight:
 
 
 class _Stream:
-    def __init__(self, number: int, namespaces: Namespaces, limits: ServiceLimits) -> None:
-        self._number, self._namespaces, self._limits = number, namespaces, limits
+    def __init__(
+        self, number: int, namespaces: Namespaces, limits: ServiceLimits, metrics: ServiceMetrics
+    ) -> None:
+        self._number, self._namespaces, self._limits, self._metrics = number, namespaces, limits, metrics
         self._hosted: HostedNamespace | None = None
 
     def answer(self, request: pb.DraftRequest) -> pb.DraftReply:
         hosted = self._namespace(request)
         entries = wire.read_entries(request, hosted.engine.vocab_size, self._limits)
+        started = time.perf_counter()
         try:
             replies = hosted.step(self._number, entries)
         except ValueError as error:
             raise invalid(f"entries: {error}") from error
+        self._metrics.engine_seconds.observe(time.perf_counter() - started)
         return wire.reply_message(request.step, replies)
 
     def end(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from datastore_service.engine.engine import MAX_NAME_BYTES
+from datastore_service.engine.checking import MAX_NAME_BYTES
 from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
 
 

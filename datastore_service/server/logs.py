@@ -7,11 +7,15 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+from opentelemetry import trace
+from opentelemetry.trace import format_span_id, format_trace_id
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):
-    """time (ISO 8601, UTC), level, logger, message, whatever the call passed as `extra`, and a traceback if any."""
+    """time (ISO 8601, UTC), level, logger, message, whatever the call passed as `extra`, the trace and span that the line
+    belongs to, and a traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -21,6 +25,9 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         fields |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        span = trace.get_current_span().get_span_context()
+        if span.is_valid:
+            fields |= {"trace_id": format_trace_id(span.trace_id), "span_id": format_span_id(span.span_id)}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str)

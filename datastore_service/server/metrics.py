@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from datastore_service.server.namespaces import Namespaces
 
-BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
+BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
 
 
 class ServiceMetrics:
@@ -19,14 +19,26 @@ class ServiceMetrics:
         self.registry = CollectorRegistry()
         self.step_seconds = Histogram(
             "specstore_step_seconds",
-            "Time to answer one Draft message",
+            "Time to answer one Draft message: reading it, the engine, writing the reply",
+            registry=self.registry,
+            buckets=BUCKETS,
+        )
+        self.engine_seconds = Histogram(
+            "specstore_engine_seconds",
+            "The engine's part of that: waiting for the sessions, learning and drafting",
             registry=self.registry,
             buckets=BUCKETS,
         )
         self.refusals = Counter(
             "specstore_refusals", "Calls refused, by status code", ["code"], registry=self.registry
         )
+        self._streams = Gauge("specstore_streams", "Draft streams open", registry=self.registry)
         self.registry.register(_NamespaceCollector(namespaces))
+        ProcessCollector(registry=self.registry)
+
+    def count_streams(self, streams: Callable[[], int]) -> None:
+        """streams: says how many are open."""
+        self._streams.set_function(streams)
 
 
 class _NamespaceCollector:
@@ -38,6 +50,9 @@ class _NamespaceCollector:
     def collect(self) -> Iterator[Metric]:
         names = ["model", "tenant"]
         sessions = GaugeMetricFamily("specstore_sessions", "Open sessions", labels=names)
+        conversations = GaugeMetricFamily(
+            "specstore_conversations", "Texts kept for a conversation's next request", labels=names
+        )
         drafts = CounterMetricFamily("specstore_drafts", "Draft trees asked for", labels=names)
         failures = CounterMetricFamily(
             "specstore_merge_failures", "Merges of the live tier that failed; no text is lost", labels=names
@@ -59,10 +74,18 @@ class _NamespaceCollector:
         hits = CounterMetricFamily(
             "specstore_hits", "Drafts with a token of the tier", labels=[*names, "tier"]
         )
-        drafted = CounterMetricFamily("specstore_drafted_tokens", "Tokens drafted", labels=[*names, "tier"])
+        drafted = CounterMetricFamily(
+            "specstore_drafted_tokens", "Tokens drafted, by source", labels=[*names, "tier"]
+        )
+        accepted = CounterMetricFamily(
+            "specstore_accepted_tokens",
+            "Drafted tokens that the session then went on with, by source; verified or not",
+            labels=[*names, "tier"],
+        )
         for hosted in self._namespaces:
             stats, labels = hosted.engine.stats(), [hosted.namespace.model, hosted.namespace.tenant]
             sessions.add_metric(labels, stats.sessions)
+            conversations.add_metric(labels, stats.conversations)
             drafts.add_metric(labels, stats.drafts)
             failures.add_metric(labels, stats.merge_failures)
             logs.add_metric(labels, stats.log_bytes)
@@ -75,5 +98,6 @@ class _NamespaceCollector:
                 segments.add_metric(of, of_tier.segments)
                 hits.add_metric(of, of_tier.hits)
                 drafted.add_metric(of, of_tier.drafted)
-        yield from (sessions, drafts, failures, logs, unsynced, log_failures)
-        yield from (held, tokens, segments, hits, drafted)
+                accepted.add_metric(of, of_tier.accepted)
+        yield from (sessions, conversations, drafts, failures, logs, unsynced, log_failures)
+        yield from (held, tokens, segments, hits, drafted, accepted)

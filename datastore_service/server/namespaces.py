@@ -32,8 +32,7 @@ class HostedNamespace:
 
     def step(self, stream: int, entries: Sequence[Entry]) -> list[Reply]:
         """Raises RefusalError if the namespace was dropped, what the engine raises otherwise."""
-        if self.dropped:
-            raise precondition(f"namespace: {self.namespace} was dropped; a new stream creates it anew")
+        self.check_kept()
         replies = self.engine.step(entries)
         # Whatever the statuses: an opening whose tokens were refused has opened a session all the same, and one message
         # may close a session and open another of its name.
@@ -43,6 +42,11 @@ class HostedNamespace:
         for session in named - opened:
             self.leases.release(session)
         return replies
+
+    def check_kept(self) -> None:
+        """Raises RefusalError if the namespace was dropped while a call held it."""
+        if self.dropped:
+            raise precondition(f"namespace: {self.namespace} was dropped; a new stream creates it anew")
 
     def close_expired(self, now: float) -> int:
         """Closes the sessions whose stream broke too long ago; returns how many."""

@@ -6,27 +6,29 @@ import logging
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from datastore_service.endpoint import Endpoint
-from datastore_service.server.admin import Admin
-from datastore_service.server.drafting import Drafting
+from datastore_service.server.admin import ADMIN, Admin
+from datastore_service.server.corpora import Corpora
+from datastore_service.server.drafting import DRAFTING, Drafting
+from datastore_service.server.history import History
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import Namespaces, NewEngine
+from datastore_service.server.status_page import StatusPage
+from datastore_service.server.web import application, listen
 from datastore_service.storage.data_directory import DataDirectory
-from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
+from datastore_service.tls import Tls
 from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_server
 
 log = logging.getLogger(__name__)
 
-DRAFTING = drafting_pb2.DESCRIPTOR.services_by_name["Drafting"].full_name
-ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 SHORT_CALL_THREADS = 8  # for admin and health calls, beside one thread a stream
 HOUSEKEEPING_SECONDS = 1.0
 SYNC_SECONDS = 1.0  # what was answered in between, a power failure may take
@@ -38,8 +40,9 @@ class Service:
     """Listens on `address` once started.
 
     new_engine: makes a namespace's engine and says whether the prior is attached. token: asked of admin calls, "" for
-    none. data: keeps the live tiers; None keeps them in memory alone. Raises ValueError if the address is reachable from
-    elsewhere and not allowed to be, or has no token; StorageError if stored text cannot be read.
+    none. tls: None for plain text. corpora: folder of the files that WarmupFile may read. data: keeps the live tiers; None
+    keeps them in memory alone. Raises ValueError if the address is reachable from elsewhere and not allowed to be, or has no
+    token; StorageError if stored text cannot be read.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class Service:
         limits: ServiceLimits | None = None,
         token: str = "",
         allow_remote: bool = False,
+        tls: Tls | None = None,
+        corpora: Path | None = None,
         data: DataDirectory | None = None,
     ) -> None:
         _check_exposure(address, token, allow_remote)
@@ -56,20 +61,24 @@ class Service:
         self.namespaces = Namespaces(new_engine, self._limits, data)
         self.metrics = ServiceMetrics(self.namespaces)
         self.drafting = Drafting(self.namespaces, self._limits, self.metrics)
+        self.history = History(self.namespaces)
+        self.page = StatusPage(self.namespaces, self.history, lambda: self.drafting.streams)
         self._health = health.HealthServicer()
-        self._address = address
+        self._address, self._tls = address, tls
         self._server = grpc.server(
             ThreadPoolExecutor(self._limits.streams + SHORT_CALL_THREADS, "specstore-rpc"),
             options=_server_options(self._limits),
         )
-        self._add_servicers(Admin(self.namespaces, self.drafting, self._limits, self.metrics, token))
+        self._add_servicers(
+            Admin(self.namespaces, self.drafting, self._limits, self.metrics, token, Corpora(corpora))
+        )
         self._stopping = threading.Event()
         self.endpoint = ""
 
     def start(self) -> str:
         """Returns the endpoint (with the port that port 0 became). Raises OSError if the address is not free."""
         try:
-            port = self._server.add_insecure_port(self._address.target)
+            port = self._bind()
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._address.target}: {error}") from None
         self.endpoint = self._address.target if self._address.path else f"{self._address.host}:{port}"
@@ -77,7 +86,9 @@ class Service:
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
         for name, loop in (("housekeeping", self._keep_house), ("sync", self._keep_synced)):
             threading.Thread(target=loop, name=f"specstore-{name}", daemon=True).start()
-        log.info("serving", extra={"endpoint": self.endpoint})
+        log.info("serving", extra={"endpoint": self.endpoint, "tls": self._tls is not None})
+        if not self._tls and not self._address.local:
+            log.warning("no TLS: texts and the admin token cross the network readable")
         return self.endpoint
 
     def stop(self) -> None:
@@ -90,6 +101,15 @@ class Service:
         self._server.stop(LAST_REPLY_SECONDS).wait()
         self.namespaces.close()
         log.info("stopped")
+
+    def _bind(self) -> int:
+        if self._tls is None:
+            return self._server.add_insecure_port(self._address.target)
+        pair = self._tls.key, self._tls.certificate
+        asks = self._tls.ca is not None
+        return self._server.add_secure_port(
+            self._address.target, grpc.ssl_server_credentials([pair], self._tls.ca, require_client_auth=asks)
+        )
 
     def _add_servicers(self, admin: Admin) -> None:
         add_DraftingServicer_to_server(self.drafting, self._server)
@@ -104,6 +124,7 @@ class Service:
 
     def _keep_house(self) -> None:
         while not self._stopping.wait(HOUSEKEEPING_SECONDS):
+            self.history.tick()
             closed = self.namespaces.close_expired()
             if closed:
                 log.info("closed sessions of broken streams", extra={"sessions": closed})
@@ -114,12 +135,13 @@ class Service:
 
 
 def serve(service: Service, metrics_port: int | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. metrics_port: HTTP port on loopback, None for no metrics."""
+    """Serves until SIGTERM or SIGINT, then drains. metrics_port: HTTP port on loopback for the status page and metrics,
+    None for neither."""
     wanted_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wanted_end.set())
     if metrics_port is not None:
-        start_http_server(metrics_port, addr="127.0.0.1", registry=service.metrics.registry)
+        listen(application(service.page.html, service.metrics.registry), metrics_port)
     service.start()
     wanted_end.wait()
     service.stop()

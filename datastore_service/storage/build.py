@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from datastore_service.engine.segment import build_segment, checked_document
-from datastore_service.storage.corpus import read_documents, tokenize
+from datastore_service.engine.segment import build_segment
+from datastore_service.storage.corpus import groups, read_tokens
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.fingerprint import tokenizer_fingerprint, tokenizer_path
 from datastore_service.storage.manifest import MANIFEST, Manifest, has_manifest, read_manifest, write_manifest
@@ -51,9 +51,10 @@ def build_prior(
     paths = [Path(source) for source in sources]
     manifest = _begin(directory, paths, tokenizer_folder, field, segment_tokens)
     tokenizer = Tokenizer.from_file(str(tokenizer_path(tokenizer_folder)))
-    documents = islice(_documents(paths, field, tokenizer, manifest.vocab_size), manifest.documents, None)
+    corpus = chain.from_iterable(read_tokens(path, field, tokenizer, manifest.vocab_size) for path in paths)
+    documents = islice(corpus, manifest.documents, None)
     resumed, tokens = manifest.documents > 0, 0
-    for group in _groups(documents, segment_tokens):
+    for group in groups(documents, segment_tokens):
         manifest = _add_segment(directory, manifest, group)
         tokens += sum(map(len, group))
         progress(Progress(manifest.documents, tokens, len(manifest.segments)))
@@ -98,29 +99,6 @@ def _begin(
 def _source_digest(paths: list[Path], field: str, segment_tokens: int) -> str:
     stamps = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return hashlib.sha256(json.dumps([stamps, field, segment_tokens]).encode()).hexdigest()
-
-
-def _documents(paths: list[Path], field: str, tokenizer: Tokenizer, vocab_size: int) -> Iterator[np.ndarray]:
-    for path in paths:
-        for number, tokens in enumerate(tokenize(read_documents(path, field), tokenizer), start=1):
-            try:
-                yield checked_document(tokens, vocab_size)
-            except ValueError as error:
-                raise StorageError(path, f"document {number}", str(error)) from error
-
-
-def _groups(documents: Iterator[np.ndarray], limit: int) -> Iterator[list[np.ndarray]]:
-    """Consecutive documents of at most `limit` tokens together; a longer one stands alone."""
-    group: list[np.ndarray] = []
-    size = 0
-    for document in documents:
-        if group and size + len(document) > limit:
-            yield group
-            group, size = [], 0
-        group.append(document)
-        size += len(document)
-    if size:
-        yield group
 
 
 def _add_segment(directory: Path, manifest: Manifest, group: list[np.ndarray]) -> Manifest:

@@ -11,6 +11,7 @@ import pyarrow.parquet as parquet
 from pyarrow import ArrowInvalid
 from tokenizers import Tokenizer
 
+from datastore_service.engine.segment import checked_document
 from datastore_service.storage.errors import StorageError
 
 _BATCH_CHARACTERS = 1 << 22
@@ -30,8 +31,31 @@ def read_documents(path: Path, field: str) -> Iterator[Row]:
         raise StorageError(path, "file", error.strerror or str(error)) from error
 
 
-def tokenize(rows: Iterator[Row], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Token ids of each document, in order; texts are encoded in parallel batches, without special tokens."""
+def read_tokens(path: Path, field: str, tokenizer: Tokenizer | None, vocab_size: int) -> Iterator[np.ndarray]:
+    """The documents of one file as token ids, all below `vocab_size`. tokenizer: None for a file without text.
+
+    Raises StorageError naming the file and the document, line or column."""
+    rows = read_documents(path, field)
+    documents = tokenize(rows if tokenizer is not None else _without_text(path, rows), tokenizer)
+    for number, tokens in enumerate(documents, start=1):
+        try:
+            checked = checked_document(tokens, vocab_size)
+        except ValueError as error:
+            raise StorageError(path, f"document {number}", str(error)) from error
+        yield checked
+
+
+def _without_text(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row, str):
+            raise StorageError(path, f"document {number}", "is text, which needs a tokenizer")
+        yield row
+
+
+def tokenize(rows: Iterator[Row], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
+    """Token ids of each document, in order; texts are encoded in parallel batches, without special tokens.
+
+    tokenizer: None if no row is text."""
     batch: list[Row] = []
     characters = 0
     for row in rows:
@@ -43,9 +67,23 @@ def tokenize(rows: Iterator[Row], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     yield from _encode(batch, tokenizer)
 
 
-def _encode(batch: list[Row], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+def groups(documents: Iterator[np.ndarray], limit: int) -> Iterator[list[np.ndarray]]:
+    """Consecutive documents of at most `limit` tokens together; a longer one stands alone."""
+    group: list[np.ndarray] = []
+    size = 0
+    for document in documents:
+        if group and size + len(document) > limit:
+            yield group
+            group, size = [], 0
+        group.append(document)
+        size += len(document)
+    if size:
+        yield group
+
+
+def _encode(batch: list[Row], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
     texts = [row for row in batch if isinstance(row, str)]
-    encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    encoded = iter(() if tokenizer is None else tokenizer.encode_batch_fast(texts, add_special_tokens=False))
     for row in batch:
         yield np.array(next(encoded).ids, dtype=np.int64) if isinstance(row, str) else row
 

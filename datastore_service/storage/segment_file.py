@@ -1,4 +1,4 @@
-"""Segment files, format version 1; docs/segment-format.md describes every byte."""
+"""Segment files, format version 2; docs/segment-format.md describes every byte."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from datastore_service.engine.segment import LEAD, MAX_SIZE, MAX_VOCAB, Segment, token_dtype
+from datastore_service.engine.packing import packed_size
+from datastore_service.engine.segment import MAX_SIZE, MAX_VOCAB, Segment, suffix_bits, token_dtype
 from datastore_service.storage.atomic import replacing
 from datastore_service.storage.errors import StorageError
 
 MAGIC = b"SPECSEG\x00"
-VERSION = 1
+VERSION = 2
+OLDER = (1,)  # what `specstore upgrade` reads
 SUFFIX = ".seg"
 _ALIGNMENT = 64
 _HEADER = struct.Struct("<8sIIQQ32sQQQ4I")  # without its own checksum, which follows as u32
 HEADER_BYTES = 128
-_PARTS = ("tokens", "suffix_array", "offsets", "leads")
+_PARTS = ("tokens", "suffixes", "offsets", "keys")
 _CHUNK = 1 << 24
 
 
@@ -33,8 +35,7 @@ class SegmentFile:
     def __init__(self, path: Path | str, tokenizer: str | None = None) -> None:
         """tokenizer: the fingerprint the file must have been built with, None for any. Raises StorageError."""
         self.path = Path(path)
-        header = _read_header(self.path)
-        fields = _unpack(self.path, header)
+        fields = read_header(self.path)
         self.vocab_size, self.separator, self.tokenizer, self._sizes, self._checksums = fields
         if tokenizer is not None and tokenizer != self.tokenizer:
             raise StorageError(self.path, "tokenizer", f"built with {self.tokenizer}, not {tokenizer}")
@@ -43,7 +44,7 @@ class SegmentFile:
     def verify(self) -> None:
         """Compares the body with its checksums. Raises StorageError naming the part that differs."""
         for name, checksum in zip(_PARTS, self._checksums, strict=True):
-            if _checksum(getattr(self.segment, name)) != checksum:
+            if body_checksum(getattr(self.segment, name)) != checksum:
                 raise StorageError(self.path, name, "checksum does not match, the file is damaged")
 
     def _map(self) -> Segment:
@@ -52,10 +53,10 @@ class SegmentFile:
         actual = self.path.stat().st_size
         if actual != end:
             raise StorageError(self.path, "length", f"{actual} bytes, the header says {end}")
-        tokens, suffix_array, offsets, leads = (self._map_part(*part) for part in layout)
+        tokens, suffixes, offsets, keys = (self._map_part(*part) for part in layout)
         if offsets[0] != 0 or offsets[-1] != size:
             raise StorageError(self.path, "offsets", f"do not reach from 0 to {size}")
-        return Segment(tokens, suffix_array, offsets, leads, self.vocab_size, self.separator)
+        return Segment(tokens, suffixes, offsets, keys, self.vocab_size, self.separator)
 
     def _map_part(self, start: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         if 0 in shape:  # an empty range cannot be mapped
@@ -69,7 +70,7 @@ def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
     Raises ValueError for another fingerprint and OSError where the disk refuses."""
     if len(tokenizer) != 64:
         raise ValueError(f"tokenizer: a fingerprint has 64 hexadecimal digits, not {len(tokenizer)}")
-    sizes = len(segment.tokens), segment.documents, len(segment.leads)
+    sizes = len(segment.tokens), segment.documents, len(segment.keys)
     layout, end = _layout(segment.vocab_size, *sizes)
     arrays = [getattr(segment, name) for name in _PARTS]
     header = _HEADER.pack(
@@ -80,7 +81,7 @@ def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
         segment.separator,
         bytes.fromhex(tokenizer),
         *sizes,
-        *map(_checksum, arrays),
+        *map(body_checksum, arrays),
     )
     with replacing(Path(path)) as file:
         file.write(header + struct.pack("<I", zlib.crc32(header)))
@@ -96,8 +97,13 @@ def _layout(
 ) -> tuple[list[tuple[int, np.dtype, tuple[int, ...]]], int]:
     """Start, type and shape of every part, and the file's length."""
     parts, start = [], HEADER_BYTES
-    shapes = (size,), (size,), (documents + 1,), (blocks, LEAD)
-    fixed = [np.dtype(kind) for kind in (np.int32, np.int64, np.uint32)]
+    shapes: tuple[tuple[int, ...], ...] = (
+        (size,),
+        (packed_size(size, suffix_bits(size)),),
+        (documents + 1,),
+        (blocks,),
+    )
+    fixed = [np.dtype(kind) for kind in (np.uint8, np.int64, np.uint64)]
     dtypes: list[np.dtype] = [token_dtype(vocab_size), *fixed]
     for dtype, shape in zip(dtypes, shapes, strict=True):
         parts.append((start, dtype.newbyteorder("<"), shape))
@@ -106,23 +112,18 @@ def _layout(
     return parts, start
 
 
-def _read_header(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            header = file.read(HEADER_BYTES)
-    except OSError as error:
-        raise StorageError(path, "file", error.strerror or str(error)) from error
-    if len(header) < HEADER_BYTES:
-        raise StorageError(path, "length", f"{len(header)} bytes, shorter than the header's {HEADER_BYTES}")
-    return header
+def read_header(
+    path: Path, version: int = VERSION
+) -> tuple[int, int, str, tuple[int, int, int], tuple[int, ...]]:
+    """vocab_size, separator, tokenizer, sizes (tokens, documents, keys) and checksums of a file of `version`.
 
-
-def _unpack(path: Path, header: bytes) -> tuple[int, int, str, tuple[int, int, int], tuple[int, ...]]:
-    magic, version, width, vocab_size, separator, tokenizer, *rest = _HEADER.unpack_from(header)
-    if magic != MAGIC:
-        raise StorageError(path, "magic", f"{magic!r}, this is not a segment file")
-    if version != VERSION:
-        raise StorageError(path, "version", f"{version}, this program reads {VERSION}")
+    Raises StorageError for a file that is none or damaged."""
+    found = format_version(path)
+    if found != version:
+        hint = "; `specstore upgrade` rewrites its directory" if found in OLDER else ""
+        raise StorageError(path, "version", f"{found}, this program reads {version}{hint}")
+    header = _header_bytes(path)
+    _, _, width, vocab_size, separator, tokenizer, *rest = _HEADER.unpack_from(header)
     (checksum,) = struct.unpack_from("<I", header, _HEADER.size)
     if checksum != zlib.crc32(header[: _HEADER.size]) or any(header[_HEADER.size + 4 :]):
         raise StorageError(path, "header", "checksum does not match, the file is damaged")
@@ -134,7 +135,26 @@ def _unpack(path: Path, header: bytes) -> tuple[int, int, str, tuple[int, int, i
     return vocab_size, separator, tokenizer.hex(), sizes, tuple(rest[3:])
 
 
-def _checksum(array: np.ndarray) -> int:
+def format_version(path: Path) -> int:
+    """Raises StorageError for a file that is no segment file."""
+    magic, version, *_ = _HEADER.unpack_from(_header_bytes(path))
+    if magic != MAGIC:
+        raise StorageError(path, "magic", f"{magic!r}, this is not a segment file")
+    return version
+
+
+def _header_bytes(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            header = file.read(HEADER_BYTES)
+    except OSError as error:
+        raise StorageError(path, "file", error.strerror or str(error)) from error
+    if len(header) < HEADER_BYTES:
+        raise StorageError(path, "length", f"{len(header)} bytes, shorter than the header's {HEADER_BYTES}")
+    return header
+
+
+def body_checksum(array: np.ndarray) -> int:
     """CRC-32 of an array's bytes, in chunks: the body may be larger than memory."""
     data = np.ascontiguousarray(array).data.cast("B") if array.size else b""
     value = 0

@@ -158,6 +158,8 @@ def build_prior(model: str) -> Path:
             command = [*SPECSTORE, "build", "--tokenizer", str(tokenizer), "--out", str(built), str(CORPUS)]
             subprocess.run(command, check=True)
             built.rename(prior)
+    else:  # it may be of an earlier version's format
+        subprocess.run([*SPECSTORE, "upgrade", str(prior)], check=True, stdout=subprocess.DEVNULL)
     return prior
 
 

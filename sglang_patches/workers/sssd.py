@@ -61,6 +61,7 @@ class SSSDWorker(TreeWorker):
                 namespace_of(server_args, self.options),
                 vocab_size,
                 prior=self.options.prior or None,
+                tls=self.options.tls(),
             )
             logger.info(
                 "specstore: drafting from %s, up to %d nodes", self.options.endpoint, self.budget.nodes

@@ -106,20 +106,22 @@ class NamespaceStats(_message.Message):
     def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: bool = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ..., log_bytes: _Optional[int] = ..., log_unsynced_bytes: _Optional[int] = ..., log_failures: _Optional[int] = ..., stored: bool = ...) -> None: ...
 
 class TierStats(_message.Message):
-    __slots__ = ("tier", "tokens", "bytes", "hits", "drafted", "segments")
+    __slots__ = ("tier", "tokens", "bytes", "hits", "drafted", "segments", "accepted")
     TIER_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     tokens: int
     bytes: int
     hits: int
     drafted: int
     segments: int
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., drafted: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
+    accepted: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., drafted: _Optional[int] = ..., segments: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class ListNamespacesRequest(_message.Message):
     __slots__ = ()
@@ -172,6 +174,26 @@ class CompactReply(_message.Message):
     segments: int
     tokens: int
     def __init__(self, segments: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class WarmupFileRequest(_message.Message):
+    __slots__ = ("namespace", "file", "field", "tokenizer")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    file: str
+    field: str
+    tokenizer: str
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., file: _Optional[str] = ..., field: _Optional[str] = ..., tokenizer: _Optional[str] = ...) -> None: ...
+
+class WarmupProgress(_message.Message):
+    __slots__ = ("documents", "tokens")
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    documents: int
+    tokens: int
+    def __init__(self, documents: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class DropNamespaceRequest(_message.Message):
     __slots__ = ("namespace",)

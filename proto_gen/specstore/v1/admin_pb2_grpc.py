@@ -39,6 +39,11 @@ class AdminStub(object):
                 request_serializer=specstore_dot_v1_dot_admin__pb2.WarmupRequest.SerializeToString,
                 response_deserializer=specstore_dot_v1_dot_admin__pb2.WarmupReply.FromString,
                 _registered_method=True)
+        self.WarmupFile = channel.unary_stream(
+                '/specstore.v1.Admin/WarmupFile',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.WarmupFileRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.WarmupProgress.FromString,
+                _registered_method=True)
         self.Flush = channel.unary_unary(
                 '/specstore.v1.Admin/Flush',
                 request_serializer=specstore_dot_v1_dot_admin__pb2.FlushRequest.SerializeToString,
@@ -93,6 +98,17 @@ class AdminServicer(object):
         """Adds finished documents to a namespace's live tier, as if sessions had just written them. The first message names
         the namespace, which is created if it is new. One reply when the caller has sent everything.
         INVALID_ARGUMENT names the offending field (`documents[2].tokens[7]: 70000 is not below the vocabulary's 50000`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WarmupFile(self, request, context):
+        """As Warmup, with a file that lies on the service's machine already; drafting goes on meanwhile. Answers each time that
+        a part of the file has been added, the last time with all of it. A caller that hangs up ends it; what has been added
+        stays, also when a later part turns out to be unreadable.
+        INVALID_ARGUMENT for a name that leads out of the service's corpora and for what cannot be read, NOT_FOUND for what
+        is not there, FAILED_PRECONDITION for a service without corpora and for a tokenizer that is not the namespace's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,6 +193,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=specstore_dot_v1_dot_admin__pb2.WarmupRequest.FromString,
                     response_serializer=specstore_dot_v1_dot_admin__pb2.WarmupReply.SerializeToString,
             ),
+            'WarmupFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.WarmupFile,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.WarmupFileRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.WarmupProgress.SerializeToString,
+            ),
             'Flush': grpc.unary_unary_rpc_method_handler(
                     servicer.Flush,
                     request_deserializer=specstore_dot_v1_dot_admin__pb2.FlushRequest.FromString,
@@ -250,6 +271,33 @@ class Admin(object):
             '/specstore.v1.Admin/Warmup',
             specstore_dot_v1_dot_admin__pb2.WarmupRequest.SerializeToString,
             specstore_dot_v1_dot_admin__pb2.WarmupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WarmupFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/specstore.v1.Admin/WarmupFile',
+            specstore_dot_v1_dot_admin__pb2.WarmupFileRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.WarmupProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,6 +17,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from datastore_service.client.channel import open_channel
+from datastore_service.tls import Tls
+
 SPECSTORE = [sys.executable, "-m", "datastore_service.cli.main"]
 VOCAB = 2000
 START_SECONDS = 60.0
@@ -34,10 +37,11 @@ def specstore(*words: object, **environment: str) -> subprocess.CompletedProcess
 
 
 class Process:
-    """`specstore serve` in a process group of its own; the same address each time it starts."""
+    """`specstore serve` in a process group of its own; the same address each time it starts. tls: of a client of it."""
 
-    def __init__(self, log: Path, *flags: object) -> None:
+    def __init__(self, log: Path, *flags: object, tls: Tls | None = None) -> None:
         self.endpoint, self._log, self._flags = f"127.0.0.1:{free_port()}", log, flags
+        self._tls = tls
 
     def start(self) -> Process:
         words = [*SPECSTORE, "serve", "--listen", self.endpoint, *map(str, self._flags)]
@@ -50,7 +54,7 @@ class Process:
         return self
 
     def serving(self) -> bool:
-        with grpc.insecure_channel(self.endpoint) as channel:
+        with open_channel(self.endpoint, self._tls) as channel:
             try:
                 reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1)
             except grpc.RpcError:

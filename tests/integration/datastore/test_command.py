@@ -3,11 +3,15 @@
 import json
 import shutil
 import signal
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import trustme
 
+from datastore_service.tls import client_tls
 from tests.integration.datastore.conftest import Process, specstore, write_tokenizer
+from tests.unit.certificates import issue
 
 
 def assert_one_line(done, status: int, *parts: str) -> None:
@@ -140,3 +144,31 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
     events = [json.loads(line)["message"] for line in service.logs().splitlines()]
     assert events[0] == "serving"
     assert events[-2:] == ["draining", "stopped"]
+
+
+def test_a_service_with_tls_a_data_directory_and_a_status_page(corpus, tokenizer, tmp_path):
+    files = issue(tmp_path / "tls", trustme.CA(), "service")
+    corpora = tmp_path / "data" / "corpora"
+    corpora.mkdir(parents=True)
+    np.save(corpora / "ids.npy", corpus[1][:2])
+    flags = ("--tls-certificate", files.certificate, "--tls-key", files.key, "--tls-client-ca", files.ca)
+    tls = client_tls(files.ca, files.certificate, files.key)
+    with Process(
+        tmp_path / "log", *flags, "--data", tmp_path / "data", "--metrics-port", 0, tls=tls
+    ) as service:
+        at = ("--endpoint", service.endpoint, "--model", "m", "--tokenizer", tokenizer)
+        mine = ("--tls-ca", files.ca, "--tls-certificate", files.certificate, "--tls-key", files.key)
+        warmed = specstore("warmup", "--server-file", "ids.npy", *at, *mine)
+        assert (warmed.stdout, warmed.stderr) == ("added 2 documents, 2000 tokens\n", "")
+        context = " ".join(map(str, corpus[1][1][:8]))
+        (node, *_) = drafted(specstore("query", context, "--ids", "--json", *at, *mine))
+        assert (node["token"], node["tier"]) == (corpus[1][1][8], "live")
+        refused = specstore("query", context, "--ids", *at, "--tls-ca", files.ca)
+        assert refused.returncode == 1 and "specstore: UNAVAILABLE: " in refused.stderr
+        events = [json.loads(line) for line in service.logs().splitlines() if line.startswith("{")]
+        url = next(event["url"] for event in events if "url" in event)
+        with urlopen(url) as page, urlopen(url + "metrics") as metrics:
+            assert "<td>2,000</td>" in page.read().decode()
+            assert 'specstore_tokens{model="m",tenant="",tier="live"} 2000.0' in metrics.read().decode()
+    refused = specstore("serve", "--listen", "127.0.0.1:0", "--tls-certificate", files.certificate)
+    assert_one_line(refused, 2, "tls-certificate: needs tls-key")

@@ -28,8 +28,9 @@ def test_pairing_cancels_slow_groups():
 
 
 def test_groups_hold_one_category_each():
-    prompts = [Prompt("a", "1"), Prompt("b", "2"), Prompt("a", "3"), Prompt("a", "4")]
-    assert [[p.text for p in group] for group in groups_of(prompts, 2)] == [["1", "3"]]
+    prompts = [Prompt("a", "1"), Prompt("b", "2"), Prompt("a", "3"), Prompt("a", "4"), Prompt("a", "5")]
+    assert [[p.text for p in group] for group in groups_of(prompts, 2)] == [["1", "3", "4"]]
+    assert [[p.text for p in group] for group in groups_of(prompts[:3], 1)] == [["1"], ["3"], ["2"]]
 
 
 def test_first_difference():

@@ -12,6 +12,7 @@ from datastore_service.engine.types import Budget, Entry, Namespace, Opening
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.manifest import Manifest, write_manifest
 from datastore_service.storage.segment_file import SUFFIX, write_segment
+from datastore_service.tls import Tls
 from tests.unit.server.service import running
 
 NAMESPACE = Namespace("m", "a" * 64)
@@ -59,6 +60,7 @@ def test_service():
         ("host:99999", {}, "^endpoint: port 99999 exceeds 65535"),
         ("host:1", {"prior": "dir"}, "^prior: the service at host:1 has its own"),
         ("embedded", {"vocab_size": 0}, "^vocab_size: 0 is less than 1"),
+        ("embedded", {"tls": Tls(None, None, b"")}, "^tls: an embedded datastore has no connection"),
     ],
 )
 def test_bad_arguments_name_themselves(endpoint, arguments, message):

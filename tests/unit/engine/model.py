@@ -20,11 +20,12 @@ FEWEST_SAMPLES = 16  # that the engine takes of a token's places, where there ar
 
 @dataclass
 class ModelSession:
-    """before: the conversation's earlier documents. text: the request's own."""
+    """before: the conversation's earlier documents. text: the request's own. refused: (position in it, token) pairs."""
 
     opening: Opening
     before: list[Text] = field(default_factory=list)
     text: Text = ()
+    refused: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -38,9 +39,13 @@ class Sight:
 
     own: Text
     texts: dict[Tier, tuple[Text, ...]]
+    refused: tuple[tuple[int, int], ...] = ()
 
     def explains(self, tier: Tier, path: Text) -> bool:
         """Whether a text of the tier has the path after a token equal to the context's last."""
+        if tier is Tier.REJECTED:
+            places = [at for at, token in self.refused if (token,) == path]
+            return any(at > 0 and self.own[at - 1] == self.own[-1] for at in places)
         endless = [(self.own + path, len(self.own) - 1)] if tier is Tier.SESSION else []
         whole = [(text, len(text) - len(path)) for text in self.texts[tier]]
         return any(_follows(text, self.own[-1], path, last) for text, last in whole + endless)
@@ -156,19 +161,28 @@ class EngineModel:
         if new and self.session_tokens + len(new) > self.limits.tokens:
             return Status.OVER_BUDGET
         session.text += new
+        for refused in entry.rejected:
+            self._refuse(session, refused.position, refused.tokens.tolist())
         while new and self.session_tokens + self.conversation_tokens > self.limits.tokens:
             self.conversations.popitem(last=False)
         return Status.OK
+
+    def _refuse(self, session: ModelSession, position: int, tokens: Sequence[int]) -> None:
+        last = session.refused[-1][0] if session.refused else -1
+        room = self.limits.refusals - len(session.refused)
+        if last < position < len(session.text):
+            session.refused += tuple((position, token) for token in tokens[: min(2, room)])
 
     def _answer(self, entry: Entry, session: ModelSession | None, status: Status) -> Answer:
         known = len(session.text) if session else 0
         if session is None or status is not Status.OK or not entry.budget.nodes or not session.text:
             return Answer(status, known, None)
         texts = {Tier.SESSION: tuple(session.before), Tier.LIVE: self.live, Tier.PRIOR: self.prior}
-        return Answer(status, known, Sight(session.text, texts))
+        return Answer(status, known, Sight(session.text, texts, session.refused))
 
     def _close(self, name: str) -> None:
         session = self.sessions.pop(name)
+        session.refused = ()
         opening = session.opening
         if opening.conversation and session.tokens:
             self._keep(opening.conversation, session)
@@ -211,6 +225,9 @@ class EngineModel:
             self.sealed = self.fresh = ()
         if tier is Tier.PRIOR:
             self.prior = ()
+        if tier is Tier.REJECTED:
+            for opened in self.sessions.values():
+                opened.refused = ()
 
     def left(self, sealed: tuple[Text, ...], fresh: tuple[Text, ...]) -> None:
         """Takes over what the live tier still has: all of it, or what is newest if it was too much."""

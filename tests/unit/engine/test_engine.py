@@ -181,13 +181,13 @@ def test_a_conversation_is_moved_not_shared():
 def test_a_step_that_waited_while_its_session_was_closed_leaves_the_conversation_alone(monkeypatch):
     """As when a worker connects anew and the old stream's last message is still being answered."""
     engine = opened([1, 2, 3], "a", conversation="talk")
-    draft, find = engine._draft, engine._find_or_open
+    answer, find = engine._answer, engine._find_or_open
     closing, found, go_on = threading.Event(), threading.Event(), threading.Event()
 
-    def slow_draft(*args):
+    def slow_answer(*args):
         closing.set()
         assert go_on.wait(10)
-        return draft(*args)
+        return answer(*args)
 
     def signalled_find(entry):
         session = find(entry)
@@ -195,7 +195,7 @@ def test_a_step_that_waited_while_its_session_was_closed_leaves_the_conversation
             found.set()
         return session
 
-    monkeypatch.setattr(engine, "_draft", slow_draft)
+    monkeypatch.setattr(engine, "_answer", slow_answer)
     monkeypatch.setattr(engine, "_find_or_open", signalled_find)
     first = threading.Thread(target=lambda: step(engine, "a", 3, closing=True))
     first.start()

@@ -33,6 +33,7 @@ limits = st.builds(
     live_tokens=st.sampled_from((0, 60, 60, 150, 1 << 16)),
     conversations=st.sampled_from((0, 2)),
     conversation_seconds=st.just(100.0),
+    refusals=st.sampled_from((0, 3, 100)),
 )
 names = st.sampled_from("abc")
 conversations = st.sampled_from(("", "", "x", "y", "z"))
@@ -140,7 +141,7 @@ class EngineMachine(RuleBasedStateMachine):
             Tier.PRIOR: sum(map(len, model.prior)),
             Tier.LIVE: _live_size(model),
             Tier.SESSION: model.session_tokens + model.conversation_tokens,
-            Tier.REJECTED: 0,
+            Tier.REJECTED: sum(len(session.refused) for session in model.sessions.values()),
         }
         assert {tier: stats.tiers[tier].tokens for tier in Tier} == tokens
         assert {tier: stats.tiers[tier].hits for tier in Tier} == {tier: model.hits[tier] for tier in Tier}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.fusion import CLASSES, MATCH_CLASSES, FusionWeights
+from datastore_service.engine.fusion import CLASSES, MATCH_CLASSES, FusionWeights, Policy
 from datastore_service.engine.retrieval import MAX_MATCH
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.tree import Tier
@@ -91,6 +91,39 @@ def test_a_continuation_ends_with_its_document():
     prior = [build_segment([np.array([1, 2, 3]), np.array([4, 5])], 16)]
     tree = draft([1, 2], Budget(8, 8, 8), prior)
     assert tree.tokens.tolist() == [3]
+
+
+PRIORITY = FusionWeights(policy=Policy.PRIORITY)
+
+
+def test_priority_drafts_the_text_after_the_longest_match_as_one_chain():
+    text = [5, 1, 2, 7, 8, *[9, 2, 6] * 3, 5, 1, 2]
+    tree = draft(text, Budget(4, 8, 4), weights=PRIORITY)
+    assert tree.tokens.tolist() == [7, 8, 9, 2]
+    assert tree.parents.tolist() == [-1, 0, 1, 2]
+    tree.check_integrity(4, 8, 4)
+
+
+def test_priority_asks_the_tiers_in_doubles_order():
+    prior = [build_segment([np.array([1, 2, 3, 11])], 16)]
+    text = [1, 2, 3, 12, 1, 2, 3]
+    assert draft(text, Budget(1), prior, PRIORITY).tokens.tolist() == [11]
+    assert draft(text, Budget(1), (), PRIORITY).tokens.tolist() == [12]
+    longer = [9, *text[:4], 9, *text[4:]]  # a match of four counts as one of three, the prior comes first
+    assert draft(longer, Budget(1), prior, PRIORITY).tokens.tolist() == [11]
+    short_prior = [build_segment([np.array([2, 3, 11])], 16)]
+    assert draft(text, Budget(1), short_prior, PRIORITY).tokens.tolist() == [12]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 3), max_size=120),
+    st.lists(st.lists(st.integers(0, 3), max_size=80), max_size=3),
+    st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(1, 4)),
+)
+def test_priority_trees_keep_invariants_and_budget(text, documents, limits):
+    prior = [build_segment([np.array(d, dtype=np.int64) for d in documents], 16)]
+    draft(text, Budget(*limits), prior, PRIORITY).check_integrity(*limits)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import datastore_service
-from datastore_service.engine import SOURCES, batch, segment, session
+from datastore_service.engine import SOURCES, batch, packing, segment, session, suffix_sorting
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import SessionIndex
@@ -77,9 +77,9 @@ def test_an_edit_of_another_module_is_compiled_and_nothing_else_is(package):
     tokens, estimate, compiled = query(package)
     assert (tokens, compiled) == ([4], 1)
     assert query(package) == ([4], estimate, 0)
-    edit(package / "fusion.py", "    left = 1.0\n", "    left = 0.5\n")
+    edit(package / "fusion.py", "left, shares = 1.0, ", "left, shares = 0.5, ")
     assert query(package) == ([4], pytest.approx(estimate / 2), 1)
-    edit(package / "fusion.py", "    left = 0.5\n", "    left = 1.0\n")
+    edit(package / "fusion.py", "left, shares = 0.5, ", "left, shares = 1.0, ")
     assert query(package) == ([4], estimate, 0)
 
 
@@ -114,9 +114,9 @@ def test_an_entry_point_has_one_signature_whatever_the_width(vocab_size):
         array.flags.writeable = False
         build_segment([array], vocab_size).check_integrity()
         SessionIndex().append(array.astype(np.int32))
-    modules = batch, segment, session
+    modules = batch, packing, segment, session, suffix_sorting
     kernels = {name: value for module in modules for name, value in vars(module).items() if _is_cached(value)}
-    assert kernels.keys() >= {"run_batch", "append_tokens", "_fill_leads", "_token_suffixes"}
+    assert kernels.keys() >= {"run_batch", "append_tokens", "_fill_keys", "_token_suffixes"}
     assert {name for name, value in kernels.items() if len(value.signatures) > 1} == set()
 
 

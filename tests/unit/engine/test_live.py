@@ -11,6 +11,7 @@ from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.live import FRESH_TOKENS, LiveTier, MergePolicy
 from datastore_service.engine.retrieval import (
     CURSOR,
+    FIRST_ROW,
     FRESH_WALK,
     MATCH,
     MAX_MATCH,
@@ -44,7 +45,9 @@ def found(index, context):
     """{(document, position of the next token): match length}"""
     out = np.zeros((OCCURRENCE_FIELDS, 1000), dtype=np.int64)
     context = np.array(context, dtype=np.int64)
-    count = fresh_occurrences(source_table((index,), (), ()), 1, 2, context, len(context), out, 0)
+    count = fresh_occurrences(
+        source_table((index,), (), ()), FIRST_ROW, FIRST_ROW + 1, context, len(context), out, 0
+    )
     places = {}
     for cursor, match in zip(out[CURSOR, :count].tolist(), out[MATCH, :count].tolist(), strict=True):
         before = index.tokens[:cursor] == SEPARATOR

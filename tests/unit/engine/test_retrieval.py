@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from datastore_service.engine.batch import source_table
 from datastore_service.engine.retrieval import (
     CURSOR,
-    ENOUGH,
     FIRST_GRAM,
+    FIRST_ROW,
     MATCH,
     MAX_MATCH,
     MAX_SEGMENTS,
@@ -19,17 +19,24 @@ from datastore_service.engine.retrieval import (
 from datastore_service.engine.segment import build_segment
 from tests.unit.engine.oracles import match_length, occurrences
 
+ENOUGH = 24
 documents_of_few_ids = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=6)
 contexts = st.lists(st.integers(0, 3), min_size=1, max_size=MAX_MATCH)
 
 
-def retrieve(segments, context):
-    """Rows (source, position of the next token, match length, step)."""
+def retrieve(segments, context, enough=ENOUGH):
+    """Rows (source, position of the next token, match length, step), backing off until there are enough."""
     out = np.zeros((OCCURRENCE_FIELDS, 4000), dtype=np.int64)
     intervals = np.zeros((MAX_SEGMENTS, 2), dtype=np.int64)
     table = source_table((), (), tuple(segments))
     tokens = np.array(context, dtype=np.int64)
-    count = segment_occurrences(table, 1, len(table), tokens, len(tokens), intervals, out, 0)
+    count, longer, end = 0, MAX_MATCH + 1, len(table)
+    for gram in range(min(FIRST_GRAM, len(tokens)), 0, -1):
+        count, longer = segment_occurrences(
+            table, FIRST_ROW, end, gram, longer, SAMPLES, tokens, len(tokens), intervals, out, count
+        )
+        if count >= enough:
+            break
     return out[[SOURCE, CURSOR, MATCH, STEP], :count].T.tolist()
 
 
@@ -68,7 +75,7 @@ def test_sampled_occurrences_are_real_and_distinct(documents, context):
     assert len({(row, cursor) for row, cursor, *_ in found}) == len(found)
     assert len(found) <= (FIRST_GRAM + 1) * SAMPLES
     for row, cursor, match, step in found:
-        document = documents[row - 1]
+        document = documents[row - FIRST_ROW]
         assert cursor < len(document)
         assert match == match_length(document, cursor, context, MAX_MATCH)
         assert step >= 1
@@ -101,5 +108,5 @@ def test_several_segments_are_sampled_like_one():
     rng = np.random.default_rng(4)
     parts = [rng.integers(0, 2, 5000) for _ in range(3)]
     found = retrieve([build_segment([part], 2) for part in parts], [0])
-    rows = np.bincount([row for row, *_ in found], minlength=4)[1:]
+    rows = np.bincount([row for row, *_ in found], minlength=5)[FIRST_ROW:]
     assert rows.min() >= 0.8 * rows.max()

@@ -10,6 +10,7 @@ from datastore_service.engine.retrieval import (
     MATCH,
     MAX_MATCH,
     OCCURRENCE_FIELDS,
+    SESSION_WALK,
     session_occurrences,
 )
 from datastore_service.engine.session import GRAMS, SEPARATOR, SessionIndex
@@ -27,7 +28,7 @@ def indexed(text, chunk=3):
 
 def found(index):
     out = np.zeros((OCCURRENCE_FIELDS, 1000), dtype=np.int64)
-    return out[:, : session_occurrences(index.address, out)]
+    return out[:, : session_occurrences(index.address, SESSION_WALK, out)]
 
 
 @given(texts, st.integers(1, 9))

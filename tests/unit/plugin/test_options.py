@@ -30,6 +30,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path, monkeypatch):
         ({"SPECSTORE_DEADLINE_MS": "nan"}, "deadline_ms"),
         ({"SPECSTORE_LENGTH": "long"}, "length: 'long' is not one of"),
         ({"SPECSTORE_PRIOR": "d", "SPECSTORE_ENDPOINT": "host:1"}, "prior: only with endpoint 'embedded'"),
+        ({"SPECSTORE_TLS_CA": "f"}, "tls_ca: endpoint 'embedded' has no connection"),
     ],
 )
 def test_bad_values_name_the_field(values, message):
@@ -47,3 +48,10 @@ def test_unknown_key_in_the_file_is_named(tmp_path):
 def test_options_are_frozen():
     with pytest.raises(AttributeError):
         Options().nodes = 3
+
+
+def test_tls_files_are_read_where_they_are_named(tmp_path):
+    assert load_options({"SPECSTORE_ENDPOINT": "host:1"}).tls() is None
+    gone = {"SPECSTORE_ENDPOINT": "host:1", "SPECSTORE_TLS_CA": str(tmp_path / "gone")}
+    with pytest.raises(ValueError, match=f"^tls-ca: {tmp_path}/gone: No such file or directory$"):
+        load_options(gone).tls()

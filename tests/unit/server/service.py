@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from datastore_service.endpoint import parse_endpoint
@@ -10,6 +11,7 @@ from datastore_service.engine.engine import Limits
 from datastore_service.server.engines import engine_maker
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import Service
+from datastore_service.server.web import application, listen
 
 VOCAB = 1000
 
@@ -25,3 +27,21 @@ def running(
         yield service
     finally:
         service.stop()
+
+
+@contextmanager
+def serving(service: Service) -> Iterator[str]:
+    """The URL of its status page; metrics are below it."""
+    server = listen(application(service.page.html, service.metrics.registry), 0)
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)

@@ -181,7 +181,7 @@ def test_without_a_data_directory_there_are_no_snapshots(clients):
             fields = {} if method == "ListSnapshots" else {"name": "a"}
             code, details = refusal(lambda m=method, f=fields: client.call(m, **f))
             assert code is grpc.StatusCode.FAILED_PRECONDITION
-            assert "start it with --data" in details
+            assert "service with --data" in details
 
 
 def metrics_of(service) -> dict[str, float]:

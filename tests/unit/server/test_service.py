@@ -9,7 +9,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from prometheus_client import start_http_server
 
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.engine import Limits
@@ -18,7 +17,7 @@ from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import ADMIN, DRAFTING, Service
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
-from tests.unit.server.service import VOCAB, running
+from tests.unit.server.service import VOCAB, eventually, running, serving
 
 NAMESPACE = {"model": "m", "tokenizer": "t"}
 TEXT = [1, 2, 3, 4] * 10
@@ -177,13 +176,6 @@ def test_bounds_of_the_service():
 
 def names(hosted) -> list[str]:
     return [session.name for session in hosted.engine.sessions()]
-
-
-def eventually(condition, seconds: float = 10.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def test_sessions_outlive_a_broken_stream_for_the_grace():
@@ -407,20 +399,26 @@ def test_drain_answers_what_is_in_flight_and_refuses_what_comes_later(monkeypatc
 
 def test_metrics(service, stream):
     stream.ask(opened("m") | {"budget": BUDGET})
-    server, thread = start_http_server(0, addr="127.0.0.1", registry=service.metrics.registry)
-    try:
-        text = urlopen(f"http://127.0.0.1:{server.server_port}/metrics").read().decode()
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    stream.ask({"session": "m", "start": 40, "tokens": [1, 2, 3, 99]})
+    with serving(service) as url, urlopen(url + "metrics") as reply:
+        text = reply.read().decode()
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     labels = 'model="m",tenant="",tier="session"'
     assert float(values[f"specstore_hits_total{{{labels}}}"]) >= 1
     assert float(values[f"specstore_drafted_tokens_total{{{labels}}}"]) >= 8
+    assert float(values[f"specstore_accepted_tokens_total{{{labels}}}"]) >= 3
     assert float(values[f"specstore_bytes{{{labels}}}"]) > 0
     assert float(values[f"specstore_tokens{{{labels}}}"]) >= 40
     assert float(values[f"specstore_segments{{{labels}}}"]) == 0
     assert float(values['specstore_merge_failures_total{model="m",tenant=""}']) == 0
     assert float(values['specstore_sessions{model="m",tenant=""}']) >= 1
-    assert float(values["specstore_step_seconds_count"]) >= 1
+    assert float(values['specstore_conversations{model="m",tenant=""}']) >= 0
+    assert float(values["specstore_streams"]) >= 1
+    assert float(values["process_resident_memory_bytes"]) > 0
+    assert float(values["specstore_step_seconds_count"]) >= 2
+    step, engine = (float(values[f"specstore_{part}_seconds_sum"]) for part in ("step", "engine"))
+    assert 0 < engine < step
+    described = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP specstore_")}
+    typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE specstore_")}
+    assert described == typed
+    assert all(len(line.split(maxsplit=3)) == 4 for line in text.splitlines() if line.startswith("# HELP"))

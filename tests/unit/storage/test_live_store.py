@@ -14,7 +14,7 @@ from datastore_service.engine import live
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Entry, Namespace, Opening, Status
+from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage.atomic import TEMPORARY
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest, read_live_manifest
@@ -95,6 +95,7 @@ def test_outputs_are_there_after_a_restart(folder):
     assert documents_of(again) == of(range(40))
     assert again.stats().log_bytes == 0, "an earlier process's logs are sealed at once"
     publish(again, 40)
+    again.settle()
     check_files(folder)
     assert sorted(documents_of(opened(folder))) == sorted(of(range(41)))
 
@@ -123,7 +124,9 @@ def test_evicted_text_does_not_come_back(folder):
     kept = documents_of(engine)
     assert kept == of(range(200 - len(kept), 200))
     assert len(kept) < 100
-    assert documents_of(opened(folder, limit=500)) == kept
+    again = opened(folder, limit=500)
+    assert documents_of(again) == kept
+    again.settle()
     check_files(folder)
 
 
@@ -450,6 +453,33 @@ def test_publishing_flushing_and_syncing_at_once(folder):
     assert (engine.stats().log_unsynced_bytes, engine.stats().merge_failures) == (0, 0)
     check_files(folder)
     assert sorted(documents_of(restarted(folder))) == sorted(documents_of(engine))
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync", "unlink"])
+def test_a_disk_that_hangs_holds_up_no_query_and_no_output(folder, call, monkeypatch):
+    engine = opened(folder)
+    publish(engine, *range(20))
+    engine.settle()
+    hangs, goes_on = threading.Event(), threading.Event()
+    real = getattr(os, call)
+
+    def slow(*arguments, **options):
+        hangs.set()
+        assert goes_on.wait(60)
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, slow)
+        saving = threading.Thread(target=engine.compact)
+        saving.start()
+        assert hangs.wait(60)
+        assert publish(engine, *range(20, 40)) == [Status.OK] * 20
+        query = Entry("q", 0, np.array(document(39)[:3], np.int32), budget=Budget(2), opening=Opening())
+        assert engine.step([query])[0].tree.tokens.tolist() == document(39)[3:5]
+        goes_on.set()
+        saving.join()
+    engine.settle()
+    assert sorted(documents_of(engine)) == sorted(of(range(40)))
 
 
 def test_a_closed_store_is_left_alone(folder):

@@ -35,7 +35,7 @@ def test_a_segment_comes_back_whole_and_read_only(tmp_path, documents, vocab_siz
     file = SegmentFile(path, FINGERPRINT)
     file.verify()
     file.segment.check_integrity()
-    for name in ("tokens", "suffix_array", "offsets", "leads"):
+    for name in ("tokens", "suffixes", "offsets", "keys"):
         ours, theirs = getattr(file.segment, name), getattr(segment, name)
         assert np.array_equal(ours, theirs)
         assert ours.dtype == theirs.dtype
@@ -80,7 +80,7 @@ def test_any_flipped_bit_of_the_header_is_seen_at_open(tmp_path):
 def test_any_flipped_bit_of_the_body_is_seen_by_verify(tmp_path, data):
     path, segment = written(tmp_path, [range(50), range(70)])
     content = bytearray(path.read_bytes())
-    part = data.draw(st.sampled_from(["tokens", "suffix_array", "offsets", "leads"]))
+    part = data.draw(st.sampled_from(["tokens", "suffixes", "offsets", "keys"]))
     array = getattr(SegmentFile(path).segment, part)
     position = array.offset + data.draw(st.integers(0, array.nbytes - 1))
     content[position] ^= 1 << data.draw(st.integers(0, 7))
@@ -94,9 +94,9 @@ def test_other_versions_tokenizers_and_files(tmp_path):
     with pytest.raises(StorageError, match=f"tokenizer: built with {FINGERPRINT}, not {OTHER}"):
         SegmentFile(path, OTHER)
     data = bytearray(path.read_bytes())
-    struct.pack_into("<I", data, 8, 2)
+    struct.pack_into("<I", data, 8, 3)
     path.write_bytes(data)
-    with pytest.raises(StorageError, match="version: 2, this program reads 1"):
+    with pytest.raises(StorageError, match="version: 3, this program reads 2$"):
         SegmentFile(path)
     path.write_bytes(b"not a segment file" * 20)
     with pytest.raises(StorageError, match="magic: "):

@@ -1,0 +1,182 @@
+"""`python -m benchmarks.rpc`: what a step costs over gRPC, beside a raw echo of the same bytes and the engine alone.
+
+Python sources are replayed as sessions, as benchmarks.engine does. Each step is taken three times in turn: by an engine
+in this process, by a service over its Draft stream (`GrpcDatastore`, as SSSD uses it), and as bytes of the same length
+both ways by an echo service. Services are processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from benchmarks.echo import METHOD, identity
+from benchmarks.engine import PROMPT, STEPS, accepted
+from benchmarks.manifest import manifest
+from benchmarks.sources import source_documents
+from datastore_service.client import wire
+from datastore_service.client.remote import GrpcDatastore
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.types import Budget, Entry, Namespace, Opening
+from datastore_service.server.wire import reply_message
+from sglang_patches.demo.processes import Child, free_port
+
+SECONDS = 10.0  # that an answer may take
+START_SECONDS = 120.0
+FINGERPRINT = "0" * 64
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A step's entries and the bytes they and their answer take on the wire."""
+
+    entries: list[Entry]
+    request: bytes
+    reply_size: int
+
+
+def record(vocab_size: int, texts: Sequence[np.ndarray], budget: Budget) -> list[Recorded]:
+    """STEPS steps of sessions over the texts, all at once: one batch."""
+    engine = Engine(vocab_size)
+    begin, end = [0] * len(texts), [PROMPT] * len(texts)
+    steps = []
+    for number in range(STEPS):
+        entries = [
+            Entry(str(i), a, text[a:b], budget=budget, opening=None if a else Opening(publish=False))
+            for i, (text, a, b) in enumerate(zip(texts, begin, end, strict=True))
+        ]
+        replies = engine.step(entries)
+        request = wire.request_message(number + 1, entries).SerializeToString()
+        steps.append(Recorded(entries, request, len(reply_message(number + 1, replies).SerializeToString())))
+        begin = end
+        gains = [accepted(r.tree, t[e:]) + 1 for r, t, e in zip(replies, texts, end, strict=True)]
+        end = [e + gain for e, gain in zip(end, gains, strict=True)]
+    return steps
+
+
+@contextmanager
+def echo(port: int, steps: Sequence[Recorded]) -> Iterator[Callable[[bytes], bytes]]:
+    """A call that has the bytes echoed."""
+    outbound: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    outbound.put(json.dumps([step.reply_size for step in steps]).encode())
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream(METHOD, identity, identity)(
+            iter(outbound.get, None), wait_for_ready=True
+        )
+        next(call)
+
+        def send(message: bytes) -> bytes:
+            outbound.put(message)
+            return next(call)
+
+        yield send
+        outbound.put(None)
+
+
+def measure(
+    engine: Engine, service: GrpcDatastore, send: Callable[[bytes], bytes], steps: Sequence[Recorded]
+) -> dict[str, list[float]]:
+    """Microseconds of each step by each of the three."""
+    times: dict[str, list[float]] = {"engine": [], "service": [], "echo": []}
+    calls: dict[str, Callable[[Recorded], object]] = {
+        "engine": lambda step: engine.step(step.entries),
+        "service": lambda step: service.step(step.entries, SECONDS),
+        "echo": lambda step: send(step.request),
+    }
+    for number, step in enumerate(steps):
+        names = list(calls)
+        for name in names[number % 3 :] + names[: number % 3]:
+            started = time.perf_counter()
+            calls[name](step)
+            times[name].append(1e6 * (time.perf_counter() - started))
+    closing = [Entry(entry.session, closing=True) for entry in steps[0].entries]
+    engine.step(closing)
+    service.step(closing, SECONDS)
+    return times
+
+
+@contextmanager
+def processes(echo_port: int, service_port: int) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        specstore = [sys.executable, "-m", "datastore_service.cli.main", "serve", "--listen"]
+        commands = {
+            "echo": [sys.executable, "-m", "benchmarks.echo", "--port", str(echo_port)],
+            "service": [*specstore, f"127.0.0.1:{service_port}", "--log-level", "warning"],
+        }
+        children = [
+            Child(name, words, {}, Path(folder) / name, show=False) for name, words in commands.items()
+        ]
+        try:
+            yield
+        finally:
+            for child in children:
+                child.stop()
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20, help=f"of {STEPS} steps each")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
+    tokenizer = Tokenizer.from_file(str(given.tokenizer))
+    vocab_size = tokenizer.get_vocab_size()
+    wanted = given.batch * given.rounds
+    documents = source_documents(tokenizer, 4000 * wanted)
+    texts = [text for text in documents if len(text) > PROMPT + STEPS * (given.nodes + 1)][:wanted]
+    rounds = [
+        record(vocab_size, texts[first : first + given.batch], Budget(given.nodes))
+        for first in range(0, len(texts) - given.batch + 1, given.batch)
+    ]
+    ports = free_port(), free_port()
+    with processes(*ports):
+        service = GrpcDatastore(f"127.0.0.1:{ports[1]}", Namespace("benchmark", FINGERPRINT))
+        if not service.wait_connected(START_SECONDS):
+            sys.exit(f"the service did not answer: {service.trouble}")
+        engine = Engine(vocab_size)
+        results = []
+        for number, steps in enumerate(rounds):
+            with echo(ports[0], steps) as send:
+                times = measure(engine, service, send, steps)
+            if number:  # the first round loads what loads late
+                results.append({name: float(np.median(row)) for name, row in times.items()})
+        service.close()
+    report(results, given)
+
+
+def report(results: Sequence[dict[str, float]], given: argparse.Namespace) -> None:
+    ratios = [r["service"] / (r["echo"] + r["engine"]) for r in results]
+    summary = {name: float(np.median([r[name] for r in results])) for name in results[0]}
+    low, middle, high = np.percentile(ratios, (2.5, 50, 97.5))
+    summary |= {"ratio": middle, "ratio_low": low, "ratio_high": high}
+    Console().print(
+        f"batch {given.batch}, {given.nodes} nodes: service {summary['service']:.0f} µs, echo {summary['echo']:.0f} µs, "
+        f"engine {summary['engine']:.0f} µs; service / (echo + engine) {middle:.2f} [{low:.2f}, {high:.2f}] "
+        f"over {len(results)} rounds"
+    )
+    if given.json:
+        document = {"manifest": manifest([], **vars(given)), "summary": summary, "rounds": list(results)}
+        given.json.write_text(json.dumps(document, default=str, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""`python -m benchmarks.upkeep`: what the datastore costs beside its queries: building, merging, memory.
+
+Build: `build_segment` against pydivsufsort's raw time on the same tokens, in turns. Merging: the same replay with the
+live tier at rest and while another thread publishes text without pause, so that segments are sealed and merged all the
+time. Sessions: bytes a token while open, and the process's resident size as thousands are opened and closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+from pydivsufsort import divsufsort
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from benchmarks.engine import MILLION, REPLAYED_TOKENS, prior_of, replay, split
+from benchmarks.manifest import manifest
+from benchmarks.sources import source_documents
+from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.segment import build_segment
+from datastore_service.engine.tree import Tier
+from datastore_service.engine.types import Budget, Entry, Opening
+
+BUILDS = 3
+SESSIONS = 20_000
+SESSION_TOKENS = 600
+OPEN_AT_ONCE = 200
+STEP_TOKENS = 3
+WORKING_LIVE_TOKENS = 2 * MILLION  # small, so that eviction is at work too
+
+
+def measure_build(documents: Sequence[np.ndarray], vocab_size: int) -> dict:
+    """Seconds of the raw sort and of the whole build, and their ratio's spread over BUILDS turns."""
+    segment = build_segment(documents, vocab_size)
+    raw, whole = [], []
+    for _ in range(BUILDS):
+        started = time.perf_counter()
+        divsufsort(segment.tokens)
+        raw.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        build_segment(documents, vocab_size)
+        whole.append(time.perf_counter() - started)
+    ratios = [b / a for a, b in zip(raw, whole, strict=True)]
+    return {
+        "tokens": len(segment), "bytes_per_token": segment.nbytes / len(segment), "raw_seconds": float(np.median(raw)),
+        "build_seconds": float(np.median(whole)), "ratio": float(np.median(ratios)), "ratios": ratios,
+    }  # fmt: skip
+
+
+def measure_merging(
+    prior: Sequence[np.ndarray], live: Sequence[np.ndarray], replayed: Sequence[np.ndarray], vocab_size: int
+) -> dict:
+    """Percentiles of a batch-1 step, µs, at rest and beside a writer, in turns."""
+    engine = Engine(
+        vocab_size, [prior_of(prior, MILLION, vocab_size)], limits=Limits(live_tokens=WORKING_LIVE_TOKENS)
+    )
+    budget = Budget(nodes=16)
+    replay(engine, replayed, 1, budget)
+    times: dict[str, list[int]] = {"quiet": [], "merging": []}
+    for _ in range(2):
+        engine.settle()
+        times["quiet"] += replay(engine, replayed, 1, budget)[0]
+        stop = threading.Event()
+        writer = threading.Thread(target=_publish_until, args=(stop, engine, live))
+        writer.start()
+        times["merging"] += replay(engine, replayed, 1, budget)[0]
+        stop.set()
+        writer.join()
+    result: dict = {"live_segments": engine.stats().tiers[Tier.LIVE].segments}
+    for name, nanoseconds in times.items():
+        result[name] = dict(
+            zip(("p50", "p99"), np.percentile(np.array(nanoseconds) / 1e3, (50, 99)), strict=True)
+        )
+    result["p99_ratio"] = result["merging"]["p99"] / result["quiet"]["p99"]
+    return result
+
+
+def _publish_until(stop: threading.Event, engine: Engine, documents: Sequence[np.ndarray]) -> None:
+    number = 0
+    while not stop.is_set():
+        document = documents[number % len(documents)]
+        engine.step([Entry(f"writer{number}", 0, document, opening=Opening(publish=True), closing=True)])
+        number += 1
+        stop.wait(0.001)
+
+
+def measure_sessions(text: np.ndarray, vocab_size: int) -> dict:
+    """Opens and closes SESSIONS sessions of SESSION_TOKENS tokens; the resident size after each tenth of them."""
+    engine = Engine(vocab_size, limits=Limits(live_tokens=0))
+    process, resident, bytes_a_token = psutil.Process(), [], 0.0
+    for first in range(0, SESSIONS, OPEN_AT_ONCE):
+        names = [str(first + i) for i in range(OPEN_AT_ONCE)]
+        _fill(engine, names, text)
+        infos = engine.sessions()
+        bytes_a_token = sum(info.nbytes for info in infos) / sum(info.tokens for info in infos)
+        engine.step([Entry(name, closing=True) for name in names])
+        if (first + OPEN_AT_ONCE) % (SESSIONS // 10) == 0:
+            gc.collect()
+            resident.append(process.memory_info().rss)
+    return {"sessions": SESSIONS, "bytes_per_token": bytes_a_token, "resident_bytes": resident}
+
+
+def _fill(engine: Engine, names: Sequence[str], text: np.ndarray) -> None:
+    """A prompt and then a few tokens a step, as decoding does."""
+    starts = np.random.default_rng(len(names)).integers(0, len(text) - SESSION_TOKENS, len(names))
+    for begin in (0, *range(SESSION_TOKENS // 2, SESSION_TOKENS, STEP_TOKENS)):
+        end = SESSION_TOKENS // 2 if begin == 0 else begin + STEP_TOKENS
+        engine.step(
+            [
+                Entry(
+                    name,
+                    begin,
+                    text[at + begin : at + end],
+                    opening=None if begin else Opening(publish=False),
+                )
+                for name, at in zip(names, starts, strict=True)
+            ]
+        )
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
+    parser.add_argument("--millions", type=float, default=8.0, help="tokens of the build")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
+    tokenizer = Tokenizer.from_file(str(given.tokenizer))
+    vocab_size = tokenizer.get_vocab_size()
+    size = int(given.millions * MILLION)
+    load = split(source_documents(tokenizer, size + 2 * REPLAYED_TOKENS))
+    results = {
+        "sessions": measure_sessions(np.concatenate(load.replayed), vocab_size),
+        "merging": measure_merging(load.prior, load.live, load.replayed, vocab_size),
+        "build": measure_build(load.prior, vocab_size),
+    }
+    Console().print(results)
+    if given.json:
+        document = {"manifest": manifest([], **vars(given)), **results}
+        given.json.write_text(json.dumps(document, default=str, indent=1))
+
+
+if __name__ == "__main__":
+    main()

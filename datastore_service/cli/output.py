@@ -1,0 +1,42 @@
+"""What commands print: tables for people, JSON for scripts, progress on a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+tables = Console(markup=False, emoji=False)  # names come from whoever opened the namespace
+
+
+def print_reply(reply: Message, as_json: bool, sentence: str) -> None:
+    """The reply as JSON, or what it says in words."""
+    if as_json:
+        print_json(reply)
+    else:
+        print(sentence)
+
+
+def print_json(reply: Message) -> None:
+    """As protobuf spells it: 64-bit numbers are strings."""
+    fields = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    print(json.dumps(fields, indent=2))
+
+
+def print_rows(headings: tuple[str, ...], rows: Iterable[Sequence[object]]) -> None:
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*map(str, row))
+    tables.print(table)
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """A line on standard error while something runs, if that is a terminal."""
+    around = SpinnerColumn(), TextColumn("{task.description}"), *columns, TimeElapsedColumn()
+    return Progress(*around, console=errors, transient=True, disable=not errors.is_terminal)

@@ -1,0 +1,23 @@
+"""Connections to a service; every client's come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from datastore_service.endpoint import parse_endpoint
+from datastore_service.tls import Tls
+
+
+def open_channel(
+    endpoint: str, tls: Tls | None = None, options: Sequence[tuple[str, int]] = ()
+) -> grpc.Channel:
+    """endpoint: "HOST:PORT" or "unix:PATH"; ValueError if malformed. tls: None for plain text.
+
+    With TLS the service's certificate must name HOST ("localhost" for a socket)."""
+    target = parse_endpoint(endpoint).target
+    if tls is None:
+        return grpc.insecure_channel(target, options=options)
+    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+    return grpc.secure_channel(target, credentials, options=options)

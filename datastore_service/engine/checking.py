@@ -1,0 +1,56 @@
+"""Whether an entry keeps the contract; before any of a step's entries is applied."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
+from datastore_service.engine.types import Budget, Entry
+
+MAX_NAME_BYTES = 256
+_SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit whatever they are
+_FEW = 32
+
+
+def check_entry(entry: Entry, vocab_size: int) -> None:
+    """Raises ValueError naming the field and its limit."""
+    if not 0 < len(entry.session) <= _SHORT_NAME:
+        _check_name(entry.session)
+    if entry.start < 0:
+        raise ValueError(f"start: {entry.start} is negative")
+    if len(entry.tokens):
+        _check_tokens("tokens", entry.tokens, vocab_size)
+    for rejected in entry.rejected:
+        if rejected.position < 0:
+            raise ValueError(f"rejected.position: {rejected.position} is negative")
+        _check_tokens("rejected.tokens", rejected.tokens, vocab_size)
+    if entry.budget.nodes:
+        _check_budget(entry.budget)
+    if entry.opening is not None and len(entry.opening.conversation.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
+
+
+def _check_name(name: str) -> None:
+    if not name or len(name) > MAX_NAME_BYTES or len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"session: a name has 1 to {MAX_NAME_BYTES} bytes, not {name[:64]!r}")
+
+
+def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
+    if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):
+        raise ValueError(f"{name}: {tokens.ndim}-D {tokens.dtype}, not a 1-D integer array")
+    if len(tokens) < _FEW:  # NumPy's reductions take microseconds whatever the size
+        values = tokens.tolist()
+        low, high = min(values, default=0), max(values, default=0)
+    else:
+        low, high = tokens.min(), tokens.max()
+    if low < 0 or high >= vocab_size:
+        raise ValueError(f"{name}: id {low if low < 0 else high} is outside [0, {vocab_size})")
+
+
+def _check_budget(budget: Budget) -> None:
+    if not 0 <= budget.nodes <= MAX_NODES:
+        raise ValueError(f"budget.nodes: {budget.nodes} is outside 0..{MAX_NODES}")
+    if not 1 <= budget.depth <= MAX_DEPTH:
+        raise ValueError(f"budget.depth: {budget.depth} is outside 1..{MAX_DEPTH}")
+    if not 1 <= budget.children <= MAX_NODES:
+        raise ValueError(f"budget.children: {budget.children} is outside 1..{MAX_NODES}")

@@ -1,0 +1,78 @@
+"""The files of the service's own machine that an admin call may name: those below one folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import grpc
+import numpy as np
+from tokenizers import Tokenizer
+
+from datastore_service.engine.types import Namespace
+from datastore_service.server.refusal import RefusalError, invalid, precondition
+from datastore_service.storage.corpus import read_tokens
+from datastore_service.storage.errors import StorageError
+from datastore_service.storage.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
+
+FOLDER = "corpora"  # of the service's data directory
+PATH_BYTES = 1024
+
+
+class Corpora:
+    """folder: None where no file may be named. Every method raises RefusalError naming the field."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def find(self, name: str, field: str) -> Path:
+        """The file or folder of a relative name. Links may lead about within the folder, not out of it."""
+        if self._folder is None:
+            raise precondition(f"{field}: the service has no --data directory, so no {FOLDER}/ in it")
+        _check_name(name, field)
+        try:
+            path = Path(os.path.realpath(self._folder / name, strict=True))
+        except OSError as error:
+            raise RefusalError(
+                grpc.StatusCode.NOT_FOUND, f"{field}: {name!r} in {FOLDER}/: {error.strerror}"
+            ) from None
+        if not path.is_relative_to(os.path.realpath(self._folder)):
+            raise invalid(f"{field}: {name!r} leads out of {FOLDER}/")
+        return path
+
+    def find_file(self, name: str, field: str) -> Path:
+        path = self.find(name, field)
+        if not path.is_file():
+            raise invalid(f"{field}: {name!r} in {FOLDER}/ is not a file")
+        return path
+
+    def find_tokenizer(self, name: str, namespace: Namespace) -> Tokenizer:
+        """name: of a tokenizer.json or of a folder with one; it must be the namespace's."""
+        path = self.find(name, "tokenizer")
+        path = self.find_file(f"{name}/{TOKENIZER_FILE}" if path.is_dir() else name, "tokenizer")
+        try:
+            fingerprint = tokenizer_fingerprint(path)
+        except StorageError as error:
+            raise invalid(f"tokenizer: {error}") from None
+        if fingerprint != namespace.tokenizer:
+            raise precondition(f"tokenizer: {name!r} is {fingerprint}, the namespace's {namespace.tokenizer}")
+        return Tokenizer.from_file(str(path))
+
+
+def read_corpus(path: Path, field: str, tokenizer: Tokenizer | None, vocab_size: int) -> Iterator[np.ndarray]:
+    """The documents of a file that was found; see storage.corpus for kinds."""
+    try:
+        yield from read_tokens(path, field, tokenizer, vocab_size)
+    except StorageError as error:
+        raise invalid(f"file: {error}") from None
+
+
+def _check_name(name: str, field: str) -> None:
+    if not name:
+        raise invalid(f"{field}: empty")
+    if len(name.encode()) > PATH_BYTES:
+        raise invalid(f"{field}: {len(name.encode())} bytes exceeds {PATH_BYTES}")
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise invalid(f"{field}: {name!r} is not a path below {FOLDER}/, relative and without '..'")

@@ -1,0 +1,58 @@
+"""Rewrites segment files of older format versions: what `specstore upgrade` does.
+
+Version 1 had the suffix array as int32 and, in place of the keys, a table of four uint32 tokens for every 64th row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from datastore_service.engine.segment import Segment, assemble_segment, token_dtype
+from datastore_service.storage.errors import StorageError
+from datastore_service.storage.manifest import read_manifest
+from datastore_service.storage.segment_file import (
+    HEADER_BYTES,
+    body_checksum,
+    format_version,
+    read_header,
+    write_segment,
+)
+
+_ALIGNMENT = 64
+
+
+def upgrade_segments(directory: Path | str, progress: Callable[[str], None] = lambda _: None) -> int:
+    """Rewrites a directory's files one by one, each atomically, so that an interrupted run is simply repeated.
+
+    progress is told each file's name. Returns how many were rewritten. Raises StorageError for one that is damaged."""
+    directory, rewritten = Path(directory), 0
+    for name in read_manifest(directory).segments:
+        path = directory / name
+        if format_version(path) == 1:
+            segment, tokenizer = _read_version_1(path)
+            write_segment(path, segment, tokenizer)
+            progress(name)
+            rewritten += 1
+    return rewritten
+
+
+def _read_version_1(path: Path) -> tuple[Segment, str]:
+    vocab_size, separator, tokenizer, (size, documents, blocks), checksums = read_header(path, version=1)
+    parts = {
+        "tokens": (token_dtype(vocab_size), size),
+        "suffix_array": (np.dtype("<i4"), size),
+        "offsets": (np.dtype("<i8"), documents + 1),
+        "leads": (np.dtype("<u4"), 4 * blocks),
+    }
+    arrays, start = {}, HEADER_BYTES
+    for (name, (dtype, count)), checksum in zip(parts.items(), checksums, strict=True):
+        array = np.fromfile(path, dtype, count, offset=start)
+        if len(array) != count or body_checksum(array) != checksum:
+            raise StorageError(path, name, "checksum does not match, the file is damaged")
+        arrays[name] = array
+        start += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    tokens, suffix_array, offsets = (arrays[name] for name in ("tokens", "suffix_array", "offsets"))
+    return assemble_segment(tokens, suffix_array, offsets, vocab_size, separator), tokenizer

@@ -1,0 +1,107 @@
+"""The commands that ask a service, against one in this process."""
+
+import json
+
+import numpy as np
+import pytest
+from google.protobuf.json_format import ParseDict
+from grpc_health.v1 import health_pb2
+from typer.testing import CliRunner
+
+from datastore_service.cli.main import app
+from datastore_service.client.channel import open_channel
+from proto_gen.specstore.v1 import admin_pb2 as pb
+from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
+from tests.unit.server.service import running
+
+TOKENIZER = "ab" * 32
+NAME = ("--model", "m", "--tokenizer", TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def service():
+    with running() as service:
+        yield service
+
+
+@pytest.fixture
+def run(service):
+    """Runs a command on a service whose namespace holds nine tokens."""
+    with open_channel(service.endpoint) as channel:
+        namespace = {"model": "m", "tokenizer": TOKENIZER}
+        documents = [{"tokens": [1, 2, 3, 4]}, {"tokens": [5, 6, 7, 8, 9]}]
+        AdminStub(channel).Warmup(iter([pb.WarmupRequest(namespace=namespace, documents=documents)]))
+
+    def run(*words: object):
+        return CliRunner().invoke(app, [*map(str, words), "--endpoint", service.endpoint])
+
+    yield run
+    for hosted in service.namespaces:
+        service.namespaces.drop(hosted)
+
+
+@pytest.mark.parametrize(
+    ("words", "reply"),
+    [
+        (("stats",), pb.StatsReply),
+        (("namespaces",), pb.ListNamespacesReply),
+        (("sessions", *NAME), pb.ListSessionsReply),
+        (("compact", *NAME), pb.CompactReply),
+        (("flush", *NAME, "--all"), pb.FlushReply),
+        (("drop-namespace", *NAME), pb.DropNamespaceReply),
+        (("health",), health_pb2.HealthCheckResponse),
+    ],
+)
+def test_every_verb_prints_its_reply_as_json(run, words, reply):
+    done = run(*words, "--json")
+    assert done.exit_code == 0, done.stderr
+    ParseDict(json.loads(done.stdout), reply())  # raises for a field that the message lacks
+
+
+def test_json_says_what_the_sentence_says(run):
+    assert json.loads(run("compact", *NAME, "--json").stdout) == {"segments": 1, "tokens": "9"}
+    assert run("compact", *NAME).stdout == "live tier: 9 tokens in 1 segments\n"
+    assert json.loads(run("health", "--json").stdout) == {"status": "SERVING"}
+
+
+def test_a_name_is_shown_as_it_is(service, run):
+    """Not as rich's markup, which this one would break."""
+    with open_channel(service.endpoint) as channel:
+        namespace = {"model": "m", "tokenizer": TOKENIZER, "tenant": "[/b]:smile:"}
+        AdminStub(channel).Warmup(iter([pb.WarmupRequest(namespace=namespace)]))
+    for words in (("namespaces",), ("stats",)):
+        done = run(*words)
+        assert done.exit_code == 0, done.stderr
+        assert "[/b]:smile:" in done.stdout
+
+
+def test_warmup_from_a_file_of_the_service(tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(7))
+    with running(corpora=tmp_path) as service:
+
+        def warmup(*words: object):
+            return CliRunner().invoke(
+                app, ["warmup", *NAME, *map(str, words), "--endpoint", service.endpoint]
+            )
+
+        done = warmup("--server-file", "ids.npy")
+        assert (done.exit_code, done.stdout) == (0, "added 1 documents, 7 tokens\n"), done.stderr
+        done = warmup("--server-file", "ids.npy", "--json")
+        assert json.loads(done.stdout) == {"documents": "1", "tokens": "7"}
+        done = warmup("--server-file", "../ids.npy")
+        assert done.exit_code == 1 and done.stderr.startswith(
+            "specstore: INVALID_ARGUMENT: file: '../ids.npy'"
+        )
+        for both_or_none in ((), (tmp_path / "ids.npy", "--server-file", "ids.npy")):
+            done = warmup(*both_or_none)
+            assert done.exit_code == 2
+            assert done.stderr == "specstore: warmup: either SOURCES or --server-file is required\n"
+
+
+def test_warmup_of_ids_needs_no_tokenizer(run, tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(7))
+    (tmp_path / "text").write_text("some words")
+    done = run("warmup", tmp_path / "ids.npy", *NAME, "--json")
+    assert json.loads(done.stdout) == {"documents": "1", "tokens": "7"}
+    done = run("warmup", tmp_path / "text", *NAME)
+    assert done.exit_code == 1 and "is text, which needs a tokenizer" in done.stderr

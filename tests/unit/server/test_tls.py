@@ -1,0 +1,113 @@
+"""A service with TLS: who gets in, and what is said of one without."""
+
+import logging
+
+import grpc
+import numpy as np
+import pytest
+import trustme
+from typer.testing import CliRunner
+
+from datastore_service.cli.main import app
+from datastore_service.client.channel import open_channel
+from datastore_service.client.remote import GrpcDatastore
+from datastore_service.endpoint import parse_endpoint
+from datastore_service.engine.types import Entry, Namespace, Opening, Status
+from datastore_service.server.engines import engine_maker
+from datastore_service.server.service import Service
+from datastore_service.tls import Tls, client_tls, server_tls
+from proto_gen.specstore.v1 import admin_pb2
+from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
+from tests.unit.certificates import Files, issue
+from tests.unit.server.service import VOCAB, running
+
+SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def files(authority, tmp_path_factory) -> Files:
+    """The service's."""
+    return issue(tmp_path_factory.mktemp("tls"), authority, "service")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory) -> Files:
+    """Signed by somebody else."""
+    return issue(tmp_path_factory.mktemp("tls"), trustme.CA(), "stranger")
+
+
+@pytest.fixture(scope="module")
+def service(files):
+    with running(tls=server_tls(files.certificate, files.key)) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def mutual(files):
+    with running(tls=server_tls(files.certificate, files.key, files.ca)) as service:
+        yield service
+
+
+def answers(service: Service, tls: Tls | None) -> bool:
+    """Whether an admin call is answered; any other refusal than an ended handshake is an error."""
+    with open_channel(service.endpoint, tls) as channel:
+        try:
+            AdminStub(channel).Stats(admin_pb2.StatsRequest(), timeout=SECONDS)
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            return False
+    return True
+
+
+def test_only_who_trusts_the_certificate_is_served(service, files, stranger):
+    assert answers(service, client_tls(files.ca))
+    assert not answers(service, None)
+    assert not answers(service, client_tls(stranger.ca))
+
+
+def test_mutual_tls_asks_for_a_signed_certificate(mutual, authority, files, stranger, tmp_path):
+    client = issue(tmp_path, authority, "client")
+    assert answers(mutual, client_tls(files.ca, client.certificate, client.key))
+    assert not answers(mutual, client_tls(files.ca))
+    assert not answers(mutual, client_tls(files.ca, stranger.certificate, stranger.key))
+
+
+def test_a_worker_drafts_over_tls(service, files):
+    datastore = GrpcDatastore(service.endpoint, Namespace("m", "t"), client_tls(files.ca))
+    try:
+        assert datastore.wait_connected(SECONDS)
+        entry = Entry("s", tokens=np.arange(9, dtype=np.int32), opening=Opening())
+        (reply,) = datastore.step([entry], SECONDS)
+        assert (reply.status, reply.known) == (Status.OK, 9)
+    finally:
+        datastore.close()
+
+
+def test_the_command_takes_the_files_as_options_or_variables(service, files, monkeypatch):
+    def health(*words: object):
+        return CliRunner().invoke(app, ["health", "--endpoint", service.endpoint, *map(str, words)])
+
+    refused = health()
+    assert refused.exit_code == 1 and refused.stderr.startswith("specstore: UNAVAILABLE: ")
+    assert health("--tls-ca", files.ca).stdout == "SERVING\n"
+    monkeypatch.setenv("SPECSTORE_TLS_CA", str(files.ca))
+    assert health().stdout == "SERVING\n"
+    unfit = health("--tls-key", files.key)
+    assert (unfit.exit_code, unfit.stderr) == (2, "specstore: tls-key: needs tls-certificate\n")
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_a_remote_listener_without_tls_warns_once(with_tls, files, caplog):
+    tls = server_tls(files.certificate, files.key) if with_tls else None
+    anywhere = Service(
+        parse_endpoint("0.0.0.0:0"), engine_maker(None, VOCAB), token="t", allow_remote=True, tls=tls
+    )
+    with caplog.at_level(logging.WARNING, "datastore_service.server.service"):
+        anywhere.start()
+        anywhere.stop()
+    assert [record.message.startswith("no TLS") for record in caplog.records] == ([] if with_tls else [True])
