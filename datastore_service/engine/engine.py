@@ -188,7 +188,9 @@ class Engine:
 
         Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds, OSError if the disk
         refuses them; then nothing has changed."""
-        segment = build_segment([d for d in documents if len(d)], self.vocab_size)  # empty ones would cost bytes
+        segment = build_segment(
+            [d for d in documents if len(d)], self.vocab_size
+        )  # empty ones would cost bytes
         if len(segment) > self.limits.live_tokens:
             raise ValueError(
                 f"documents: {len(segment)} tokens exceed live_tokens, {self.limits.live_tokens}"
@@ -249,7 +251,8 @@ class Engine:
             opened = list(self._sessions.values())
         for session in opened:
             with session.lock:
-                session.index.forget_refused()
+                if not session.ended:
+                    session.index.forget_refused()
 
     def sessions(self) -> list[SessionInfo]:
         """The open sessions, oldest first."""
