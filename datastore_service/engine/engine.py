@@ -251,7 +251,8 @@ class Engine:
             opened = list(self._sessions.values())
         for session in opened:
             with session.lock:
-                session.index.forget_refused()
+                if not session.ended:
+                    session.index.forget_refused()
 
     def sessions(self) -> list[SessionInfo]:
         """The open sessions, oldest first."""

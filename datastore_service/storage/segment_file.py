@@ -53,15 +53,16 @@ class SegmentFile:
         actual = self.path.stat().st_size
         if actual != end:
             raise StorageError(self.path, "length", f"{actual} bytes, the header says {end}")
-        tokens, suffixes, offsets, keys = (self._map_part(*part) for part in layout)
+        whole = np.memmap(self.path, dtype=np.uint8, mode="r")  # holds a descriptor, so one for all parts
+        tokens, suffixes, offsets, keys = (_part(whole, *part) for part in layout)
         if offsets[0] != 0 or offsets[-1] != size:
             raise StorageError(self.path, "offsets", f"do not reach from 0 to {size}")
         return Segment(tokens, suffixes, offsets, keys, self.vocab_size, self.separator)
 
-    def _map_part(self, start: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-        if 0 in shape:  # an empty range cannot be mapped
-            return np.empty(shape, dtype)
-        return np.memmap(self.path, dtype=dtype, mode="r", offset=start, shape=shape)
+
+def _part(whole: np.ndarray, start: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
+    return whole[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -36,12 +37,12 @@ from datastore_service.server.refusal import RefusalError
 from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
-from tests.integration.datastore.conftest import VOCAB, Process
+from tests.integration.datastore.conftest import VOCAB, Process, write_tokenizer
 from tests.integration.datastore.messages import broken, messages, parsed
 
 EFFORT = int(os.environ.get("SPECSTORE_FUZZ", "1"))
 TRIES = settings(
-    max_examples=100 * EFFORT, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=60 * EFFORT, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )  # fmt: skip
 
 DEADLINE = 60.0  # of a call; one that takes longer hangs
@@ -75,6 +76,10 @@ def namespace(tenant: str) -> drafting_pb2.Namespace:
     return drafting_pb2.Namespace(model="m", tokenizer=FINGERPRINT, tenant=tenant)
 
 
+FILES = (
+    "ids.jsonl", "too_large.jsonl", "damaged.jsonl", "text.txt", "damaged.parquet", "damaged.npy", "ids.npy", "reals.npy",
+    "folder.jsonl", "outside.jsonl", "none.npy",
+)  # fmt: skip
 NAMESPACES = [namespace(tenant) for tenant in ("a", "b", "c")]
 ORDINARY = {
     "Namespace": st.sampled_from(NAMESPACES),
@@ -82,6 +87,9 @@ ORDINARY = {
     "nodes": st.integers(0, 16),
     "depth": st.integers(1, 8),
     "children": st.integers(1, 8),
+    "file": st.sampled_from(FILES),
+    "field": st.sampled_from(("", "ids", "text")),
+    "tokenizer": st.sampled_from(("", "tokenizer.json", ".", "text.txt")),
 }
 
 
@@ -200,13 +208,13 @@ class Control:
         self._admin = AdminStub(self._channel)
         self._engine = Engine(VOCAB)
         self._rng = np.random.default_rng(0)
-        self._numbers = itertools.count()
+        self._checks, self._steps = itertools.count(), itertools.count()
         self._namespace: drafting_pb2.Namespace | None = namespace("control")
         self.check()
 
     def check(self) -> None:
         """A session that repeats itself and what earlier ones wrote."""
-        number = next(self._numbers)
+        number = next(self._checks)
         if number % 500 == 499:  # a fresh text that fills would be sealed at another time here than there
             request = admin_pb2.FlushRequest(namespace=namespace("control"), all=True)
             self._admin.Flush(request, timeout=DEADLINE, metadata=AUTHORIZED)
@@ -226,7 +234,7 @@ class Control:
         self._channel.close()
 
     def _step(self, entry: Entry) -> None:
-        request = client_wire.request_message(next(self._numbers), [entry])
+        request = client_wire.request_message(next(self._steps), [entry])
         if self._namespace is not None:
             request.namespace.CopyFrom(self._namespace)
             self._namespace = None
@@ -295,11 +303,28 @@ def fuzzed(tmp_path_factory) -> Iterator[Fuzzed]:
     folder = tmp_path_factory.mktemp("fuzzed")
     token = folder / "token"
     token.write_text(TOKEN)
-    flags = ("--vocab-size", VOCAB, "--grace", GRACE, "--sessions", SESSIONS, "--admin-token-file", token)
-    with Process(folder / "log", *flags, "--log-level", "warning") as process:
+    write_corpora(folder / "data" / "corpora")
+    flags = ("--vocab-size", VOCAB, "--grace", GRACE, "--sessions", SESSIONS, "--data", folder / "data")
+    with Process(folder / "log", *flags, "--admin-token-file", token, "--log-level", "warning") as process:
         fuzzed = Fuzzed(process)
         yield fuzzed
         fuzzed.control.close()
+
+
+def write_corpora(folder: Path) -> None:
+    """Files for WarmupFile: right ones, damaged ones, and what is no file below the folder."""
+    folder.mkdir(parents=True)
+    (folder / "ids.jsonl").write_text('{"ids": [1, 2, 3]}\n' * 3)
+    (folder / "too_large.jsonl").write_text(json.dumps({"ids": [1, VOCAB]}))
+    (folder / "damaged.jsonl").write_text('{"ids": [1, 2]}\n{"ids"')
+    (folder / "text.txt").write_text("w1 w2 w3")
+    (folder / "damaged.parquet").write_bytes(b"PAR1 and then nothing")
+    (folder / "damaged.npy").write_bytes(b"\x93NUMPY\x01\x00 and then nothing")
+    np.save(folder / "ids.npy", np.arange(50).reshape(5, 10))
+    np.save(folder / "reals.npy", np.array([0.5, float("nan")]))
+    (folder / "folder.jsonl").mkdir()
+    (folder / "outside.jsonl").symlink_to("/proc/self/environ")
+    write_tokenizer(folder, "w")
 
 
 @pytest.fixture(autouse=True)
@@ -427,7 +452,7 @@ def _shifted(draw: st.DrawFn, requests: list) -> None:
 session_numbers = itertools.count()
 
 
-@settings(TRIES, max_examples=200 * EFFORT)
+@settings(TRIES, max_examples=150 * EFFORT)
 @given(requests=conversations())
 def test_lost_repeated_exchanged_and_overlapping_messages(fuzzed, requests):
     """Answered exactly as an engine in this process answers them."""

@@ -7,6 +7,7 @@ import textwrap
 import zlib
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -75,14 +76,24 @@ def test_any_flipped_bit_of_the_header_is_seen_at_open(tmp_path):
                 SegmentFile(path)
 
 
+def test_an_open_file_takes_one_descriptor(tmp_path):
+    path, _ = written(tmp_path)
+    process = psutil.Process()
+    before = process.num_fds()
+    files = [SegmentFile(path) for _ in range(20)]
+    assert process.num_fds() - before == len(files)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_any_flipped_bit_of_the_body_is_seen_by_verify(tmp_path, data):
     path, segment = written(tmp_path, [range(50), range(70)])
     content = bytearray(path.read_bytes())
     part = data.draw(st.sampled_from(["tokens", "suffixes", "offsets", "keys"]))
-    array = getattr(SegmentFile(path).segment, part)
-    position = array.offset + data.draw(st.integers(0, array.nbytes - 1))
+    mapped = SegmentFile(path).segment
+    array = getattr(mapped, part)
+    begin = array.ctypes.data - mapped.tokens.ctypes.data + HEADER_BYTES
+    position = begin + data.draw(st.integers(0, array.nbytes - 1))
     content[position] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
     with pytest.raises(StorageError, match=rf"a\.seg: {part}: "):
