@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from enum import StrEnum, auto
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +18,16 @@ from datastore_service.cli.options import TOKEN_VARIABLE, AsJson
 from datastore_service.cli.output import errors, progress
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
 from datastore_service.endpoint import parse_endpoint
+from datastore_service.engine.fusion import FusionWeights, Policy
 from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.storage.errors import StorageError
+
+
+class Fusion(StrEnum):
+    """The names of `Policy` as one types them."""
+
+    WEIGHTED = auto()
+    PRIORITY = auto()
 
 
 class OneLineErrors(TyperGroup):
@@ -145,6 +154,12 @@ def serve(
     refusals: Annotated[
         int, typer.Option(help="most refused tokens kept of a session; 0: no rejected tier")
     ] = 0,
+    fusion: Annotated[
+        Fusion,
+        typer.Option(
+            help="weighted: a tree from all that was found; priority: the text after the longest match"
+        ),
+    ] = Fusion.WEIGHTED,
     grace: Annotated[
         float, typer.Option(help="seconds a broken stream's sessions wait for their worker", min=0)
     ] = 60.0,
@@ -173,7 +188,8 @@ def serve(
         conversation_seconds=conversation_seconds,
         refusals=refusals,
     )
-    maker = engine_maker(prior or _prior_in(data), vocab_size, limits)
+    weights = FusionWeights(policy=Policy[fusion.name])
+    maker = engine_maker(prior or _prior_in(data), vocab_size, limits, weights)
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
     service = Service(

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.live_store import LiveStore
 from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.engine.types import Namespace
@@ -16,10 +17,13 @@ log = logging.getLogger(__name__)
 
 
 def engine_maker(
-    directory: Path | None, vocab_size: int = MAX_VOCAB, limits: Limits | None = None
+    directory: Path | None,
+    vocab_size: int = MAX_VOCAB,
+    limits: Limits | None = None,
+    weights: FusionWeights | None = None,
 ) -> NewEngine:
-    """directory: of the prior, None for none. vocab_size: token ids are smaller; 2^31 takes any. limits: of each
-    engine.
+    """directory: of the prior, None for none. vocab_size: token ids are smaller; 2^31 takes any. limits, weights: of
+    each engine.
 
     Reads the prior at once, so that a bad one stops the start: raises StorageError, or ValueError for a prior whose
     vocabulary is larger than `vocab_size`."""
@@ -37,6 +41,6 @@ def engine_maker(
                 "prior not used: another tokenizer",
                 extra={"namespace": namespace.tokenizer, "prior": tokenizer},
             )
-        return Engine(vocab_size, segments if fits else (), limits=limits, store=store), fits
+        return Engine(vocab_size, segments if fits else (), weights, limits, store), fits
 
     return new_engine

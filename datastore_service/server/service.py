@@ -20,6 +20,7 @@ from datastore_service.server.history import History
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import Namespaces, NewEngine
+from datastore_service.server.open_calls import OpenCalls
 from datastore_service.server.status_page import StatusPage
 from datastore_service.server.web import application, listen
 from datastore_service.storage.data_directory import DataDirectory
@@ -67,6 +68,7 @@ class Service:
         self._address, self._tls = address, tls
         self._server = grpc.server(
             ThreadPoolExecutor(self._limits.streams + SHORT_CALL_THREADS, "specstore-rpc"),
+            interceptors=[OpenCalls(unbounded=f"/{DRAFTING}/Draft")],
             options=_server_options(self._limits),
         )
         self._add_servicers(

@@ -146,6 +146,19 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
     assert events[-2:] == ["draining", "stopped"]
 
 
+@pytest.mark.parametrize(("fusion", "parents"), [("weighted", {-1}), ("priority", {-1, 0})])
+def test_fusion_of_a_service(fusion, parents, tokenizer, tmp_path):
+    """Two texts part after the context: a tree has both, a chain follows one."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"ids": [1, 2, 3, 4, 5]}\n{"ids": [1, 2, 3, 6, 7]}\n')
+    with Process(tmp_path / "log", "--fusion", fusion) as service:
+        at = ("--endpoint", service.endpoint, "--model", "m", "--tokenizer", tokenizer)
+        assert specstore("warmup", texts, "--field", "ids", *at).returncode == 0
+        nodes = drafted(specstore("query", "1 2 3", "--ids", "--json", "--nodes", 2, *at))
+        assert {node["parent"] for node in nodes} == parents
+        assert {node["token"] for node in nodes} in ({4, 6}, {4, 5}, {6, 7})
+
+
 def test_a_service_with_tls_a_data_directory_and_a_status_page(corpus, tokenizer, tmp_path):
     files = issue(tmp_path / "tls", trustme.CA(), "service")
     corpora = tmp_path / "data" / "corpora"

@@ -8,12 +8,14 @@ from urllib.request import urlopen
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.engine import Limits
 from datastore_service.server.engines import engine_maker
 from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.open_calls import MOST
 from datastore_service.server.service import ADMIN, DRAFTING, Service
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
@@ -365,6 +367,36 @@ def test_health_and_reflection(service):
             assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == 1
         names = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {DRAFTING, ADMIN, "grpc.health.v1.Health"} <= set(names)
+
+
+@pytest.mark.parametrize("method", ["Warmup", "ServerReflectionInfo"])
+def test_calls_held_open_by_their_callers_leave_threads_for_others(service, method):
+    with grpc.insecure_channel(service.endpoint) as channel:
+        if method == "Warmup":
+            begin, first = admin_pb2_grpc.AdminStub(channel).Warmup.future, admin_pb2.WarmupRequest()
+        else:
+            begin = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+            first = reflection_pb2.ServerReflectionRequest(list_services="")
+        ends = [queue.SimpleQueue() for _ in range(10 * MOST)]
+        calls = [begin(iter(end.get, None)) for end in ends]
+        eventually(lambda: sum(call.done() for call in calls) == len(calls) - MOST)
+        refused = [call for call in calls if call.done()]
+        assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert all(
+            call.details().endswith(f"/{method}: {MOST} such calls are open, the limit") for call in refused
+        )
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert check(health_pb2.HealthCheckRequest(), timeout=10).status == 1
+        for end in ends:
+            end.put(None)
+        eventually(lambda: all(call.done() for call in calls))
+        again = begin(iter([first]))
+        if method == "Warmup":
+            assert again.exception().code() is grpc.StatusCode.FAILED_PRECONDITION, (
+                "admitted, without a namespace"
+            )
+        else:
+            assert list(again)
 
 
 def test_drain_answers_what_is_in_flight_and_refuses_what_comes_later(monkeypatch):
