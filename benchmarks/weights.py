@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from datastore_service.engine.types import Budget
 
 MOVES = (0.15, 0.05)  # of a share between 0 and 1, a pass each
 FACTORS = (1.5, 1.15)  # of the others
-SHARES = ("trust", "hold")
+SEARCHED = ("trust_session", "hold_session", "trust_prior", "hold_prior", "doubt", "floor", "odds")
 NODES = 16
 ERROR_WEIGHT = 0.1
 SOURCE_PROMPT, SOURCE_OUTPUT = 256, 256
@@ -86,20 +86,25 @@ def score(weights: FusionWeights, tasks: Sequence[Task], vocab_size: int) -> Sco
 
 
 def neighbours(weights: FusionWeights, size: int) -> list[FusionWeights]:
-    """The weights with one constant moved; pairs up and down, in the order of the fields."""
+    """The weights with one constant moved; pairs up and down, in the order of SEARCHED."""
     moved = []
-    for name in (field.name for field in fields(weights)):
+    for name in SEARCHED:
         value = getattr(weights, name)
         if isinstance(value, tuple):
             for place, share in enumerate(value):
                 for other in (share - MOVES[size], share + MOVES[size]):
                     row = (*value[:place], round(float(np.clip(other, 0.02, 0.98)), 3), *value[place + 1 :])
-                    moved.append(replace(weights, **{name: row}))
+                    moved.append(changed(weights, name, row))
         else:
             moved += [
-                replace(weights, **{name: value * factor}) for factor in (FACTORS[size], 1 / FACTORS[size])
+                changed(weights, name, value * factor) for factor in (FACTORS[size], 1 / FACTORS[size])
             ]
     return moved
+
+
+def changed(weights: FusionWeights, name: str, value: object) -> FusionWeights:
+    """One constant replaced; the live tier has the prior's, because neither replay nor training prompts tell them apart."""
+    return replace(weights, **{name: value, name.replace("prior", "live"): value})
 
 
 def search(start: FusionWeights, tasks: Sequence[Task], vocab_size: int) -> tuple[FusionWeights, Score]:

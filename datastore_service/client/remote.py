@@ -236,5 +236,5 @@ def _until_none(outbound: queue.SimpleQueue[pb.DraftRequest | None]) -> Iterator
 def _read(reply: pb.DraftReply) -> list[Reply]:
     try:
         return wire.read_replies(reply)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DatastoreError(f"unreadable reply: {error}") from error

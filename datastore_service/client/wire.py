@@ -48,21 +48,28 @@ def _opening(opening: Opening) -> pb.Opening:
 
 
 def read_replies(message: pb.DraftReply) -> list[Reply]:
-    """Raises ValueError if the service sent a status or a tree that this client cannot read."""
-    return [Reply(Status(reply.status), reply.known, _tree(reply.tree)) for reply in message.replies]
-
-
-def _tree(tree: pb.Tree) -> DraftTree:
-    size = len(tree.tokens)
-    if size == 0:
-        return EMPTY_TREE
-    if not len(tree.parents) == len(tree.probs) == len(tree.sources) == size:
-        raise ValueError(
-            f"tree: {size} tokens, {len(tree.parents)} parents, {len(tree.probs)} probs, {len(tree.sources)} sources"
+    """Raises ValueError if the service sent columns of unequal length or a status that this client cannot read,
+    OverflowError for a number that is no token id."""
+    entries, nodes = len(message.statuses), sum(message.nodes)
+    _check_columns(message, ("known", "nodes"), entries, "statuses")
+    _check_columns(message, ("tokens", "parents", "probs", "sources"), nodes, "nodes in all")
+    tokens = np.array(message.tokens, np.int32)
+    parents = np.array(message.parents, np.int32) - 1
+    probs = np.array(message.probs, np.float32)
+    sources = np.frombuffer(message.sources, np.uint8)
+    replies, end = [], 0
+    for status, known, size in zip(message.statuses, message.known, message.nodes, strict=True):
+        begin, end = end, end + size
+        tree = (
+            DraftTree(tokens[begin:end], parents[begin:end], probs[begin:end], sources[begin:end])
+            if size
+            else EMPTY_TREE
         )
-    return DraftTree(
-        np.fromiter(tree.tokens, np.int32, size),
-        np.fromiter(tree.parents, np.int32, size) - 1,
-        np.fromiter(tree.probs, np.float32, size),
-        np.frombuffer(tree.sources, np.uint8),
-    )
+        replies.append(Reply(Status(status), known, tree))
+    return replies
+
+
+def _check_columns(message: pb.DraftReply, names: Sequence[str], size: int, of: str) -> None:
+    for name in names:
+        if len(getattr(message, name)) != size:
+            raise ValueError(f"{name}: {len(getattr(message, name))} for {size} {of}")

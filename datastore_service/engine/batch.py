@@ -55,7 +55,9 @@ from datastore_service.engine.session import (
     DRAFT_ROWS,
     DRAFT_TIERS,
     DRAFT_TOKENS,
+    GRAMS,
     LENGTH,
+    LEVELS,
     REFUSED,
     SessionIndex,
     append_tokens,
@@ -71,7 +73,7 @@ _REQUEST = struct.Struct(f"={REQUEST_FIELDS}q")
 _CONTEXT, _INTERVALS, _COUNTS = range(INTEGER_ROWS, INTEGER_ROWS + 3)
 _TIERS = max(Tier) + 1
 FEWEST = 8  # occurrences of one prefix length and tier that are looked at, and two more for each node wanted
-WORTH = 1.0  # unclaimed probability times nodes below which no shorter prefix is looked up
+WORTH = 2.0  # unclaimed probability times nodes below which no shorter prefix is looked up
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +243,10 @@ def _keep_draft(descriptor, tokens, parents, tiers):
 
 @njit(inline="always")
 def _enough(gram, nodes, count, weights, integers, reals):
-    """Whether occurrences of no more than the last `gram` tokens would change nothing: for `weighted`, if what is left to
+    """Whether occurrences of no more than the last `gram` tokens would change next to nothing: for `weighted`, if what is left to
     claim is too little for a place among `nodes`; for `priority`, if a longer n-gram has been found."""
+    if count == 0:
+        return False
     if np.int64(weights[POLICY]) == Policy.PRIORITY:
         longest = np.int64(0)
         for i in range(count):
@@ -253,24 +257,27 @@ def _enough(gram, nodes, count, weights, integers, reals):
 
 @njit
 def _occurrences(address, sources, bounds, context, size, nodes, weights, intervals, integers, reals):
-    """Retrieval from all tiers, the longest prefixes first; returns how many occurrences there are."""
+    """Retrieval from all tiers, the longest n-grams first; returns how many occurrences there are."""
     live, prior, end = bounds
     most = min(SAMPLES, FEWEST + 2 * nodes)
-    count = session_occurrences(address, most, integers)
-    count = refused_occurrences(address, integers, count)
-    if live > FIRST_ROW:
-        count = fresh_occurrences(sources, FIRST_ROW, live, context, size, integers, count)
-    count_votes(integers, reals, 0, count, sources)
+    count = np.int64(0)
     longer_live = longer_prior = MAX_MATCH + 1
-    for gram in range(min(FIRST_GRAM, size), 0, -1):
+    for level in range(LEVELS - 1, -1, -1):
+        gram = GRAMS[level]
+        if gram > size:
+            continue
         if _enough(gram, nodes, count, weights, integers, reals):
             break
         before = count
-        if prior > live:
+        count = session_occurrences(address, level, most, integers, count)
+        count = refused_occurrences(address, integers, before, count)
+        if live > FIRST_ROW:
+            count = fresh_occurrences(sources, FIRST_ROW, live, level, context, size, integers, count)
+        if gram <= FIRST_GRAM and prior > live:
             count, longer_live = segment_occurrences(
                 sources, live, prior, gram, longer_live, most, context, size, intervals, integers, count
             )
-        if end > prior:
+        if gram <= FIRST_GRAM and end > prior:
             count, longer_prior = segment_occurrences(
                 sources, prior, end, gram, longer_prior, most, context, size, intervals, integers, count
             )
@@ -288,7 +295,7 @@ def run_batch(requests, appended, sources, weights, integers, reals, tokens, par
     bounds = live, prior, len(sources)
     context = integers[_CONTEXT]
     count = integers[_COUNTS]
-    intervals = integers[_INTERVALS, : 2 * MAX_SEGMENTS].reshape((MAX_SEGMENTS, 2))
+    intervals = integers[_INTERVALS, : 4 * MAX_SEGMENTS].reshape((2, MAX_SEGMENTS, 2))
     for entry in range(len(requests)):
         request = requests[entry]
         request[DRAFTED] = request[OUTPUT]

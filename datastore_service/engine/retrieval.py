@@ -45,58 +45,57 @@ SESSION_ROW, REJECTED_ROW, FIRST_ROW = range(
     3
 )  # of a source table; FIRST_ROW: of what does not change with the session
 
-SESSION_WALK = 32  # most occurrences visited for each n-gram length
-REFUSED_WALK = (
-    32  # of the session's occurrences, the longest matches, those at which refused tokens are looked up
-)
-FRESH_WALK = 16  # the same, all fresh texts together
+FRESH_WALK = 16  # most occurrences visited for each n-gram length, all fresh texts together
 SAMPLES = 16  # most rows taken from an interval, all segments of a tier together; the paper takes 100; more were slower and no better
 LARGE = 8 * BLOCK  # rows of an interval whose exact ends do not matter
 FIRST_GRAM = 4  # length of the first searched prefix, the paper's P
 LONG_GRAM = 8  # searched too where the first interval is larger than the sample
 MAX_SEGMENTS = 64  # of one tier; the paper caps them at 8
-MAX_OCCURRENCES = LEVELS * (SESSION_WALK + FRESH_WALK) + 2 * REFUSED_WALK + 2 * (FIRST_GRAM + 1) * SAMPLES
+MAX_OCCURRENCES = LEVELS * (3 * SAMPLES + FRESH_WALK) + 2 * (FIRST_GRAM + 1) * SAMPLES  # of one place two tokens were refused
+
+
+@njit(inline="always")
+def _longer(level):
+    """Matches of at least so many tokens were listed with a longer n-gram."""
+    return GRAMS[level + 1] if level + 1 < LEVELS else MAX_MATCH + 1
 
 
 @njit
-def session_occurrences(address, walk, occurrences):
-    """Lists earlier occurrences of the session's last n-grams, longest n-gram first, newest first, at most `walk` of each
-    length. Returns how many."""
+def session_occurrences(address, level, walk, occurrences, count):
+    """Lists earlier occurrences of the session's last n-gram of GRAMS[level] tokens, newest first, at most `walk` visited.
+    Returns the number of occurrences after it."""
     descriptor = view_i64(address, DESCRIPTOR_FIELDS)
     tokens, links = text_of(descriptor)
     last = descriptor[LENGTH] - 1
-    count = 0
-    for level in range(LEVELS - 1, -1, -1):
-        longer = GRAMS[level + 1] if level + 1 < LEVELS else MAX_MATCH + 1
-        end = np.int64(links[level, last])
-        for _ in range(walk):
-            if end < 0:
+    end = np.int64(links[level, last])
+    for _ in range(walk):
+        if end < 0:
+            break
+        match = GRAMS[level]
+        while match < MAX_MATCH and match <= end and tokens[end - match] == tokens[last - match]:
+            if tokens[end - match] == SEPARATOR:
                 break
-            match = GRAMS[level]
-            while match < MAX_MATCH and match <= end and tokens[end - match] == tokens[last - match]:
-                if tokens[end - match] == SEPARATOR:
-                    break
-                match += 1
-            if match < longer and tokens[end + 1] != SEPARATOR:
-                occurrences[SOURCE, count] = SESSION_ROW
-                occurrences[CURSOR, count] = end + 1
-                occurrences[MATCH, count] = match
-                occurrences[STEP, count] = 1
-                count += 1
-            end = np.int64(links[level, end])
+            match += 1
+        if match < _longer(level) and tokens[end + 1] != SEPARATOR:
+            occurrences[SOURCE, count] = SESSION_ROW
+            occurrences[CURSOR, count] = end + 1
+            occurrences[MATCH, count] = match
+            occurrences[STEP, count] = 1
+            count += 1
+        end = np.int64(links[level, end])
     return count
 
 
 @njit
-def refused_occurrences(address, occurrences, count):
-    """Lists what the target refused after the session's occurrences (the first `count`), the longest matches first; its
+def refused_occurrences(address, occurrences, begin, end):
+    """Lists what the target refused after the session's occurrences [begin, end), which are the last in the list; its
     position is the place in the list of refusals. Returns the number of occurrences after it."""
     descriptor = view_i64(address, DESCRIPTOR_FIELDS)
-    refusals = descriptor[REFUSALS]
+    refusals, count = descriptor[REFUSALS], end
     if refusals == 0:
         return count
     refused = view_i32(descriptor[REFUSED], 2 * refusals)
-    for at in range(min(count, REFUSED_WALK)):
+    for at in range(begin, end):
         cursor = occurrences[CURSOR, at]
         place, high = np.int64(0), refusals
         while place < high:
@@ -116,23 +115,18 @@ def refused_occurrences(address, occurrences, count):
 
 
 @njit
-def fresh_occurrences(sources, begin, end, context, size, occurrences, count):
-    """Lists where the context's last n-grams end in fresh texts (source rows begin..end), longest n-gram first, newest
+def fresh_occurrences(sources, begin, end, level, context, size, occurrences, count):
+    """Lists where the context's last n-gram of GRAMS[level] tokens ends in fresh texts (source rows begin..end), newest
     first. Another thread may be appending: what it has not finished is not seen. Returns the number of occurrences
     after it."""
-    longer = MAX_MATCH + 1
-    for level in range(LEVELS - 1, -1, -1):
-        if GRAMS[level] > size:
-            continue
-        hashed = np.uint64(0)
-        for back in range(GRAMS[level]):
-            hashed = mix(hashed, context[size - 1 - back])
-        walked = 0
-        for row in range(begin, end):
-            walked, count = _walk_fresh(
-                sources[row], row, level, hashed, longer, context, size, walked, occurrences, count
-            )
-        longer = GRAMS[level]
+    hashed = np.uint64(0)
+    for back in range(GRAMS[level]):
+        hashed = mix(hashed, context[size - 1 - back])
+    walked = 0
+    for row in range(begin, end):
+        walked, count = _walk_fresh(
+            sources[row], row, level, hashed, _longer(level), context, size, walked, occurrences, count
+        )
     return count
 
 
@@ -353,21 +347,19 @@ def segment_occurrences(
     """Where the context's last `gram` tokens occur in one tier (source rows begin..end): one turn of Algorithm 2, which
     backs off to shorter prefixes. `longer`: the prefix of the turn before, whose matches are listed already.
 
-    context: int64 [size], the last tokens of the text. intervals: int64 [MAX_SEGMENTS, 2], scratch. Beyond the paper:
+    context: int64 [size], the last tokens of the text. intervals: int64 [2, MAX_SEGMENTS, 2], scratch. Beyond the paper:
     where the first prefix has more occurrences than are sampled, those that match longer are listed before, because a
     sample would miss most of them. Returns the number of occurrences after it and the next turn's `longer`."""
-    total = _locate(sources, begin, end, context[size - gram :], gram, intervals)
+    found, found_long = intervals[0], intervals[1]
+    total = _locate(sources, begin, end, context[size - gram :], gram, found)
     if gram == FIRST_GRAM and total > samples and size >= LONG_GRAM:
-        found = _locate(sources, begin, end, context[size - LONG_GRAM :], LONG_GRAM, intervals)
-        if found > 0:
+        total_long = _locate(sources, begin, end, context[size - LONG_GRAM :], LONG_GRAM, found_long)
+        if total_long > 0:
             count = _take(
-                sources, begin, end, intervals, found, samples, LONG_GRAM, longer, context, size, occurrences, count
+                sources, begin, end, found_long, total_long, samples, LONG_GRAM, longer, context, size, occurrences, count
             )  # fmt: skip
             longer = LONG_GRAM
-        total = _locate(sources, begin, end, context[size - gram :], gram, intervals)
     if total == 0:
         return count, longer
-    count = _take(
-        sources, begin, end, intervals, total, samples, gram, longer, context, size, occurrences, count
-    )
+    count = _take(sources, begin, end, found, total, samples, gram, longer, context, size, occurrences, count)
     return count, gram

@@ -14,6 +14,10 @@ class RefusalError(Exception):
         super().__init__(message)
         self.code = code
 
+    def within(self, field: str) -> RefusalError:
+        """The same of a message inside `field`."""
+        return RefusalError(self.code, f"{field}.{self}")
+
 
 def invalid(message: str) -> RefusalError:
     return RefusalError(grpc.StatusCode.INVALID_ARGUMENT, message)

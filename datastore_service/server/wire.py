@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from datastore_service.engine.tree import DraftTree
 from datastore_service.engine.types import (
     EMPTY_TOKENS,
     NO_DRAFT,
@@ -25,6 +24,7 @@ from datastore_service.server.refusal import invalid, precondition
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
 INT32_MAX = 2**31 - 1
+_FEW = 32  # tokens for which NumPy's own checks take longer than Python's
 
 
 def namespace_message(namespace: Namespace) -> pb.Namespace:
@@ -46,64 +46,66 @@ def read_name(name: str, field: str, limits: ServiceLimits) -> str:
 
 def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimits) -> list[Entry]:
     _check_limit(len(request.entries), limits.entries, "entries", "entries in one message")
-    return [
-        _Reader(f"entries[{i}]", vocab_size, limits).entry(entry) for i, entry in enumerate(request.entries)
-    ]
+    entries = []
+    for i, entry in enumerate(request.entries):
+        try:
+            entries.append(_entry(entry, vocab_size, limits))
+        except RefusalError as refusal:
+            raise refusal.within(f"entries[{i}]") from None
+    return entries
 
 
 def read_document(document: Sequence[int], field: str, vocab_size: int) -> np.ndarray:
     return _tokens(document, field, vocab_size)
 
 
-class _Reader:
-    """Reads one entry; `at` is its place in the message."""
+def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
+    session, start, tokens = entry.session, entry.start, entry.tokens
+    if not session:
+        raise invalid("session: empty")
+    _check_name(session, "session", limits)
+    if start + len(tokens) > INT32_MAX:
+        _check_limit(start + len(tokens), INT32_MAX, "start", "start and tokens")
+    return Entry(
+        session,
+        start,
+        _tokens(tokens, "tokens", vocab_size) if tokens else EMPTY_TOKENS,
+        _rejected(entry.rejected, vocab_size, limits) if entry.rejected else (),
+        _budget(entry.budget, limits) if entry.HasField("budget") else NO_DRAFT,
+        _opening(entry.opening, limits) if entry.HasField("opening") else None,
+        entry.closing,
+    )
 
-    __slots__ = ("_at", "_limits", "_vocab_size")
 
-    def __init__(self, at: str, vocab_size: int, limits: ServiceLimits) -> None:
-        self._at, self._vocab_size, self._limits = at, vocab_size, limits
+def _rejected(rejected: Sequence[pb.Rejected], vocab_size: int, limits: ServiceLimits) -> tuple[Rejected, ...]:
+    _check_limit(len(rejected), limits.rejected, "rejected", "positions in one entry")
+    read = []
+    for i, refused in enumerate(rejected):
+        _check_limit(refused.position, INT32_MAX, f"rejected[{i}].position")
+        _check_limit(len(refused.tokens), limits.children, f"rejected[{i}].tokens", "siblings")
+        read.append(Rejected(refused.position, _tokens(refused.tokens, f"rejected[{i}].tokens", vocab_size)))
+    return tuple(read)
 
-    def entry(self, entry: pb.Entry) -> Entry:
-        if not entry.session:
-            raise invalid(f"{self._at}.session: empty")
-        _check_name(entry.session, f"{self._at}.session", self._limits)
-        _check_limit(entry.start + len(entry.tokens), INT32_MAX, f"{self._at}.start", "start and tokens")
-        return Entry(
-            session=entry.session,
-            start=entry.start,
-            tokens=_tokens(entry.tokens, f"{self._at}.tokens", self._vocab_size),
-            rejected=self._rejected(entry.rejected) if entry.rejected else (),
-            budget=self._budget(entry.budget) if entry.HasField("budget") else NO_DRAFT,
-            opening=self._opening(entry.opening) if entry.HasField("opening") else None,
-            closing=entry.closing,
-        )
 
-    def _rejected(self, rejected: Sequence[pb.Rejected]) -> tuple[Rejected, ...]:
-        at = f"{self._at}.rejected"
-        _check_limit(len(rejected), self._limits.rejected, at, "positions in one entry")
-        for i, refused in enumerate(rejected):
-            _check_limit(refused.position, INT32_MAX, f"{at}[{i}].position")
-            _check_limit(len(refused.tokens), self._limits.children, f"{at}[{i}].tokens", "siblings")
-        return tuple(
-            Rejected(refused.position, _tokens(refused.tokens, f"{at}[{i}].tokens", self._vocab_size))
-            for i, refused in enumerate(rejected)
-        )
+def _budget(budget: pb.Budget, limits: ServiceLimits) -> Budget:
+    nodes, depth, children = budget.nodes, budget.depth, budget.children
+    _check_limit(nodes, limits.nodes, "budget.nodes")
+    _check_limit(depth, limits.depth, "budget.depth")
+    _check_limit(children, limits.children, "budget.children")
+    if nodes and not (depth and children):
+        raise invalid(f"budget: {nodes} nodes need a depth and children of at least 1")
+    return Budget(nodes, depth, children)
 
-    def _budget(self, budget: pb.Budget) -> Budget:
-        for name in ("nodes", "depth", "children"):
-            _check_limit(getattr(budget, name), getattr(self._limits, name), f"{self._at}.budget.{name}")
-        if budget.nodes and not (budget.depth and budget.children):
-            raise invalid(f"{self._at}.budget: {budget.nodes} nodes need a depth and children of at least 1")
-        return Budget(budget.nodes, budget.depth, budget.children)
 
-    def _opening(self, opening: pb.Opening) -> Opening:
-        _check_name(opening.conversation, f"{self._at}.opening.conversation", self._limits)
-        _check_limit(opening.prompt_length, INT32_MAX, f"{self._at}.opening.prompt_length")
-        return Opening(opening.conversation, not opening.forbid_publish, opening.prompt_length)
+def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
+    _check_name(opening.conversation, "opening.conversation", limits)
+    _check_limit(opening.prompt_length, INT32_MAX, "opening.prompt_length")
+    return Opening(opening.conversation, not opening.forbid_publish, opening.prompt_length)
 
 
 def _check_name(name: str, field: str, limits: ServiceLimits) -> None:
-    _check_limit(len(name.encode()), limits.name_bytes, field, "bytes")
+    if 4 * len(name) > limits.name_bytes:  # a character has at most four bytes
+        _check_limit(len(name.encode()), limits.name_bytes, field, "bytes")
 
 
 def _check_limit(value: int, limit: int, field: str, unit: str = "") -> None:
@@ -113,8 +115,10 @@ def _check_limit(value: int, limit: int, field: str, unit: str = "") -> None:
 
 def _tokens(tokens: Sequence[int], field: str, vocab_size: int) -> np.ndarray:
     """int32; the field has uint32."""
-    if not tokens:
-        return EMPTY_TOKENS
+    if len(tokens) < _FEW:
+        values = list(tokens)
+        if not values or max(values) < vocab_size:
+            return np.array(values, np.int32)
     array = np.fromiter(tokens, np.int64, len(tokens))
     if array.max() >= vocab_size:
         first = int((array >= vocab_size).argmax())
@@ -123,18 +127,16 @@ def _tokens(tokens: Sequence[int], field: str, vocab_size: int) -> np.ndarray:
 
 
 def reply_message(step: int, replies: Sequence[Reply]) -> pb.DraftReply:
-    return pb.DraftReply(step=step, replies=[_entry_reply(reply) for reply in replies])
-
-
-def _entry_reply(reply: Reply) -> pb.EntryReply:
-    tree = _tree(reply.tree) if len(reply.tree) else None
-    return pb.EntryReply(status=int(reply.status), known=reply.known, tree=tree)  # type: ignore[arg-type]
-
-
-def _tree(tree: DraftTree) -> pb.Tree:
-    return pb.Tree(
-        tokens=tree.tokens.tolist(),
-        parents=(tree.parents + 1).tolist(),
-        probs=tree.probs.tolist(),
-        sources=tree.sources.tobytes(),
+    trees = [reply.tree for reply in replies]
+    message = pb.DraftReply(
+        step=step,
+        statuses=[reply.status for reply in replies],  # type: ignore[misc]
+        known=[reply.known for reply in replies],
+        nodes=[len(tree) for tree in trees],
     )
+    if any(message.nodes):
+        message.tokens.extend(np.concatenate([tree.tokens for tree in trees]).tolist())
+        message.parents.extend((np.concatenate([tree.parents for tree in trees]) + 1).tolist())
+        message.probs.extend(np.concatenate([tree.probs for tree in trees]).tolist())
+        message.sources = b"".join([tree.sources.tobytes() for tree in trees])
+    return message

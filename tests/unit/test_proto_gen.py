@@ -51,7 +51,7 @@ def test_field_numbers_stay():
     assert numbers == {
         "session": 1, "start": 2, "tokens": 3, "rejected": 4, "budget": 5, "opening": 6, "closing": 7,
     }  # fmt: skip
-    assert [field.number for field in drafting_pb2.Tree.DESCRIPTOR.fields] == [1, 2, 3, 4]
+    assert [field.number for field in drafting_pb2.DraftReply.DESCRIPTOR.fields] == [1, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_tiers_have_the_numbers_of_the_engine():

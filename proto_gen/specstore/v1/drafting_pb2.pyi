@@ -87,31 +87,21 @@ class Budget(_message.Message):
     def __init__(self, nodes: _Optional[int] = ..., depth: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("step", "replies")
+    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    REPLIES_FIELD_NUMBER: _ClassVar[int]
-    step: int
-    replies: _containers.RepeatedCompositeFieldContainer[EntryReply]
-    def __init__(self, step: _Optional[int] = ..., replies: _Optional[_Iterable[_Union[EntryReply, _Mapping]]] = ...) -> None: ...
-
-class EntryReply(_message.Message):
-    __slots__ = ("status", "known", "tree")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
-    TREE_FIELD_NUMBER: _ClassVar[int]
-    status: Status
-    known: int
-    tree: Tree
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., known: _Optional[int] = ..., tree: _Optional[_Union[Tree, _Mapping]] = ...) -> None: ...
-
-class Tree(_message.Message):
-    __slots__ = ("tokens", "parents", "probs", "sources")
+    NODES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     PROBS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    statuses: _containers.RepeatedScalarFieldContainer[Status]
+    known: _containers.RepeatedScalarFieldContainer[int]
+    nodes: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     probs: _containers.RepeatedScalarFieldContainer[float]
     sources: bytes
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ...) -> None: ...

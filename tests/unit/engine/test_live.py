@@ -20,7 +20,7 @@ from datastore_service.engine.retrieval import (
     fresh_occurrences,
 )
 from datastore_service.engine.segment import build_segment
-from datastore_service.engine.session import GRAMS, SEPARATOR, SessionIndex
+from datastore_service.engine.session import GRAMS, LEVELS, SEPARATOR, SessionIndex
 from datastore_service.engine.tree import Tier
 from datastore_service.engine.types import Budget, Entry, Opening
 from tests.live_text import documents_in
@@ -45,9 +45,12 @@ def found(index, context):
     """{(document, position of the next token): match length}"""
     out = np.zeros((OCCURRENCE_FIELDS, 1000), dtype=np.int64)
     context = np.array(context, dtype=np.int64)
-    count = fresh_occurrences(
-        source_table((index,), (), ()), FIRST_ROW, FIRST_ROW + 1, context, len(context), out, 0
-    )
+    table, count = source_table((index,), (), ()), 0
+    for level in range(LEVELS - 1, -1, -1):
+        if GRAMS[level] <= len(context):
+            count = fresh_occurrences(
+                table, FIRST_ROW, FIRST_ROW + 1, level, context, len(context), out, count
+            )
     places = {}
     for cursor, match in zip(out[CURSOR, :count].tolist(), out[MATCH, :count].tolist(), strict=True):
         before = index.tokens[:cursor] == SEPARATOR

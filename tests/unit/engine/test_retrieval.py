@@ -27,7 +27,7 @@ contexts = st.lists(st.integers(0, 3), min_size=1, max_size=MAX_MATCH)
 def retrieve(segments, context, enough=ENOUGH):
     """Rows (source, position of the next token, match length, step), backing off until there are enough."""
     out = np.zeros((OCCURRENCE_FIELDS, 4000), dtype=np.int64)
-    intervals = np.zeros((MAX_SEGMENTS, 2), dtype=np.int64)
+    intervals = np.zeros((2, MAX_SEGMENTS, 2), dtype=np.int64)
     table = source_table((), (), tuple(segments))
     tokens = np.array(context, dtype=np.int64)
     count, longer, end = 0, MAX_MATCH + 1, len(table)

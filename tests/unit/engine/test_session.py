@@ -10,12 +10,12 @@ from datastore_service.engine.retrieval import (
     MATCH,
     MAX_MATCH,
     OCCURRENCE_FIELDS,
-    SESSION_WALK,
     session_occurrences,
 )
-from datastore_service.engine.session import GRAMS, SEPARATOR, SessionIndex
+from datastore_service.engine.session import GRAMS, LEVELS, SEPARATOR, SessionIndex
 from tests.unit.engine.oracles import match_length, next_counts, occurrences
 
+WALK = 32
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=80)
 
 
@@ -28,7 +28,10 @@ def indexed(text, chunk=3):
 
 def found(index):
     out = np.zeros((OCCURRENCE_FIELDS, 1000), dtype=np.int64)
-    return out[:, : session_occurrences(index.address, SESSION_WALK, out)]
+    count = 0
+    for level in range(LEVELS - 1, -1, -1):
+        count = session_occurrences(index.address, level, WALK, out, count)
+    return out[:, :count]
 
 
 @given(texts, st.integers(1, 9))

@@ -11,8 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from datastore_service.client.wire import read_replies
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.engine import Limits
+from datastore_service.engine.types import Reply
 from datastore_service.server.engines import engine_maker
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.open_calls import MOST
@@ -35,12 +37,12 @@ class Stream:
         self.call = drafting_pb2_grpc.DraftingStub(self.channel).Draft(iter(self._outbound.get, None))
         self._namespace = namespace
 
-    def ask(self, *entries: dict, step: int = 1, namespace: dict | None = None) -> list[pb.EntryReply]:
+    def ask(self, *entries: dict, step: int = 1, namespace: dict | None = None) -> list[Reply]:
         chosen, self._namespace = namespace or self._namespace, None
         self._outbound.put(pb.DraftRequest(step=step, namespace=chosen, entries=entries))
         reply = next(self.call)
         assert reply.step == step
-        return list(reply.replies)
+        return read_replies(reply)
 
     def close(self) -> None:
         self._outbound.put(None)
@@ -74,7 +76,7 @@ def test_drafts_from_the_session(stream):
     (reply,) = stream.ask(opened("a") | {"budget": BUDGET}, step=77)
     assert (reply.status, reply.known) == (pb.STATUS_OK, 40)
     assert list(reply.tree.tokens) == [1, 2, 3, 4] * 2
-    assert list(reply.tree.parents) == list(range(8))
+    assert list(reply.tree.parents) == list(range(-1, 7))
     assert set(reply.tree.sources) == {3}
 
 

@@ -121,10 +121,27 @@ def test_namespace_bounds():
     assert refusal.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_unequal_columns_of_a_tree_are_refused():
-    broken = pb.DraftReply(replies=[{"status": 1, "tree": {"tokens": [1, 2], "parents": [0]}}])
-    with pytest.raises(ValueError, match="tree: 2 tokens, 1 parents"):
-        client_wire.read_replies(broken)
+WHOLE = {
+    "statuses": [1, 2], "known": [5, 0], "nodes": [2, 0], "tokens": [1, 2], "parents": [0, 1], "probs": [0.5, 0.25],
+    "sources": b"\1\1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"known": [5]}, ValueError, "known: 1 for 2 statuses"),
+        ({"nodes": [2, 1]}, ValueError, "tokens: 2 for 3 nodes in all"),
+        ({"parents": [0]}, ValueError, "parents: 1 for 2 nodes in all"),
+        ({"sources": b""}, ValueError, "sources: 0 for 2 nodes in all"),
+        ({"statuses": [1, 77]}, ValueError, "77 is not a valid Status"),
+        ({"tokens": [1, 2**31]}, OverflowError, ""),
+    ],
+)
+def test_replies_that_cannot_be_read(changes, error, message):
+    assert [len(reply.tree) for reply in client_wire.read_replies(pb.DraftReply(**WHOLE))] == [2, 0]
+    with pytest.raises(error, match=message):
+        client_wire.read_replies(pb.DraftReply(**WHOLE | changes))
 
 
 def test_unknown_fields_are_ignored_and_missing_ones_have_defaults():
