@@ -15,12 +15,6 @@ import grpc
 from proto_gen.specstore.v1 import drafting_pb2, drafting_pb2_grpc
 
 
-def _chain(nodes: int, token: int) -> drafting_pb2.Tree:
-    return drafting_pb2.Tree(
-        tokens=[token] * nodes, parents=range(nodes), probs=[1.0] * nodes, sources=bytes([1]) * nodes
-    )
-
-
 class NeverMatching(drafting_pb2_grpc.DraftingServicer):
     def __init__(self, token: int) -> None:
         self._token = token
@@ -28,15 +22,26 @@ class NeverMatching(drafting_pb2_grpc.DraftingServicer):
 
     def Draft(self, request_iterator, context) -> Iterator[drafting_pb2.DraftReply]:  # noqa: N802
         for request in request_iterator:
-            yield drafting_pb2.DraftReply(
-                step=request.step, replies=[self._reply(e) for e in request.entries]
-            )
+            yield self._reply(request)
 
-    def _reply(self, entry: drafting_pb2.Entry) -> drafting_pb2.EntryReply:
+    def _reply(self, request: drafting_pb2.DraftRequest) -> drafting_pb2.DraftReply:
+        """A chain for each entry."""
+        nodes = [entry.budget.nodes for entry in request.entries]
+        return drafting_pb2.DraftReply(
+            step=request.step,
+            statuses=[drafting_pb2.STATUS_OK] * len(nodes),
+            known=[self._advance(entry) for entry in request.entries],
+            nodes=nodes,
+            tokens=[self._token] * sum(nodes),
+            parents=[parent for size in nodes for parent in range(size)],
+            probs=[1.0] * sum(nodes),
+            sources=bytes([1]) * sum(nodes),
+        )
+
+    def _advance(self, entry: drafting_pb2.Entry) -> int:
         known = max(self._known.get(entry.session, 0), entry.start + len(entry.tokens))
         self._known[entry.session] = known
-        tree = _chain(entry.budget.nodes, self._token)
-        return drafting_pb2.EntryReply(status=drafting_pb2.STATUS_OK, known=known, tree=tree)
+        return known
 
 
 def main() -> None:

@@ -96,9 +96,7 @@ def neighbours(weights: FusionWeights, size: int) -> list[FusionWeights]:
                     row = (*value[:place], round(float(np.clip(other, 0.02, 0.98)), 3), *value[place + 1 :])
                     moved.append(changed(weights, name, row))
         else:
-            moved += [
-                changed(weights, name, value * factor) for factor in (FACTORS[size], 1 / FACTORS[size])
-            ]
+            moved += [changed(weights, name, value * factor) for factor in (FACTORS[size], 1 / FACTORS[size])]
     return moved
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,7 +68,6 @@ from datastore_service.engine.types import Budget
 # budget, where its nodes are written and, from the kernel, where they end. Address 0: nothing to do.
 SESSION, BEGIN, END, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(9)
 REQUEST_FIELDS = 9
-_REQUEST = struct.Struct(f"={REQUEST_FIELDS}q")
 _CONTEXT, _INTERVALS, _COUNTS = range(INTEGER_ROWS, INTEGER_ROWS + 3)
 _TIERS = max(Tier) + 1
 FEWEST = 8  # occurrences of one prefix length and tier that are looked at, and two more for each node wanted
@@ -91,49 +89,38 @@ class Work:
 
     Use: `begin`, then `add` or `add_nothing` for each entry, then `run`."""
 
-    __slots__ = ("_at", "_begin", "_bytes", "_integers", "_output", "_reals", "_requests", "_tokens")
+    __slots__ = ("_fields", "_integers", "_output", "_reals")
 
     def __init__(self) -> None:
         self._integers = np.zeros((INTEGER_ROWS + 3, COLUMNS), dtype=np.int64)
         self._reals = np.zeros((REAL_ROWS, COLUMNS), dtype=np.float64)
-        self._tokens = np.empty(0, dtype=np.int32)
-        self._allocate_requests(0)
 
-    def begin(self, entries: int, tokens: int) -> None:
-        """entries, tokens: how many will be added."""
-        if entries > len(self._requests):
-            self._allocate_requests(entries)
-        if tokens > len(self._tokens):
-            self._tokens = np.empty(2 * tokens, dtype=np.int32)
-        self._at = self._begin = self._output = 0
+    def begin(self) -> None:
+        self._fields: list[int] = []  # of all requests
+        self._output = 0
 
     def add_nothing(self) -> None:
         """An entry that neither appends nor drafts."""
-        _REQUEST.pack_into(self._bytes, self._at * _REQUEST.size, 0, 0, 0, 0, 0, 0, 0, self._output, 0)
-        self._at += 1
+        self._fields += (0, 0, 0, 0, 0, 0, 0, self._output, 0)
 
-    def add(self, index: SessionIndex, new: np.ndarray, budget: Budget) -> None:
-        """index: has reserved room for the new tokens and the budget's nodes."""
-        begin, output, nodes = self._begin, self._output, budget.nodes
-        end = begin + len(new)
-        if end > begin:
-            self._tokens[begin:end] = new
-        _REQUEST.pack_into(
-            self._bytes, self._at * _REQUEST.size,
-            index.address, begin, end, index.text_start, nodes, budget.depth, budget.children, output, 0,
+    def add(self, index: SessionIndex, begin: int, end: int, budget: Budget) -> None:
+        """index: has reserved room for the tokens [begin, end) of those that `run` gets, and for the budget's nodes."""
+        nodes = budget.nodes
+        self._fields += (
+            index.address, begin, end, index.text_start, nodes, budget.depth, budget.children, self._output, 0
         )  # fmt: skip
-        self._at += 1
-        self._begin, self._output = end, output + nodes
+        self._output += nodes
 
-    def run(self, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
-        """A tree for each entry. table: of `source_table`, whose texts the caller keeps alive meanwhile."""
-        requests = self._requests[: self._at]
+    def run(self, appended: np.ndarray, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
+        """A tree for each entry. appended: int32, the new tokens of all. table: of `source_table`, whose texts the caller
+        keeps alive meanwhile."""
+        requests = np.array(self._fields, dtype=np.int64).reshape(-1, REQUEST_FIELDS)
         tokens = np.empty(self._output, dtype=np.int32)
         parents = np.empty(self._output, dtype=np.int32)
         probs = np.empty(self._output, dtype=np.float32)
         tiers = np.empty(self._output, dtype=np.uint8)
         run_batch(
-            requests, self._tokens, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
+            requests, appended, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
         )  # fmt: skip
         return [
             DraftTree(tokens[i:j], parents[i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE
@@ -143,10 +130,6 @@ class Work:
     @property
     def counts(self) -> np.ndarray:
         return self._integers[_COUNTS, : 1 + 3 * _TIERS]
-
-    def _allocate_requests(self, entries: int) -> None:
-        self._requests = np.zeros((entries, REQUEST_FIELDS), dtype=np.int64)
-        self._bytes = self._requests.reshape(-1).view(np.uint8).data
 
 
 def counts(works: Sequence[Work]) -> Counts:

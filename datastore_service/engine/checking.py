@@ -1,6 +1,8 @@
-"""Whether an entry keeps the contract; before any of a step's entries is applied."""
+"""Whether entries keep the contract; before any of a step's is applied."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,25 +11,41 @@ from datastore_service.engine.types import Budget, Entry
 
 MAX_NAME_BYTES = 256
 _SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit whatever they are
-_FEW = 32
+_FEW = 128
 
 
-def check_entry(entry: Entry, vocab_size: int) -> None:
-    """Raises ValueError naming the field and its limit."""
-    if not 0 < len(entry.session) <= _SHORT_NAME:
-        _check_name(entry.session)
-    if entry.start < 0:
-        raise ValueError(f"start: {entry.start} is negative")
-    if len(entry.tokens):
-        _check_tokens("tokens", entry.tokens, vocab_size)
-    for rejected in entry.rejected:
-        if rejected.position < 0:
-            raise ValueError(f"rejected.position: {rejected.position} is negative")
-        _check_tokens("rejected.tokens", rejected.tokens, vocab_size)
-    if entry.budget.nodes:
-        _check_budget(entry.budget)
-    if entry.opening is not None and len(entry.opening.conversation.encode()) > MAX_NAME_BYTES:
-        raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
+def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
+    """Raises ValueError naming the field and its limit. Of the tokens see `joined_tokens`."""
+    for entry in entries:
+        if not 0 < len(entry.session) <= _SHORT_NAME:
+            _check_name(entry.session)
+        if entry.start < 0:
+            raise ValueError(f"start: {entry.start} is negative")
+        for rejected in entry.rejected:
+            if rejected.position < 0:
+                raise ValueError(f"rejected.position: {rejected.position} is negative")
+            _check_tokens("rejected.tokens", rejected.tokens, vocab_size)
+        budget = entry.budget
+        if budget.nodes and not (
+            0 < budget.nodes <= MAX_NODES
+            and 0 < budget.depth <= MAX_DEPTH
+            and 0 < budget.children <= MAX_NODES
+        ):
+            _check_budget(budget)
+        if entry.opening is not None and len(entry.opening.conversation.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
+
+
+def joined_tokens(entries: Sequence[Entry], vocab_size: int) -> np.ndarray:
+    """int32, the entries' tokens one after the other, in an array of its own. Raises ValueError naming the id and the limit."""
+    parts = [entry.tokens for entry in entries]
+    for part in parts:
+        if part.ndim != 1 or (part.dtype.kind not in "iu" and len(part)):
+            raise ValueError(f"tokens: {part.ndim}-D {part.dtype}, not a 1-D integer array")
+    tokens = np.concatenate(parts)
+    if len(tokens):
+        _check_range("tokens", tokens, vocab_size)
+    return tokens.astype(np.int32, copy=False)
 
 
 def _check_name(name: str) -> None:
@@ -38,9 +56,14 @@ def _check_name(name: str) -> None:
 def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
     if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):
         raise ValueError(f"{name}: {tokens.ndim}-D {tokens.dtype}, not a 1-D integer array")
+    if len(tokens):
+        _check_range(name, tokens, vocab_size)
+
+
+def _check_range(name: str, tokens: np.ndarray, vocab_size: int) -> None:
     if len(tokens) < _FEW:  # NumPy's reductions take microseconds whatever the size
         values = tokens.tolist()
-        low, high = min(values, default=0), max(values, default=0)
+        low, high = min(values), max(values)
     else:
         low, high = tokens.min(), tokens.max()
     if low < 0 or high >= vocab_size:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from datastore_service.engine import batch
-from datastore_service.engine.checking import check_entry
+from datastore_service.engine.checking import check_entries, joined_tokens
 from datastore_service.engine.conversations import Conversations
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.live import LiveTier, LiveView
@@ -169,11 +169,15 @@ class Engine:
         tokens that a draft of k nodes adds to the step.
 
         Raises ValueError naming the field and its limit before anything is applied."""
-        for entry in entries:
-            check_entry(entry, self.vocab_size)
+        if not entries:
+            return []
+        check_entries(entries, self.vocab_size)
+        tokens = joined_tokens(entries, self.vocab_size)
+        if len({entry.session for entry in entries}) == len(entries):
+            return self._step_distinct(entries, tokens)
         replies: list[Reply] = []
         for distinct in _split_at_repeats(entries):
-            replies += self._step_distinct(distinct)
+            replies += self._step_distinct(distinct, joined_tokens(distinct, self.vocab_size))
         return replies
 
     def set_prior(self, segments: Sequence[Segment]) -> None:
@@ -301,8 +305,8 @@ class Engine:
         """Compiles what a step runs, or loads it from Numba's cache, so that no step waits for it."""
         SessionIndex().reserve(1 << 10)
         work = self._take_work()
-        work.begin(0, 0)
-        work.run(self._snapshot.table, self._weights)
+        work.begin()
+        work.run(EMPTY_TOKENS, self._snapshot.table, self._weights)
         self._idle.append(work)
 
     def _check_segments(self, segments: Sequence[Segment]) -> None:
@@ -316,11 +320,13 @@ class Engine:
 
     # One batch of distinct sessions
 
-    def _step_distinct(self, entries: Sequence[Entry]) -> list[Reply]:
+    def _step_distinct(self, entries: Sequence[Entry], tokens: np.ndarray) -> list[Reply]:
+        """tokens: of `joined_tokens`."""
         sessions = self._hold(entries)
         try:
-            replies = self._answer(entries, sessions)
-            for row, (entry, session) in enumerate(zip(entries, sessions, strict=True)):
+            replies = self._answer(entries, sessions, tokens)
+            for row, entry in enumerate(entries):
+                session = sessions[row]
                 if entry.closing and session is not None and not self._close(session):
                     replies[row] = replace(replies[row], status=Status.OVER_BUDGET)
         finally:
@@ -331,7 +337,13 @@ class Engine:
         """The entries' sessions, locked. Those that another step closed while this one waited are looked for again."""
         while True:
             with self._lock:
-                sessions = [self._find_or_open(entry) for entry in entries]
+                known = self._sessions
+                sessions = [
+                    known.get(entry.session)
+                    if entry.opening is None
+                    else self._find_or_open(entry, entry.opening)
+                    for entry in entries
+                ]
             held = [session for session in sessions if session is not None]
             held.sort(key=id)  # one order for all callers: no deadlock
             for session in held:
@@ -340,16 +352,16 @@ class Engine:
                 return sessions
             _release(sessions)
 
-    def _find_or_open(self, entry: Entry) -> _Session | None:
-        """The entry's session; a new one if it opens one and there is room. Called under the engine's lock."""
+    def _find_or_open(self, entry: Entry, opening: Opening) -> _Session | None:
+        """The session that the entry opens, None if there is no room. Called under the engine's lock."""
         session = self._sessions.get(entry.session)
-        if entry.opening is None or (session and _continues(session.index, entry)):
+        if session and _continues(session.index, entry):
             return session
         if session:
             self._forget(session)
         if len(self._sessions) >= self.limits.sessions:
             return None
-        session = _Session(entry.session, entry.opening, self._opened_index(entry, entry.opening))
+        session = _Session(entry.session, opening, self._opened_index(entry, opening))
         self._sessions[entry.session] = session
         self._session_tokens += session.counted
         return session
@@ -362,28 +374,34 @@ class Engine:
             index.begin_document()
         return index
 
-    def _answer(self, entries: Sequence[Entry], sessions: Sequence[_Session | None]) -> list[Reply]:
+    def _answer(
+        self, entries: Sequence[Entry], sessions: Sequence[_Session | None], tokens: np.ndarray
+    ) -> list[Reply]:
         """Appends what the entries bring and drafts, in one kernel call."""
-        statuses, news = self._accept(entries, sessions)
+        statuses, spans = self._accept(entries, sessions)
         work = self._take_work()
-        work.begin(len(entries), sum(map(len, news)))
-        for entry, session, status, new in zip(entries, sessions, statuses, news, strict=True):
+        work.begin()
+        for entry, session, status, (begin, end) in zip(entries, sessions, statuses, spans, strict=True):
             if session is None or status is not Status.OK:
                 work.add_nothing()
                 continue
             index, budget = session.index, entry.budget
-            index.reserve(len(new), budget.nodes)
-            for refused in entry.rejected:
-                if refused.position < index.known + len(new):
-                    index.refuse(refused.position, refused.tokens, self.limits.refusals)
-            work.add(index, new, budget)
+            index.reserve(end - begin, budget.nodes)
+            if entry.rejected and self.limits.refusals:
+                self._refuse(entry, index, end - begin)
+            work.add(index, begin, end, budget)
         snapshot = self._snapshot  # held until the kernel returns: its table has only addresses
-        trees = work.run(snapshot.table, self._weights)
+        trees = work.run(tokens, snapshot.table, self._weights)
         self._idle.append(work)
         return [
             Reply(status, 0 if session is None else session.index.known, tree)
             for session, status, tree in zip(sessions, statuses, trees, strict=True)
         ]
+
+    def _refuse(self, entry: Entry, index: SessionIndex, new: int) -> None:
+        for refused in entry.rejected:
+            if refused.position < index.known + new:
+                index.refuse(refused.position, refused.tokens, self.limits.refusals)
 
     def _take_work(self) -> batch.Work:
         try:
@@ -394,24 +412,24 @@ class Engine:
 
     def _accept(
         self, entries: Sequence[Entry], sessions: Sequence[_Session | None]
-    ) -> tuple[list[Status], list[np.ndarray]]:
-        """What becomes of each entry, and the tokens it adds, which are counted."""
-        statuses, news = [], []
+    ) -> tuple[list[Status], list[tuple[int, int]]]:
+        """What becomes of each entry, and which of the step's tokens it adds; they are counted."""
+        statuses, spans, end = [], [], 0
         with self._lock:
             for entry, session in zip(entries, sessions, strict=True):
-                new = EMPTY_TOKENS
+                begin, end = end, end + len(entry.tokens)
+                status = Status.OK
                 if session is None:
                     status = Status.OVER_BUDGET if entry.opening else Status.UNKNOWN_SESSION
                 elif (skipped := session.index.known - entry.start) < 0:
                     status = Status.GAP
                 else:
-                    new = entry.tokens[skipped:] if skipped else entry.tokens
-                    status = Status.OK
-                    if len(new) and not self._take_room(session, len(new)):
-                        status, new = Status.OVER_BUDGET, EMPTY_TOKENS
+                    begin = min(begin + skipped, end)
+                    if begin < end and not self._take_room(session, end - begin):
+                        status = Status.OVER_BUDGET
                 statuses.append(status)
-                news.append(new)
-        return statuses, news
+                spans.append((begin, end))
+        return statuses, spans
 
     def _take_room(self, session: _Session, extra: int) -> bool:
         """Counts tokens that a session adds, at the cost of retained conversations; False if there is no room. Called
@@ -459,10 +477,8 @@ def _release(sessions: Sequence[_Session | None]) -> None:
             session.lock.release()
 
 
-def _split_at_repeats(entries: Sequence[Entry]) -> Sequence[Sequence[Entry]]:
-    """Runs of entries in which no session occurs twice; one run unless a caller sends two entries of a session."""
-    if len({entry.session for entry in entries}) == len(entries):
-        return [entries] if entries else []
+def _split_at_repeats(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Runs of entries in which no session occurs twice."""
     runs: list[list[Entry]] = [[]]
     names: set[str] = set()
     for entry in entries:

@@ -26,6 +26,7 @@ from datastore_service.engine.session import (
     REFUSED,
     SEPARATOR,
     find_gram,
+    first_slot,
     mix,
     text_of,
 )
@@ -45,13 +46,15 @@ SESSION_ROW, REJECTED_ROW, FIRST_ROW = range(
     3
 )  # of a source table; FIRST_ROW: of what does not change with the session
 
-FRESH_WALK = 16  # most occurrences visited for each n-gram length, all fresh texts together
-SAMPLES = 16  # most rows taken from an interval, all segments of a tier together; the paper takes 100; more were slower and no better
+FRESH_WALK = 8  # most occurrences visited for each n-gram length, all fresh texts together
+SAMPLES = 12  # most rows taken from an interval, all segments of a tier together; the paper takes 100; more were slower and no better
 LARGE = 8 * BLOCK  # rows of an interval whose exact ends do not matter
 FIRST_GRAM = 4  # length of the first searched prefix, the paper's P
 LONG_GRAM = 8  # searched too where the first interval is larger than the sample
 MAX_SEGMENTS = 64  # of one tier; the paper caps them at 8
-MAX_OCCURRENCES = LEVELS * (3 * SAMPLES + FRESH_WALK) + 2 * (FIRST_GRAM + 1) * SAMPLES  # of one place two tokens were refused
+MAX_OCCURRENCES = (
+    LEVELS * (3 * SAMPLES + FRESH_WALK) + 2 * (FIRST_GRAM + 1) * SAMPLES
+)  # of one place two tokens were refused
 
 
 @njit(inline="always")
@@ -136,7 +139,7 @@ def _walk_fresh(source, row, level, hashed, longer, context, size, walked, occur
     length = read_i64(source[INDEX], LENGTH)  # complete documents up to here
     descriptor = view_i64(source[INDEX], DESCRIPTOR_FIELDS)
     tokens, links = text_of(descriptor)
-    _, at = find_gram(descriptor, tokens, hashed, level, context, size - 1)
+    _, at = find_gram(descriptor, tokens, first_slot(descriptor, hashed), level, context, size - 1)
     while at >= 0 and walked < FRESH_WALK:
         if at + 1 < length and tokens[at + 1] != SEPARATOR:
             match = GRAMS[level]

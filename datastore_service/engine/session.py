@@ -21,7 +21,15 @@ import numpy as np
 from numba import njit
 
 from datastore_service.engine.kernel import kernel
-from datastore_service.engine.memory import address_of, publish_i32, publish_i64, read_i32, view_i32, view_i64
+from datastore_service.engine.memory import (
+    address_of,
+    prefetch,
+    publish_i32,
+    publish_i64,
+    read_i32,
+    view_i32,
+    view_i64,
+)
 
 GRAMS = (1, 2, 3, 4, 8)
 LEVELS = len(GRAMS)
@@ -216,11 +224,16 @@ def _slots(descriptor):
 
 
 @njit(inline="always")
-def find_gram(descriptor, tokens, hashed, level, text, last):
-    """Looks up the n-gram that ends at text[last]. Returns its slot, or the free one where it belongs, and the last
-    position in `tokens` where it ends, or -1."""
+def first_slot(descriptor, hashed):
+    """Where the search for an n-gram of that hash begins."""
+    return np.int64(hashed >> np.uint64(20)) & (descriptor[SLOTS] - 1)
+
+
+@njit(inline="always")
+def find_gram(descriptor, tokens, slot, level, text, last):
+    """Looks up the n-gram that ends at text[last], from its first slot on. Returns its slot, or the free one where it
+    belongs, and the last position in `tokens` where it ends, or -1."""
     slots, mask = _slots(descriptor), descriptor[SLOTS] - 1
-    slot = np.int64(hashed >> np.uint64(20)) & mask
     while True:
         entry = read_i32(slots, slot) - 1
         if entry < 0:
@@ -235,6 +248,24 @@ def find_gram(descriptor, tokens, hashed, level, text, last):
         slot = (slot + 1) & mask
 
 
+@njit(inline="always")
+def _hash_grams(descriptor, tokens, links, position):
+    """Writes the first slot of each n-gram that ends at `position` where its link will be, and asks for all of them, which
+    lie in random places. Returns how many n-grams there are."""
+    level = 0
+    hashed = np.uint64(0)
+    for back in range(LONGEST_GRAM):
+        if position < back or tokens[position - back] == SEPARATOR:
+            break
+        hashed = mix(hashed, tokens[position - back])
+        if back + 1 == GRAMS[level]:
+            slot = first_slot(descriptor, hashed)
+            links[level, position] = slot
+            prefetch(_slots(descriptor) + 4 * slot)
+            level += 1
+    return level
+
+
 @kernel
 def append_tokens(address, source, begin, end):
     """Appends source[begin:end] (int32) to the session at `address`, which has reserved room for them."""
@@ -243,19 +274,15 @@ def append_tokens(address, source, begin, end):
     length = descriptor[LENGTH]
     for position in range(length, length + end - begin):
         tokens[position] = source[begin + position - length]
-        level = 0
-        hashed = np.uint64(0)
-        for back in range(LONGEST_GRAM):
-            if position < back or tokens[position - back] == SEPARATOR:
-                break
-            hashed = mix(hashed, tokens[position - back])
-            if back + 1 == GRAMS[level]:
-                slot, earlier = find_gram(descriptor, tokens, hashed, level, tokens, position)
-                links[level, position] = earlier
-                publish_i32(_slots(descriptor), slot, position * LEVELS + level + 1)
-                descriptor[USED] += earlier < 0
-                level += 1
-        for rest in range(level, LEVELS):
+        known = _hash_grams(descriptor, tokens, links, position)
+        for level in range(known):
+            slot, earlier = find_gram(
+                descriptor, tokens, np.int64(links[level, position]), level, tokens, position
+            )
+            links[level, position] = earlier
+            publish_i32(_slots(descriptor), slot, position * LEVELS + level + 1)
+            descriptor[USED] += earlier < 0
+        for rest in range(known, LEVELS):
             links[rest, position] = -1
     publish_i64(address, LENGTH, length + end - begin)
 
@@ -279,7 +306,7 @@ def _refill(old_address, new_address):
         hashed = np.uint64(0)
         for back in range(GRAMS[level]):
             hashed = mix(hashed, tokens[position - back])
-        slot, _ = find_gram(new, tokens, hashed, level, tokens, position)
+        slot, _ = find_gram(new, tokens, first_slot(new, hashed), level, tokens, position)
         publish_i32(_slots(new), slot, entry + 1)
     new[LENGTH] = length
     new[USED] = old[USED]

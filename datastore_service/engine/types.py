@@ -2,6 +2,9 @@
 
 The same types serve the embedded client, the gRPC client and the server; the wire
 messages of ``protos/specstore/v1/drafting.proto`` carry exactly these fields.
+
+None of them is changed once made. Those that are made by the dozen in each step are not frozen all the same: that would
+cost two thirds more time to make one.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class Opening:
     prompt_length: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rejected:
     """Drafted tokens which the target refused.
 
@@ -75,7 +78,7 @@ class Rejected:
     tokens: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
     """One session's part of a step.
 
@@ -93,7 +96,7 @@ class Entry:
     closing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """Answer to one Entry. known: tokens the datastore now holds of the session (0 if unknown)."""
 

@@ -20,7 +20,7 @@ from datastore_service.engine.types import (
     Reply,
 )
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.server.refusal import invalid, precondition
+from datastore_service.server.refusal import RefusalError, invalid, precondition
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
 INT32_MAX = 2**31 - 1
@@ -77,7 +77,9 @@ def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
     )
 
 
-def _rejected(rejected: Sequence[pb.Rejected], vocab_size: int, limits: ServiceLimits) -> tuple[Rejected, ...]:
+def _rejected(
+    rejected: Sequence[pb.Rejected], vocab_size: int, limits: ServiceLimits
+) -> tuple[Rejected, ...]:
     _check_limit(len(rejected), limits.rejected, "rejected", "positions in one entry")
     read = []
     for i, refused in enumerate(rejected):
