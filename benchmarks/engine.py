@@ -77,16 +77,19 @@ def publish(engine: Engine, documents: Sequence[np.ndarray]) -> None:
 def replay(
     engine: Engine, documents: Sequence[np.ndarray], batch: int, budget: Budget
 ) -> tuple[list[int], int, int]:
-    """Nanoseconds of each step, tokens they added, sessions' steps taken. Unpublished, so that a later replay finds the
-    same tiers."""
+    """Nanoseconds of each step, tokens they added, sessions' steps taken. The prompts are sent before, as a worker does while
+    it prefills. Unpublished, so that a later replay finds the same tiers."""
     nanoseconds, tokens, steps = [], 0, 0
     long = [document for document in documents if len(document) >= PROMPT + 4 * STEPS]
     for first in range(0, len(long) - batch + 1, batch):
         texts = long[first : first + batch]
-        begin, end = [0] * batch, [PROMPT] * batch
+        engine.step(
+            [Entry(str(i), 0, text[:PROMPT], opening=Opening(publish=False)) for i, text in enumerate(texts)]
+        )
+        begin, end = [PROMPT] * batch, [PROMPT + 1] * batch
         for _ in range(STEPS):
             entries = [
-                Entry(str(i), a, text[a:b], budget=budget, opening=None if a else Opening(publish=False))
+                Entry(str(i), a, text[a:b], budget=budget)
                 for i, (text, a, b) in enumerate(zip(texts, begin, end, strict=True))
             ]
             started = time.perf_counter_ns()

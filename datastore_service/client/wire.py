@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from datastore_service.engine.tree import EMPTY_TREE, DraftTree
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Rejected, Reply, Status
+from datastore_service.engine.types import Entry, Namespace, Opening, Rejected, Reply, Status
 from proto_gen.specstore.v1 import drafting_pb2 as pb
+
+_STATUSES = {status.value: status for status in Status}  # quicker than Status(), which raises for others
 
 
 def namespace_message(namespace: Namespace) -> pb.Namespace:
@@ -20,23 +22,22 @@ def request_message(step: int, entries: Sequence[Entry]) -> pb.DraftRequest:
 
 
 def _entry(entry: Entry) -> pb.Entry:
-    return pb.Entry(
-        session=entry.session,
-        start=entry.start,
-        tokens=entry.tokens.tolist(),
-        rejected=[_rejected(refused) for refused in entry.rejected],
-        budget=_budget(entry.budget) if entry.budget.nodes else None,
-        opening=_opening(entry.opening) if entry.opening else None,
-        closing=entry.closing,
+    message = pb.Entry(
+        session=entry.session, start=entry.start, tokens=entry.tokens.tolist(), closing=entry.closing
     )
+    budget = entry.budget
+    if budget.nodes:
+        asked = message.budget
+        asked.nodes, asked.depth, asked.children = budget.nodes, budget.depth, budget.children
+    if entry.rejected:
+        message.rejected.extend([_rejected(refused) for refused in entry.rejected])
+    if entry.opening:
+        message.opening.CopyFrom(_opening(entry.opening))
+    return message
 
 
 def _rejected(rejected: Rejected) -> pb.Rejected:
     return pb.Rejected(position=rejected.position, tokens=rejected.tokens.tolist())
-
-
-def _budget(budget: Budget) -> pb.Budget:
-    return pb.Budget(nodes=budget.nodes, depth=budget.depth, children=budget.children)
 
 
 def _opening(opening: Opening) -> pb.Opening:
@@ -53,7 +54,7 @@ def read_replies(message: pb.DraftReply) -> list[Reply]:
     entries, nodes = len(message.statuses), sum(message.nodes)
     _check_columns(message, ("known", "nodes"), entries, "statuses")
     _check_columns(message, ("tokens", "parents", "probs", "sources"), nodes, "nodes in all")
-    tokens = np.array(message.tokens, np.int32)
+    tokens = np.fromiter(message.tokens, np.int32, nodes)
     parents = np.array(message.parents, np.int32) - 1
     probs = np.array(message.probs, np.float32)
     sources = np.frombuffer(message.sources, np.uint8)
@@ -65,7 +66,7 @@ def read_replies(message: pb.DraftReply) -> list[Reply]:
             if size
             else EMPTY_TREE
         )
-        replies.append(Reply(Status(status), known, tree))
+        replies.append(Reply(_STATUSES.get(status) or Status(status), known, tree))
     return replies
 
 

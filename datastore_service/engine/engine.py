@@ -336,14 +336,7 @@ class Engine:
     def _hold(self, entries: Sequence[Entry]) -> list[_Session | None]:
         """The entries' sessions, locked. Those that another step closed while this one waited are looked for again."""
         while True:
-            with self._lock:
-                known = self._sessions
-                sessions = [
-                    known.get(entry.session)
-                    if entry.opening is None
-                    else self._find_or_open(entry, entry.opening)
-                    for entry in entries
-                ]
+            sessions = self._find(entries)
             held = [session for session in sessions if session is not None]
             held.sort(key=id)  # one order for all callers: no deadlock
             for session in held:
@@ -351,6 +344,16 @@ class Engine:
             if not any(session.ended for session in held):
                 return sessions
             _release(sessions)
+
+    def _find(self, entries: Sequence[Entry]) -> list[_Session | None]:
+        with self._lock:
+            known = self._sessions
+            return [
+                known.get(entry.session)
+                if entry.opening is None
+                else self._find_or_open(entry, entry.opening)
+                for entry in entries
+            ]
 
     def _find_or_open(self, entry: Entry, opening: Opening) -> _Session | None:
         """The session that the entry opens, None if there is no room. Called under the engine's lock."""

@@ -289,7 +289,7 @@ def append_tokens(address, source, begin, end):
 
 @kernel
 def _refill(old_address, new_address):
-    """Copies a session into a larger buffer and hashes its n-grams again."""
+    """Copies a session into a larger buffer; where the hash table has grown, hashes its n-grams again."""
     old, new = view_i64(old_address, DESCRIPTOR_FIELDS), view_i64(new_address, DESCRIPTOR_FIELDS)
     old_tokens, old_links = text_of(old)
     tokens, links = text_of(new)
@@ -297,8 +297,15 @@ def _refill(old_address, new_address):
     tokens[:length] = old_tokens[:length]
     for level in range(LEVELS):
         links[level, :length] = old_links[level, :length]
+    new[LENGTH] = length
+    new[USED] = old[USED]
+    old_table, table = view_i32(_slots(old), old[SLOTS]), view_i32(_slots(new), new[SLOTS])
+    if old[SLOTS] == new[SLOTS]:
+        table[:] = old_table
+        return
+    mask = new[SLOTS] - 1
     for old_slot in range(old[SLOTS]):
-        entry = read_i32(_slots(old), old_slot) - 1
+        entry = np.int64(old_table[old_slot]) - 1
         if entry < 0:
             continue
         position = entry // LEVELS
@@ -306,7 +313,7 @@ def _refill(old_address, new_address):
         hashed = np.uint64(0)
         for back in range(GRAMS[level]):
             hashed = mix(hashed, tokens[position - back])
-        slot, _ = find_gram(new, tokens, first_slot(new, hashed), level, tokens, position)
-        publish_i32(_slots(new), slot, entry + 1)
-    new[LENGTH] = length
-    new[USED] = old[USED]
+        slot = first_slot(new, hashed)
+        while table[slot] != 0:  # by another n-gram: each stands in the old table once
+            slot = (slot + 1) & mask
+        table[slot] = entry + 1

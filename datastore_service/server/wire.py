@@ -71,7 +71,7 @@ def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
         start,
         _tokens(tokens, "tokens", vocab_size) if tokens else EMPTY_TOKENS,
         _rejected(entry.rejected, vocab_size, limits) if entry.rejected else (),
-        _budget(entry.budget, limits) if entry.HasField("budget") else NO_DRAFT,
+        _budget(entry.budget, limits),
         _opening(entry.opening, limits) if entry.HasField("opening") else None,
         entry.closing,
     )
@@ -91,10 +91,13 @@ def _rejected(
 
 def _budget(budget: pb.Budget, limits: ServiceLimits) -> Budget:
     nodes, depth, children = budget.nodes, budget.depth, budget.children
-    _check_limit(nodes, limits.nodes, "budget.nodes")
-    _check_limit(depth, limits.depth, "budget.depth")
-    _check_limit(children, limits.children, "budget.children")
-    if nodes and not (depth and children):
+    if nodes == 0:
+        return NO_DRAFT
+    if nodes > limits.nodes or depth > limits.depth or children > limits.children:
+        _check_limit(nodes, limits.nodes, "budget.nodes")
+        _check_limit(depth, limits.depth, "budget.depth")
+        _check_limit(children, limits.children, "budget.children")
+    if depth == 0 or children == 0:
         raise invalid(f"budget: {nodes} nodes need a depth and children of at least 1")
     return Budget(nodes, depth, children)
 

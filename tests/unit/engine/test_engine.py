@@ -181,7 +181,7 @@ def test_a_conversation_is_moved_not_shared():
 def test_a_step_that_waited_while_its_session_was_closed_leaves_the_conversation_alone(monkeypatch):
     """As when a worker connects anew and the old stream's last message is still being answered."""
     engine = opened([1, 2, 3], "a", conversation="talk")
-    answer, find = engine._answer, engine._find_or_open
+    answer, find = engine._answer, engine._find
     closing, found, go_on = threading.Event(), threading.Event(), threading.Event()
 
     def slow_answer(*args):
@@ -189,14 +189,14 @@ def test_a_step_that_waited_while_its_session_was_closed_leaves_the_conversation
         assert go_on.wait(10)
         return answer(*args)
 
-    def signalled_find(entry):
-        session = find(entry)
+    def signalled_find(entries):
+        sessions = find(entries)
         if closing.is_set():
             found.set()
-        return session
+        return sessions
 
     monkeypatch.setattr(engine, "_answer", slow_answer)
-    monkeypatch.setattr(engine, "_find_or_open", signalled_find)
+    monkeypatch.setattr(engine, "_find", signalled_find)
     first = threading.Thread(target=lambda: step(engine, "a", 3, closing=True))
     first.start()
     assert closing.wait(10)
