@@ -109,4 +109,4 @@ def test_several_segments_are_sampled_like_one():
     parts = [rng.integers(0, 2, 5000) for _ in range(3)]
     found = retrieve([build_segment([part], 2) for part in parts], [0])
     rows = np.bincount([row for row, *_ in found], minlength=5)[FIRST_ROW:]
-    assert rows.min() > 0 and rows.max() - rows.min() <= 1
+    assert rows.min() > 0 and rows.max() - rows.min() <= 2

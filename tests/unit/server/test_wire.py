@@ -135,7 +135,7 @@ WHOLE = {
         ({"parents": [0]}, ValueError, "parents: 1 for 2 nodes in all"),
         ({"sources": b""}, ValueError, "sources: 0 for 2 nodes in all"),
         ({"statuses": [1, 77]}, ValueError, "77 is not a valid Status"),
-        ({"tokens": [1, 2**31]}, OverflowError, "too large"),
+        ({"tokens": [1, 2**31]}, OverflowError, "out of bounds for int32"),
     ],
 )
 def test_replies_that_cannot_be_read(changes, error, message):
