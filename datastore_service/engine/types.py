@@ -66,7 +66,7 @@ class Opening:
     prompt_length: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Rejected:
     """Drafted tokens which the target refused.
 
@@ -78,7 +78,7 @@ class Rejected:
     tokens: np.ndarray
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """One session's part of a step.
 
@@ -96,7 +96,7 @@ class Entry:
     closing: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Reply:
     """Answer to one Entry. known: tokens the datastore now holds of the session (0 if unknown)."""
 
