@@ -1,18 +1,19 @@
 """`python -m benchmarks.upkeep`: what the datastore costs beside its queries: building, merging, memory.
 
 Build: `build_segment` against pydivsufsort's raw time on the same tokens, in turns. Merging: the same replay with the
-live tier at rest and while another thread publishes text without pause, so that segments are sealed and merged all the
-time. Sessions: bytes a token while open, and the process's resident size as thousands are opened and closed.
+live tier at rest and while another thread adds text without pause, so that segments are sorted and merged all the time. Sessions: bytes a token while open, and the process's resident size as thousands are opened and closed.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ SESSIONS = 20_000
 SESSION_TOKENS = 600
 OPEN_AT_ONCE = 200
 STEP_TOKENS = 3
+WARM_UPS = 8  # into which the live documents are divided
 WORKING_LIVE_TOKENS = 2 * MILLION  # small, so that eviction is at work too
 
 
@@ -58,38 +60,55 @@ def measure_build(documents: Sequence[np.ndarray], vocab_size: int) -> dict:
 def measure_merging(
     prior: Sequence[np.ndarray], live: Sequence[np.ndarray], replayed: Sequence[np.ndarray], vocab_size: int
 ) -> dict:
-    """Percentiles of a batch-1 step, µs, at rest and beside a writer, in turns."""
+    """Percentiles of a batch-1 step, µs, in turns: at rest; beside a thread that only sorts numbers, which has no lock and
+    nothing to do with the engine, but takes the other core; beside one that keeps the live tier merging."""
     engine = Engine(
         vocab_size, [prior_of(prior, MILLION, vocab_size)], limits=Limits(live_tokens=WORKING_LIVE_TOKENS)
     )
     budget = Budget(nodes=16)
     replay(engine, replayed, 1, budget)
-    times: dict[str, list[int]] = {"quiet": [], "merging": []}
-    for _ in range(2):
-        engine.settle()
-        times["quiet"] += replay(engine, replayed, 1, budget)[0]
-        stop = threading.Event()
-        writer = threading.Thread(target=_publish_until, args=(stop, engine, live))
-        writer.start()
-        times["merging"] += replay(engine, replayed, 1, budget)[0]
-        stop.set()
-        writer.join()
+    beside = {"quiet": None, "busy": _sort_until, "merging": functools.partial(_merge_until, engine, live)}
+    times: dict[str, list[int]] = {name: [] for name in beside}
+    for _ in range(3):
+        for name, task in beside.items():
+            engine.settle()
+            with _running(task):
+                times[name] += replay(engine, replayed, 1, budget)[0]
     result: dict = {"live_segments": engine.stats().tiers[Tier.LIVE].segments}
     for name, nanoseconds in times.items():
         result[name] = dict(
             zip(("p50", "p99"), np.percentile(np.array(nanoseconds) / 1e3, (50, 99)), strict=True)
         )
-    result["p99_ratio"] = result["merging"]["p99"] / result["quiet"]["p99"]
+    for other in ("quiet", "busy"):
+        result[f"p99_over_{other}"] = result["merging"]["p99"] / result[other]["p99"]
     return result
 
 
-def _publish_until(stop: threading.Event, engine: Engine, documents: Sequence[np.ndarray]) -> None:
-    number = 0
+@contextmanager
+def _running(task: Callable[[threading.Event], None] | None) -> Iterator[None]:
+    """The task on a thread of its own until the block ends."""
+    stop = threading.Event()
+    thread = threading.Thread(target=task or threading.Event.is_set, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _sort_until(stop: threading.Event) -> None:
+    numbers = np.random.default_rng(0).random(1 << 18)
     while not stop.is_set():
-        document = documents[number % len(documents)]
-        engine.step([Entry(f"writer{number}", 0, document, opening=Opening(publish=True), closing=True)])
-        number += 1
-        stop.wait(0.001)
+        np.sort(numbers)
+
+
+def _merge_until(engine: Engine, documents: Sequence[np.ndarray], stop: threading.Event) -> None:
+    """Sorts, merges and evicts without pause."""
+    parts = [documents[first::WARM_UPS] for first in range(WARM_UPS)]
+    while not stop.is_set():
+        for part in parts:
+            engine.warmup(part)
 
 
 def measure_sessions(text: np.ndarray, vocab_size: int) -> dict:
