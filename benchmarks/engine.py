@@ -159,8 +159,9 @@ def plot(records: Sequence[dict], path: Path) -> None:
         for name, style in (("p50_us", "-o"), ("p99_us", "--o")):
             label = f"batch {batch}, {budget.nodes} nodes, {name[:3]}"
             axes.plot(sizes, [r[name] for r in rows], style, label=label)
+    axes.set_ylim(bottom=4)  # room for the legend
     axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
+    axes.legend(loc="lower left", ncols=2, fontsize="small")
     figure.savefig(path, dpi=150)
 
 

@@ -10,6 +10,7 @@ import argparse
 import functools
 import gc
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +49,7 @@ def measure_build(documents: Sequence[np.ndarray], vocab_size: int) -> dict:
         divsufsort(segment.tokens)
         raw.append(time.perf_counter() - started)
         started = time.perf_counter()
-        build_segment(documents, vocab_size)
+        build_segment(documents, vocab_size, threads=os.cpu_count() or 1)  # as divsufsort does
         whole.append(time.perf_counter() - started)
     ratios = [b / a for a, b in zip(raw, whole, strict=True)]
     return {

@@ -226,8 +226,8 @@ def _keep_draft(descriptor, tokens, parents, tiers):
 
 @njit(inline="always")
 def _enough(gram, nodes, count, weights, integers, reals):
-    """Whether occurrences of no more than the last `gram` tokens would change next to nothing: for `weighted`, if what is left to
-    claim is too little for a place among `nodes`; for `priority`, if a longer n-gram has been found."""
+    """Whether occurrences of no more than the last `gram` tokens would change next to nothing: for `weighted`, if what is
+    left to claim is too little for places among `nodes`; for `priority`, if a longer n-gram has been found."""
     if count == 0:
         return False
     if np.int64(weights[POLICY]) == Policy.PRIORITY:

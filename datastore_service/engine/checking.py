@@ -37,7 +37,8 @@ def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
 
 
 def joined_tokens(entries: Sequence[Entry], vocab_size: int) -> np.ndarray:
-    """int32, the entries' tokens one after the other, in an array of its own. Raises ValueError naming the id and the limit."""
+    """int32, the entries' tokens one after the other, in an array of its own. Raises ValueError naming the id and the
+    limit."""
     parts = [entry.tokens for entry in entries]
     for part in parts:
         if part.ndim != 1 or (part.dtype.kind not in "iu" and len(part)):

@@ -392,28 +392,6 @@ def _expand(
     return used, heap_size
 
 
-@njit(inline="always")
-def _extend(
-    integers, reals, sources, length, tokens, parents, weights, at, node, depth, parent, used, heap_size
-):
-    """`_expand` where one occurrence is left, order[at]: what follows it is the only candidate."""
-    occurrence = integers[_ORDER, at]
-    token = _following(integers, occurrence, sources, length, tokens, parents, node, depth)
-    if token < 0 or reals[_VOTE, occurrence] <= 0.0 or used == COLUMNS:
-        return used, heap_size
-    hold = _hold(weights, integers[_RANK, parent], integers[_BEST, parent] + depth)
-    probability = hold * reals[_PROBABILITY, parent]
-    if probability < weights[_FLOOR]:
-        return used, heap_size
-    integers[_TOKEN, used] = token
-    integers[_LOW, used], integers[_HIGH, used] = at, at + 1
-    integers[_PARENT, used], integers[_DEPTH, used] = node, depth + 1
-    integers[_RANK, used] = integers[_OCCURRENCE_RANK, occurrence]
-    integers[_BEST, used] = integers[MATCH, occurrence]
-    reals[_PROBABILITY, used] = probability
-    return used + 1, _push(integers, reals, heap_size, used)
-
-
 @njit
 def grow_tree(integers, reals, count, sources, length, weights, budget, tokens, parents, probs, tiers):
     """Best-first merge of `count` occurrences (integers[:4], counted by `count_votes`) under a budget.
@@ -447,30 +425,11 @@ def grow_tree(integers, reals, count, sources, length, weights, budget, tokens, 
         integers[_NODE_CHILDREN, size] = 0
         size += 1
         depth = integers[_DEPTH, top]
-        if depth == deepest or size == limit:
-            continue
-        if integers[_HIGH, top] - integers[_LOW, top] == 1:
-            used, heap_size = _extend(
-                integers, reals, sources, length, tokens, parents, weights, integers[_LOW, top], size - 1, depth, top, used,
-                heap_size,
-            )  # fmt: skip
-        else:
+        if depth < deepest and size < limit:
             used, heap_size = _expand(
-                integers,
-                reals,
-                sources,
-                length,
-                tokens,
-                parents,
-                weights,
-                integers[_LOW, top],
-                integers[_HIGH, top],
-                size - 1,
-                depth,
-                top,
-                used,
-                heap_size,
-            )
+                integers, reals, sources, length, tokens, parents, weights, integers[_LOW, top], integers[_HIGH, top],
+                size - 1, depth, top, used, heap_size,
+            )  # fmt: skip
     return size
 
 

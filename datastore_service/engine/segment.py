@@ -116,8 +116,8 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def build_segment(documents: Iterable[np.ndarray], vocab_size: int) -> Segment:
-    """Concatenates and sorts documents (1-D integer arrays of token ids).
+def build_segment(documents: Iterable[np.ndarray], vocab_size: int, threads: int = 1) -> Segment:
+    """Concatenates and sorts documents (1-D integer arrays of token ids). threads: see sort_suffixes.
 
     Raises ValueError for a vocabulary outside 1..2^31, an id outside [0, vocab_size), or more text than fits.
     """
@@ -133,7 +133,7 @@ def build_segment(documents: Iterable[np.ndarray], vocab_size: int) -> Segment:
         tokens[start : start + len(part)] = part
     separator = _choose_separator(tokens, offsets, vocab_size)
     tokens[offsets[1:] - 1] = separator
-    return assemble_segment(tokens, sort_suffixes(tokens), offsets, vocab_size, separator)
+    return assemble_segment(tokens, sort_suffixes(tokens, threads), offsets, vocab_size, separator)
 
 
 def assemble_segment(

@@ -7,25 +7,45 @@ that start a token. The cost is the number of bytes, so ids are first replaced b
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
-from pydivsufsort import divsufsort
+from pydivsufsort.dll import libdivsufsort, libdivsufsort64
 
 from datastore_service.engine.kernel import kernel
-from datastore_service.engine.memory import address_of, view_i32, view_i64
+from datastore_service.engine.memory import address_of, load_token, view_i32, view_i64
 
 
-def sort_suffixes(tokens: np.ndarray) -> np.ndarray:
-    """int32 suffix array of a token array of any unsigned type."""
+def sort_suffixes(tokens: np.ndarray, threads: int = 1) -> np.ndarray:
+    """int32 suffix array of a token array of any unsigned type. threads: for parts of the work; beside queries one, because
+    more would take the processors that the queries run on."""
     if len(tokens) == 0:
         return np.empty(0, dtype=np.int32)
     ranks, distinct = _ranks(tokens)
     width = max(1, ((distinct - 1).bit_length() + 7) // 8)
     spelled = np.empty((len(tokens), width), dtype=np.uint8)
     _spell(ranks, spelled)
-    suffixes = divsufsort(spelled.reshape(-1))
-    if width == 1:
-        return suffixes.astype(np.int32, copy=False)
+    suffixes = _byte_suffixes(spelled, threads)
+    if width == 1 and suffixes.dtype == np.int32:
+        return suffixes
     return _token_suffixes(address_of(suffixes), suffixes.itemsize, len(suffixes), width, len(tokens))
+
+
+def _byte_suffixes(spelled: np.ndarray, threads: int) -> np.ndarray:
+    """int32, or int64 where the text needs it; spelled: uint8, C-contiguous.
+
+    Calls pydivsufsort's library itself: its Python half allocates and clears the result under the interpreter's lock,
+    for which queries would wait milliseconds."""
+    size = spelled.size
+    large = size > np.iinfo(np.int32).max
+    suffixes = np.empty(size, dtype=np.int64 if large else np.int32)
+    number = ctypes.c_int64 if large else ctypes.c_int32
+    sort = libdivsufsort64.divsufsort64 if large else libdivsufsort.divsufsort
+    libdivsufsort.omp_set_num_threads(threads)  # of what this thread begins, in the library's own OpenMP
+    failed = sort(ctypes.c_void_p(address_of(spelled)), ctypes.c_void_p(address_of(suffixes)), number(size))
+    if failed:
+        raise MemoryError(f"sorting {size} bytes: libdivsufsort's status {failed}")
+    return suffixes
 
 
 def _ranks(tokens: np.ndarray) -> tuple[np.ndarray, int]:
@@ -34,10 +54,25 @@ def _ranks(tokens: np.ndarray) -> tuple[np.ndarray, int]:
     if span > max(1 << 20, 2 * len(tokens)):  # a table by id would outweigh the text
         distinct, ranks = np.unique(tokens, return_inverse=True)
         return ranks.astype(np.uint32), len(distinct)
-    present = np.zeros(span, dtype=np.uint32)
-    present[tokens] = 1
-    table = np.cumsum(present, dtype=np.uint32)
-    return (table - present)[tokens], int(table[-1])
+    ranks = np.empty(len(tokens), dtype=np.uint32)
+    tokens = np.ascontiguousarray(tokens)
+    return ranks, _rank(address_of(tokens), tokens.itemsize, np.zeros(span, dtype=np.uint32), ranks)
+
+
+@kernel
+def _rank(address, width, table, ranks):
+    """Fills ranks (uint32 [size]) for the tokens at `address`; returns how many distinct ones there are. table: uint32
+    [largest id + 1], zeros. A kernel, because NumPy would hold the interpreter's lock, for which queries would wait."""
+    for i in range(len(ranks)):
+        table[load_token(address, width, i)] = 1
+    distinct = 0
+    for token in range(len(table)):
+        present = table[token]
+        table[token] = distinct
+        distinct += present
+    for i in range(len(ranks)):
+        ranks[i] = table[load_token(address, width, i)]
+    return distinct
 
 
 @kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -103,7 +104,8 @@ def _source_digest(paths: list[Path], field: str, segment_tokens: int) -> str:
 
 def _add_segment(directory: Path, manifest: Manifest, group: list[np.ndarray]) -> Manifest:
     name = f"{len(manifest.segments):06d}{SUFFIX}"
-    write_segment(directory / name, build_segment(group, manifest.vocab_size), manifest.tokenizer)
+    segment = build_segment(group, manifest.vocab_size, threads=os.cpu_count() or 1)
+    write_segment(directory / name, segment, manifest.tokenizer)
     manifest = replace(
         manifest, segments=(*manifest.segments, name), documents=manifest.documents + len(group)
     )
