@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_patches.host_api import drift_message
@@ -13,7 +14,9 @@ from sglang_patches.options import load_options
 if TYPE_CHECKING:
     import torch
     from sglang.srt.managers.overlap_utils import FutureMap
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 DEFAULT_MAX_RUNNING_REQUESTS = (
     48  # as SGLang's own n-gram algorithm: KV headroom is reserved per running request
@@ -53,6 +56,16 @@ class TreeAlgorithm(CustomSpecAlgo):
         from sglang.srt.managers.overlap_utils import FutureMap
 
         return FutureMap(device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
+
+    def build_disagg_draft_input(
+        self, batch: ScheduleBatch, last_tokens_tensor: torch.Tensor, future_map: FutureMap
+    ) -> NgramVerifyInput:
+        """On a decode instance. The base class returns None, on which an n-gram algorithm's first step crashes."""
+        from sglang_patches.disaggregation.first_step import relay_of_prefilled
+
+        return relay_of_prefilled(
+            batch, last_tokens_tensor, get_spec().speculative_num_draft_tokens, future_map
+        )
 
     def handle_server_args(self, server_args: ServerArgs) -> None:
         """Refuses what cannot work, by name, and fills in the speculative fields. Overlap scheduling stays as it is."""

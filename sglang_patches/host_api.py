@@ -62,6 +62,15 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "created by our algorithm object, as the built-in ones do",
     ),
     _row(
+        _SRT + "managers.overlap_utils.FutureMap.publish",
+        "self future_indices new_seq_lens confidence",
+        "lengths of requests that another instance has prefilled",
+    ),
+    _row(
+        _SRT + "managers.overlap_utils.FutureMap.stash", "self future_indices payload", "their first tokens"
+    ),
+    _row(_SRT + "managers.overlap_utils.RelayPayload.from_ngram", "draft_input", "their first tokens"),
+    _row(
         _SRT + "arg_groups.overrides.resolving_view",
         "server_args",
         "reads the configuration while it is resolved",

@@ -1,0 +1,34 @@
+"""The first decode step of a request whose prompt another instance has prefilled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.managers.overlap_utils import RelayPayload
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.overlap_utils import FutureMap
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+def relay_of_prefilled(
+    batch: ScheduleBatch, last_tokens: torch.Tensor, width: int, future_map: FutureMap
+) -> NgramVerifyInput:
+    """What a step leaves for the next one, had this instance prefilled: one accepted token a request.
+
+    last_tokens: int64 [batch], the token that the prefill sampled. width: rows a request may verify."""
+    tokens = torch.zeros(len(last_tokens), width, dtype=torch.int32, device=last_tokens.device)
+    tokens[:, 0] = last_tokens
+    relay = NgramVerifyInput(
+        draft_token_num=width,
+        new_seq_lens=batch.seq_lens,
+        accept_tokens=tokens.flatten(),
+        accept_lens=torch.ones(len(last_tokens), dtype=torch.int32, device=last_tokens.device),
+    )
+    if batch.enable_overlap:
+        relay.future_indices = batch.req_pool_indices
+        future_map.publish(relay.future_indices, batch.seq_lens)
+        future_map.stash(relay.future_indices, RelayPayload.from_ngram(relay))
+    return relay
