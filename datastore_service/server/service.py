@@ -20,7 +20,7 @@ from datastore_service.server.history import History
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import Namespaces, NewEngine
-from datastore_service.server.open_calls import OpenCalls
+from datastore_service.server.open_calls import MOST, OpenCalls
 from datastore_service.server.status_page import StatusPage
 from datastore_service.server.web import application, listen
 from datastore_service.storage.data_directory import DataDirectory
@@ -30,7 +30,9 @@ from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_ser
 
 log = logging.getLogger(__name__)
 
-SHORT_CALL_THREADS = 8  # for admin and health calls, beside one thread a stream
+SHORT_CALL_THREADS = (
+    8 + 2 * MOST
+)  # for admin and health calls, warm-ups and reflection, beside one thread a stream
 HOUSEKEEPING_SECONDS = 1.0
 SYNC_SECONDS = 1.0  # what was answered in between, a power failure may take
 DRAIN_SECONDS = 10.0
