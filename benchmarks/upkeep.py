@@ -1,7 +1,8 @@
 """`python -m benchmarks.upkeep`: what the datastore costs beside its queries: building, merging, memory.
 
 Build: `build_segment` against pydivsufsort's raw time on the same tokens, in turns. Merging: the same replay with the
-live tier at rest and while another thread adds text without pause, so that segments are sorted and merged all the time. Sessions: bytes a token while open, and the process's resident size as thousands are opened and closed.
+live tier at rest and while another thread adds text without pause, so that segments are sorted and merged all the
+time. Sessions: bytes a token while open, and the process's resident size as thousands are opened and closed.
 """
 
 from __future__ import annotations

@@ -91,12 +91,12 @@ def _rejected(
 
 def _budget(budget: pb.Budget, limits: ServiceLimits) -> Budget:
     nodes, depth, children = budget.nodes, budget.depth, budget.children
-    if nodes == 0:
-        return NO_DRAFT
     if nodes > limits.nodes or depth > limits.depth or children > limits.children:
         _check_limit(nodes, limits.nodes, "budget.nodes")
         _check_limit(depth, limits.depth, "budget.depth")
         _check_limit(children, limits.children, "budget.children")
+    if nodes == 0:
+        return NO_DRAFT
     if depth == 0 or children == 0:
         raise invalid(f"budget: {nodes} nodes need a depth and children of at least 1")
     return Budget(nodes, depth, children)

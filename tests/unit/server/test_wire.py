@@ -97,6 +97,7 @@ def filled(**fields) -> pb.DraftRequest:
         (filled(budget={"nodes": 100000, "depth": 1, "children": 1}), "entries[1].budget.nodes: 100000 exceeds 256"),
         (filled(budget={"nodes": 1, "depth": 65, "children": 1}), "entries[1].budget.depth: 65 exceeds 64"),
         (filled(budget={"nodes": 1, "depth": 1, "children": 257}), "entries[1].budget.children: 257 exceeds 256"),
+        (filled(budget={"depth": 65}), "entries[1].budget.depth: 65 exceeds 64"),
         (filled(budget={"nodes": 5}), "entries[1].budget: 5 nodes need a depth and children of at least 1"),
         (filled(opening={"conversation": "c" * 257}), "entries[1].opening.conversation: 257 bytes exceeds 256"),
         (filled(opening={"prompt_length": 2**31}), "entries[1].opening.prompt_length: 2147483648 exceeds"),
