@@ -64,8 +64,7 @@ def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
     if not session:
         raise invalid("session: empty")
     _check_name(session, "session", limits)
-    if start + len(tokens) > INT32_MAX:
-        _check_limit(start + len(tokens), INT32_MAX, "start", "start and tokens")
+    _check_limit(start + len(tokens), INT32_MAX, "start", "start and tokens")
     return Entry(
         session,
         start,
@@ -91,10 +90,9 @@ def _rejected(
 
 def _budget(budget: pb.Budget, limits: ServiceLimits) -> Budget:
     nodes, depth, children = budget.nodes, budget.depth, budget.children
-    if nodes > limits.nodes or depth > limits.depth or children > limits.children:
-        _check_limit(nodes, limits.nodes, "budget.nodes")
-        _check_limit(depth, limits.depth, "budget.depth")
-        _check_limit(children, limits.children, "budget.children")
+    _check_limit(nodes, limits.nodes, "budget.nodes")
+    _check_limit(depth, limits.depth, "budget.depth")
+    _check_limit(children, limits.children, "budget.children")
     if nodes == 0:
         return NO_DRAFT
     if depth == 0 or children == 0:
