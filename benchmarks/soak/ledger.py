@@ -36,6 +36,16 @@ class Wipe:
     ended: float = UNDER_WAY
     certain: bool = False
 
+    def described(self, now: float) -> str:
+        """For a report; seconds before now."""
+        source = (
+            "nothing"
+            if self.snapshot is None
+            else "a snapshot {:.2f} to {:.2f} s ago".format(*(now - moment for moment in self.snapshot))
+        )
+        done = "done" if self.certain else "perhaps done"
+        return f"wiped to {source}, {now - self.begun:.2f} to {now - self.ended:.2f} s ago, {done}"
+
     def overlaps(self, begun: float, ended: float) -> bool:
         return self.begun < ended and self.ended > begun
 
@@ -114,6 +124,14 @@ class Ledger:
             if held:
                 return True if self._volume - published.volume <= self._bound else None
             return None if not published.once else held
+
+    def history(self, number: int) -> str:
+        """What is known of a document, for a report; seconds before now."""
+        now = time.monotonic()
+        with self._lock:
+            published, wipes = self._published[number], self._wipes[-5:]
+        written = f"stored {now - published.begun:.2f} to {now - published.ended:.2f} s ago"
+        return "; ".join([written, *(wipe.described(now) for wipe in wipes)])
 
     def _held(self, published: _Published, moment: float) -> bool | None:
         """At a moment at which no wipe was under way."""

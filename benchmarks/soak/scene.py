@@ -91,9 +91,10 @@ class Scene:
         expected, depth = self.ledger.found(document.number, asked), followed(tree, document.continuation)
         self.count({True: "found", False: "gone", None: "unsure"}[expected])
         if expected is True and depth == 0:
-            self.find(f"{what}: was acknowledged and is lost")
+            self.find(f"{what}: was acknowledged and is lost; {self.ledger.history(document.number)}")
         if expected is False and depth == len(document.continuation):
-            self.find(f"{what}: was flushed, dropped or withheld and is drafted")
+            history = self.ledger.history(document.number)
+            self.find(f"{what}: was flushed, dropped or withheld and is drafted; {history}")
 
     def check_recall(self, document: Document, tree: DraftTree, conversation: str) -> None:
         """Of a draft in the conversation that the document was written in."""

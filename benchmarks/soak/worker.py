@@ -253,9 +253,10 @@ class Worker:
     def _judge(self, asked: Asked, reply: Reply) -> None:
         chat, what = asked.chat, f"{asked.entry.session} from {asked.entry.start} to {asked.known}"
         self._scene.count("entries")
-        if reply.status is Status.UNKNOWN_SESSION and chat is not None and self._may_be_unknown(asked, chat):
-            chat.open, chat.known = False, 0
+        if reply.status is Status.UNKNOWN_SESSION and self._may_be_unknown(asked):
             self._scene.count("unknown sessions")
+            if chat is not None:
+                chat.open, chat.known = False, 0
             return
         if (reply.status, reply.known) != (asked.status, asked.known):
             self._scene.find(f"{what}: {reply.status.name}, known {reply.known}, not {asked.status.name}")
@@ -265,12 +266,14 @@ class Worker:
         else:
             self._judge_chat(asked, chat, reply)
 
-    def _may_be_unknown(self, asked: Asked, chat: Chat) -> bool:
-        """An opening is always known. Otherwise: the stream is new since it was confirmed, a call has ended sessions
-        or a closing that was thought lost was read after all."""
+    def _may_be_unknown(self, asked: Asked) -> bool:
+        """An opening only if it closes too and a call has ended sessions meanwhile. Otherwise: the stream is new since
+        it was confirmed, a call has ended sessions or a closing that was thought lost was read after all."""
+        chat, ended_since = asked.chat, self._scene.ledger.sessions_ended_since
+        if chat is None or asked.entry.opening is not None:
+            return asked.entry.closing and ended_since(asked.at)
         moment, stream = chat.confirmed
-        ended = stream != self._stream or self._scene.ledger.sessions_ended_since(moment)
-        return asked.entry.opening is None and (ended or chat.closing)
+        return stream != self._stream or ended_since(moment) or chat.closing
 
     def _judge_chat(self, asked: Asked, chat: Chat, reply: Reply) -> None:
         if len(reply.tree):

@@ -327,8 +327,8 @@ class Engine:
             replies = self._answer(entries, sessions, tokens)
             for row, entry in enumerate(entries):
                 session = sessions[row]
-                if entry.closing and session is not None and not self._close(session):
-                    replies[row] = replace(replies[row], status=Status.OVER_BUDGET)
+                if entry.closing and session is not None and (failure := self._close(session)):
+                    replies[row] = replace(replies[row], status=failure, known=0)
         finally:
             _release(sessions)
         return replies
@@ -451,19 +451,19 @@ class Engine:
 
     # Ends
 
-    def _close(self, session: _Session) -> bool:
-        """Ends a session; False if its output cannot be stored."""
+    def _close(self, session: _Session) -> Status | None:
+        """Ends a session; why its output is not published, None if all is well."""
         opening = session.opening
         output = session.index.text()[opening.prompt_length :].copy() if opening.publish else EMPTY_TOKENS
         with self._lock:
             if self._sessions.get(session.name) is not session:
-                return True
+                return Status.UNKNOWN_SESSION  # flushed during this step, and its text with it
             self._forget(session)
             session.ended = True
             session.index.forget_drafting()
             if opening.conversation and len(session.index):
                 self._conversations.keep(opening.conversation, session.index)
-        return self._live.publish(output)
+        return None if self._live.publish(output) else Status.OVER_BUDGET
 
     def _live_changed(self, live: LiveView) -> None:
         with self._lock:

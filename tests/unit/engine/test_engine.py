@@ -257,6 +257,21 @@ def test_flush_of_a_session_of_sessions_and_of_everything():
     assert engine.stats().tiers[Tier.PRIOR].segments == 0
 
 
+@pytest.mark.parametrize("tier", [Tier.SESSION, None])
+def test_a_session_that_is_flushed_during_its_last_step_is_not_acknowledged(monkeypatch, tier):
+    engine = opened([1, 2])
+    answer = engine._answer
+
+    def flushed(*args):
+        engine.flush(tier)
+        return answer(*args)
+
+    monkeypatch.setattr(engine, "_answer", flushed)
+    reply = step(engine, "s", 2, np.array([3, 4]), closing=True)
+    assert (reply.status, reply.known) == (Status.UNKNOWN_SESSION, 0)
+    assert engine.stats().tiers[Tier.LIVE].tokens == 0
+
+
 def test_a_prior_of_a_larger_vocabulary_is_refused():
     with pytest.raises(ValueError, match="vocabulary of 200 exceeds"):
         Engine(100, [build_segment([], 200)])
