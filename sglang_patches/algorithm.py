@@ -79,7 +79,7 @@ class TreeAlgorithm(CustomSpecAlgo):
         server_args.speculative_num_steps = cfg.speculative_num_draft_tokens - 1
         server_args.speculative_eagle_topk = 1
         server_args.enable_mixed_chunk = False
-        if cfg.max_running_requests is None:
+        if cfg.max_running_requests is None and cfg.disaggregation_mode != "prefill":
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
 
 
@@ -101,5 +101,7 @@ def refuse_unsupported(algorithm: str, server_args: ServerArgs) -> None:
         raise ValueError(f"{algorithm}: --enable-watermark is not supported")
     if cfg.speculative_adaptive:
         raise ValueError(f"{algorithm}: --speculative-adaptive is for EAGLE; see --specstore-length")
+    if cfg.enable_pd_role_switch:
+        raise ValueError(f"{algorithm}: --enable-pd-role-switch is not supported")
     if cfg.speculative_draft_model_path is not None:
         raise ValueError(f"{algorithm}: --speculative-draft-model-path is not used, leave it out")

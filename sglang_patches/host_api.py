@@ -167,6 +167,16 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "server_args",
         "hooked on a CPU: our attention backend",
     ),
+    _row(
+        _SRT + "disaggregation.utils.get_kv_class",
+        "transfer_backend class_type",
+        "hooked on a CPU: KV leaves without a CUDA event",
+    ),
+    _row(
+        _SRT + "disaggregation.utils.FAKE_BOOTSTRAP_HOST",
+        None,
+        "tells an instance's own warm-up requests from a router's",
+    ),
     *(
         _row(
             _SRT + "model_executor.model_runner_components.weight_updater.WeightUpdater." + name,

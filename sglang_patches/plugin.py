@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
 
 _registered = False
 
@@ -52,7 +56,11 @@ def _register_algorithms() -> None:
     from sglang_patches.algorithm import TreeAlgorithm
 
     @SpeculativeAlgorithm.register("SSSD", supports_overlap=True, spec_class=TreeAlgorithm)
-    def sssd(server_args: object) -> type:
+    def sssd(server_args: ServerArgs) -> type:
+        if server_args.disaggregation_mode == "prefill":
+            from sglang_patches.disaggregation.prefill_worker import PrefillWorker
+
+            return PrefillWorker
         from sglang_patches.workers.sssd import SSSDWorker
 
         return SSSDWorker

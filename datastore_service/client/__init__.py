@@ -10,7 +10,7 @@ from datastore_service.engine.types import Namespace
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
 from datastore_service.tls import Tls
 
-__all__ = ["Datastore", "DatastoreError", "open_datastore", "tokenizer_fingerprint"]
+__all__ = ["Datastore", "DatastoreError", "open_datastore", "open_stream", "tokenizer_fingerprint"]
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,14 @@ def open_datastore(
             f'{error} (or "embedded", "embedded:DIR")' if FORMS in str(error) else str(error)
         ) from None
     return _open_service(endpoint, namespace, vocab_size, tls)
+
+
+def open_stream(endpoint: str, namespace: Namespace, tls: Tls | None = None) -> Datastore:
+    """The service at `endpoint` alone, for who sends it text and asks for no drafts: what is posted while it is away is
+    lost. Raises ValueError for an endpoint that is malformed."""
+    from datastore_service.client.remote import GrpcDatastore
+
+    return GrpcDatastore(endpoint, namespace, tls)
 
 
 # gRPC and the engine's compiled code are imported when a datastore is opened: whoever only names the types, or forks

@@ -22,8 +22,12 @@ def request_message(step: int, entries: Sequence[Entry]) -> pb.DraftRequest:
 
 
 def _entry(entry: Entry) -> pb.Entry:
+    tokens = entry.tokens[entry.expected :] if entry.expected else entry.tokens
     message = pb.Entry(
-        session=entry.session, start=entry.start, tokens=entry.tokens.tolist(), closing=entry.closing
+        session=entry.session,
+        start=entry.start + entry.expected,
+        tokens=tokens.tolist(),
+        closing=entry.closing,
     )
     budget = entry.budget
     if budget.nodes:
@@ -45,6 +49,7 @@ def _opening(opening: Opening) -> pb.Opening:
         conversation=opening.conversation,
         forbid_publish=not opening.publish,
         prompt_length=opening.prompt_length,
+        handing_over=opening.handing_over,
     )
 
 

@@ -59,11 +59,13 @@ class Opening:
     conversation: name under which the session's text outlives the request and is found again ("" = it does not).
     publish: whether the session's output may enter the live tier when it closes.
     prompt_length: how many leading tokens are the prompt, the rest is output.
+    handing_over: another stream goes on with the session, this one does not hold it.
     """
 
     conversation: str = ""
     publish: bool = True
     prompt_length: int = 0
+    handing_over: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +87,8 @@ class Entry:
     start: number of the session's tokens that precede `tokens`. It makes a message idempotent: what the datastore
     already has is skipped, what it lacks is reported as a GAP.
     tokens: int32, accepted since the last message. Processing order: opening, tokens, rejected, draft, closing.
+    expected: leading tokens that a service has from another instance, which began the session. They do not travel, unless
+    it turns out to lack them.
     """
 
     session: str
@@ -94,6 +98,7 @@ class Entry:
     budget: Budget = NO_DRAFT
     opening: Opening | None = None
     closing: bool = False
+    expected: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -38,7 +38,10 @@ class HostedNamespace:
         # may close a session and open another of its name.
         named = {entry.session for entry in entries}
         opened = {session for session in named if self.engine.has_session(session)}
-        self.leases.hold(stream, opened)
+        handed_over = {entry.session for entry in entries if entry.opening and entry.opening.handing_over}
+        self.leases.hold(stream, opened - handed_over)
+        if handed_over:
+            self.leases.hand_over(opened & handed_over, time.monotonic())
         for session in named - opened:
             self.leases.release(session)
         return replies

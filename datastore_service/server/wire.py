@@ -103,7 +103,9 @@ def _budget(budget: pb.Budget, limits: ServiceLimits) -> Budget:
 def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
     _check_name(opening.conversation, "opening.conversation", limits)
     _check_limit(opening.prompt_length, INT32_MAX, "opening.prompt_length")
-    return Opening(opening.conversation, not opening.forbid_publish, opening.prompt_length)
+    return Opening(
+        opening.conversation, not opening.forbid_publish, opening.prompt_length, opening.handing_over
+    )
 
 
 def _check_name(name: str, field: str, limits: ServiceLimits) -> None:

@@ -48,6 +48,12 @@ def _prefer_attention_backend(server_args) -> None:
         declare_resolution(server_args, "specstore", attention_backend=ATTENTION_BACKEND)
 
 
+def _send_indices_plainly(kv_class: type | None, *_: object) -> None:
+    """A KV sender that takes its indices in pinned memory waits for them with a CUDA event."""
+    if getattr(kv_class, "supports_host_tensor_indices", False):
+        kv_class.supports_host_tensor_indices = False
+
+
 def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -60,4 +66,7 @@ def _register_hooks() -> None:
         HookRegistry.register(target, forget_all, HookType.AFTER)
     HookRegistry.register(
         "sglang.srt.arg_groups.platform_hook.handle_cpu_backends", _prefer_attention_backend, HookType.BEFORE
+    )
+    HookRegistry.register(
+        "sglang.srt.disaggregation.utils.get_kv_class", _send_indices_plainly, HookType.AFTER
     )

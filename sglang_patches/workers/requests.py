@@ -28,11 +28,14 @@ UNSEEN_SECONDS = 600.0
 
 @dataclass(slots=True)
 class RequestState:
-    """sent: tokens the datastore was told of. tree: verified in the last step, drafted when `length` tokens existed."""
+    """sent: tokens the datastore was told of. expected: those it has been told by another instance. tree: verified in the
+    last step, drafted when `length` tokens existed."""
 
     req: Req
+    session: str
     opening: Opening
     plain_reason: str | None
+    expected: int
     sent: int = 0
     length: int = 0
     tree: DraftTree = EMPTY_TREE
@@ -50,6 +53,12 @@ def request_opening(req: Req, publish: bool) -> Opening:
         publish=publish and bool(wishes.get("publish", True)),
         prompt_length=len(req.origin_input_ids),
     )
+
+
+def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
+    """int32; multimodal prompts hold hash values in place of image tokens, which become 0."""
+    ids = np.array(tokens, dtype=np.int64)
+    return np.where((ids >= 0) & (ids < vocab_size), ids, 0).astype(np.int32)
 
 
 def accepted_nodes(tree: DraftTree, accepted: Sequence[int]) -> np.ndarray:
@@ -77,7 +86,7 @@ def rejected_siblings(tree: DraftTree, length: int, on_path: np.ndarray) -> tupl
 
 
 class RequestTracker:
-    """One per worker; keyed by request id, which is also the session's name."""
+    """One per worker; keyed by request id, which is also the session's name unless another instance has begun it."""
 
     def __init__(
         self,
@@ -85,12 +94,15 @@ class RequestTracker:
         publish: bool,
         needs_plain_step: Callable[[Req], str | None],
         on_outcome: Callable[[DraftTree, np.ndarray], None],
+        begun_elsewhere: Callable[[Req], str | None] = lambda req: None,
     ) -> None:
-        """on_outcome: called with each verified tree and its accepted_nodes, one step later."""
+        """on_outcome: called with each verified tree and its accepted_nodes, one step later. begun_elsewhere: name of the
+        session that another instance has begun with the request's prompt, None if none has."""
         self._vocab_size = vocab_size
         self._publish = publish
         self._needs_plain_step = needs_plain_step
         self._on_outcome = on_outcome
+        self._begun_elsewhere = begun_elsewhere
         self._states: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
@@ -102,11 +114,21 @@ class RequestTracker:
 
     def _open(self, req: Req) -> Entry:
         opening = request_opening(req, self._publish)
-        state = RequestState(req, opening, self._needs_plain_step(req), last_seen=time.monotonic())
+        begun = self._begun_elsewhere(req)
+        if begun in {state.session for state in self._states.values()}:
+            begun = None  # several samples of one prompt
+        state = RequestState(
+            req,
+            begun or req.rid,
+            opening,
+            self._needs_plain_step(req),
+            expected=opening.prompt_length if begun else 0,
+            last_seen=time.monotonic(),
+        )
         self._states[req.rid] = state
         prompt = self._tokens(req, 0, opening.prompt_length, ())
         state.sent = opening.prompt_length
-        return Entry(req.rid, 0, prompt, opening=opening)
+        return Entry(state.session, 0, prompt, opening=opening)
 
     def step_entries(
         self, reqs: Sequence[Req], lengths: Sequence[int], pending: Sequence[Sequence[int]], budget: Budget
@@ -122,10 +144,11 @@ class RequestTracker:
         roots = np.array([entry_root for _, entry_root in entries], dtype=np.int64)
         return [entry for entry, _ in entries], roots
 
-    @property
-    def has_outcomes(self) -> bool:
-        """Whether the last step verified a draft, of which the next entries tell."""
-        return any(len(state.tree) for state in self._states.values())
+    def has_news(self, reqs: Iterable[Req]) -> bool:
+        """Whether the next entries tell more than tokens: that a draft was verified, or that a request is here."""
+        return any(len(state.tree) for state in self._states.values()) or any(
+            req.rid not in self._states for req in reqs
+        )
 
     def roots(
         self, reqs: Sequence[Req], lengths: Sequence[int], pending: Sequence[Sequence[int]]
@@ -148,12 +171,13 @@ class RequestTracker:
         tokens = self._tokens(req, min(state.sent, length - 1), length, pending)
         root = int(tokens[-1])
         entry = Entry(
-            req.rid,
+            state.session,
             state.sent,
             tokens if state.sent < length else tokens[:0],
             rejected=self._settle(state, length, pending),
             budget=NO_DRAFT if state.plain_reason else budget,
             opening=opening,
+            expected=state.expected if opening else 0,
         )
         state.sent = max(state.sent, length)
         state.length, state.tree = length, EMPTY_TREE
@@ -182,7 +206,7 @@ class RequestTracker:
             req.output_ids if req.finished_len is None else req.output_ids[: req.finished_len]
         )
         tokens = self._tokens(req, state.sent, length, ())
-        return Entry(rid, min(state.sent, length), tokens, closing=True)
+        return Entry(state.session, min(state.sent, length), tokens, closing=True)
 
     def unseen_entries(self) -> list[Entry]:
         """Closing entries of requests that vanished."""
@@ -192,9 +216,9 @@ class RequestTracker:
 
     def clear(self) -> list[str]:
         """Forgets everything; returns the sessions that were open."""
-        rids = list(self._states)
+        sessions = [state.session for state in self._states.values()]
         self._states.clear()
-        return rids
+        return sessions
 
     def _tokens(self, req: Req, start: int, end: int, pending: Sequence[int]) -> np.ndarray:
         """int32 tokens [start, end) of prompt + output + what is pending beyond them."""
@@ -209,8 +233,4 @@ class RequestTracker:
             *output[max(0, start - len(prompt)) : max(0, end - len(prompt))],
             *pending[max(0, start - known) : max(0, end - known)],
         ]
-        return self._in_vocabulary(np.array(tokens, dtype=np.int64))
-
-    def _in_vocabulary(self, tokens: np.ndarray) -> np.ndarray:
-        # Multimodal prompts hold hash values in place of image tokens.
-        return np.where((tokens >= 0) & (tokens < self._vocab_size), tokens, 0).astype(np.int32)
+        return in_vocabulary(tokens, self._vocab_size)

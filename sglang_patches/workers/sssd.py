@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sglang.srt.runtime_context import get_parallel
 
-from datastore_service.client import Datastore, open_datastore, tokenizer_fingerprint
+from datastore_service.client import Datastore, open_datastore
 from datastore_service.engine.tree import EMPTY_TREE, DraftTree
-from datastore_service.engine.types import NO_DRAFT, Budget, Entry, Namespace
-from sglang_patches.options import Options, load_options
-from sglang_patches.tokenizer_file import tokenizer_file
+from datastore_service.engine.types import NO_DRAFT, Budget, Entry
+from sglang_patches.disaggregation.shared_session import shared_session
+from sglang_patches.namespace import namespace_of
+from sglang_patches.options import load_options
 from sglang_patches.workers.base import TreeWorker
 from sglang_patches.workers.layout import pack
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
@@ -31,13 +32,6 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS = 30.0
 
 
-def namespace_of(server_args: ServerArgs, options: Options) -> Namespace:
-    """The same on every instance that serves the model: the folder's name, not its place."""
-    model = (server_args.served_model_name or server_args.model_path).rstrip("/").rsplit("/", 1)[-1]
-    tokenizer = tokenizer_file(server_args.tokenizer_path or server_args.model_path, server_args.revision)
-    return Namespace(model, tokenizer_fingerprint(tokenizer), options.tenant)
-
-
 class SSSDWorker(TreeWorker):
     """Rank 0 talks to the datastore, the other tensor-parallel ranks verify what it got."""
 
@@ -51,7 +45,11 @@ class SSSDWorker(TreeWorker):
         self.budget = Budget(nodes=self.max_width - 1, depth=self.max_width - 1, children=self.max_width - 1)
         self.policy = self._length_policy()
         self.tracker = RequestTracker(
-            vocab_size, self.options.publish == "on", needs_plain_step, self.policy.acceptance.observe
+            vocab_size,
+            self.options.publish == "on",
+            needs_plain_step,
+            self.policy.acceptance.observe,
+            shared_session if server_args.disaggregation_mode == "decode" else lambda req: None,
         )
         self._last_sweep = time.monotonic()
         self.datastore: Datastore | None = None
@@ -68,7 +66,7 @@ class SSSDWorker(TreeWorker):
             )
 
     def clear_cache_pool(self) -> None:
-        self._post([Entry(rid, closing=True) for rid in self.tracker.clear()])
+        self._post([Entry(session, closing=True) for session in self.tracker.clear()])
 
     def observe_prefill(self, batch: ScheduleBatch) -> None:
         self.policy.interrupted()
@@ -98,7 +96,7 @@ class SSSDWorker(TreeWorker):
         """Drafts where they are likely to pay, and the roots. The datastore hears nothing of a step that needs nothing
         of it: the next entries carry its tokens."""
         wanted = self.policy.wants_draft(len(reqs))
-        if not wanted and not self.tracker.has_outcomes:
+        if not wanted and not self.tracker.has_news(reqs):
             return [EMPTY_TREE] * len(reqs), self.tracker.roots(reqs, lengths, pending)
         entries, roots = self.tracker.step_entries(
             reqs, lengths, pending, self.budget if wanted else NO_DRAFT

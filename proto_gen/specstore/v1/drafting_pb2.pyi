@@ -59,14 +59,16 @@ class Entry(_message.Message):
     def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: bool = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("conversation", "forbid_publish", "prompt_length")
+    __slots__ = ("conversation", "forbid_publish", "prompt_length", "handing_over")
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     FORBID_PUBLISH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    HANDING_OVER_FIELD_NUMBER: _ClassVar[int]
     conversation: str
     forbid_publish: bool
     prompt_length: int
-    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ...) -> None: ...
+    handing_over: bool
+    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ..., handing_over: bool = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("position", "tokens")

@@ -28,3 +28,22 @@ def test_a_closed_session_is_not_closed_again():
     leases.release("never held")
     leases.stream_broke(1, now=0)
     assert leases.take_expired(1) == []
+
+
+def test_a_session_that_is_handed_over_expires_unless_another_stream_takes_it_up():
+    leases = Leases(grace=60)
+    leases.hand_over(["a", "b", "c"], now=0)
+    leases.hold(2, ["a"])
+    leases.release("b")
+    assert leases.take_expired(59) == []
+    assert leases.take_expired(60) == ["c"]
+    assert leases.take_expired(1000) == []
+
+
+def test_a_session_that_is_handed_over_late_stays_with_whom_has_taken_it_up():
+    leases = Leases(grace=60)
+    leases.hold(2, ["a"])
+    leases.hand_over(["a"], now=0)
+    assert leases.take_expired(100) == []
+    leases.stream_broke(2, now=100)
+    assert leases.take_expired(160) == ["a"]

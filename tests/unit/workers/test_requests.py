@@ -112,10 +112,10 @@ def test_outcome_of_the_last_tree_is_learned_and_its_siblings_reported():
     tracker.step_entries([req], [4], [[9]], BUDGET)
     #        root -> 10 -> 12, 13 ; root -> 11
     tracker.note_drafted(req, _make_tree([10, 11, 12, 13], [-1, -1, 0, 0]))
-    assert tracker.has_outcomes
+    assert tracker.has_news([req])
     req.output_ids.extend([9])
     (entry,), _ = tracker.step_entries([req], [7], [[10, 13, 50]], BUDGET)
-    assert outcomes == [[True, False, False, True]] and not tracker.has_outcomes
+    assert outcomes == [[True, False, False, True]] and not tracker.has_news([req])
     assert [(r.position, r.tokens.tolist()) for r in entry.rejected] == [(4, [11]), (5, [12])]
 
 

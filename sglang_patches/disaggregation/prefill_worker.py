@@ -1,0 +1,72 @@
+"""On a prefill instance: prompts go to the datastore while they are prefilled; the decode instance drafts from them."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from sglang.srt.runtime_context import get_parallel
+
+from datastore_service.client import Datastore, open_stream
+from datastore_service.engine.types import Entry
+from sglang_patches.disaggregation.shared_session import shared_session
+from sglang_patches.namespace import namespace_of
+from sglang_patches.options import load_options
+from sglang_patches.workers.base import TreeWorker
+from sglang_patches.workers.requests import in_vocabulary, request_opening
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+
+class PrefillWorker(TreeWorker):
+    """Holds no session and keeps no text: what nobody goes on with expires in the datastore."""
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        options = load_options()
+        self._publish = options.publish == "on"
+        self._vocab_size = self.model_runner.model_config.vocab_size
+        self._sent: weakref.WeakSet[Req] = weakref.WeakSet()  # a chunked prompt comes several times
+        self._datastore: Datastore | None = None
+        if get_parallel().tp_rank != 0:
+            return
+        if options.endpoint.partition(":")[0] == "embedded":
+            logger.warning("specstore: an embedded datastore is not shared; decode instances send the prompts")
+        else:
+            self._datastore = open_stream(
+                options.endpoint, namespace_of(server_args, options), options.tls()
+            )
+            logger.info("specstore: prompts go to %s", options.endpoint)
+
+    def clear_cache_pool(self) -> None:
+        self._sent.clear()
+
+    def observe_prefill(self, batch: ScheduleBatch) -> None:
+        if self._datastore is None:
+            return
+        entries = [self._opening(req, session) for req in batch.reqs if (session := self._begins(req))]
+        if entries:
+            self._datastore.post(entries)
+
+    def draft_batch(self, batch: ScheduleBatch, lengths: object, pending: object) -> NoReturn:
+        raise RuntimeError("a prefill instance does not decode")
+
+    def _begins(self, req: Req) -> str | None:
+        """The session to begin, None if there is none or it was."""
+        if req in self._sent:
+            return None
+        self._sent.add(req)
+        return shared_session(req)
+
+    def _opening(self, req: Req, session: str) -> Entry:
+        opening = replace(request_opening(req, self._publish), handing_over=True)
+        return Entry(session, 0, in_vocabulary(req.origin_input_ids, self._vocab_size), opening=opening)

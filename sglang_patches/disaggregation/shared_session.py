@@ -1,0 +1,18 @@
+"""One name for a request's session on the instance that prefills it and on the one that decodes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+
+def shared_session(req: Req) -> str | None:
+    """From the meeting point that the router gave to both: the prefill instance's address and a number drawn for the
+    request. None for an instance's own warm-up requests, which no other one sees."""
+    if req.bootstrap_room is None or req.bootstrap_host == FAKE_BOOTSTRAP_HOST:
+        return None
+    return f"{req.bootstrap_host}:{req.bootstrap_port}/{req.bootstrap_room}"
