@@ -3,6 +3,7 @@
 `install()` is the one entry; without it nothing here is imported.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ def install() -> None:
         return
     _installed = True
     sys.path.append(str(Path(__file__).parent / "import_path"))
+    # A prefill instance would wait for the KV of a cached prefix with a CUDA event.
+    os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
     _register_attention_backend()
     _register_hooks()
 
