@@ -49,6 +49,14 @@ def parse_endpoint(text: str, field: str = "endpoint") -> Endpoint:
     return Endpoint(host=host, port=int(port))
 
 
+def parse_endpoints(text: str, field: str = "endpoint") -> dict[str, Endpoint]:
+    """Reads endpoints with commas between them, by their spelling. Raises ValueError naming `field`."""
+    words = [word.strip() for word in text.split(",")]
+    if len(set(words)) < len(words):
+        raise ValueError(f"{field}: {text!r} names an endpoint twice")
+    return {word: parse_endpoint(word, field) for word in words}
+
+
 def _socket_path(path: str, field: str) -> str:
     path = "/" + path.lstrip("/") if path.startswith("//") else path
     if not path:

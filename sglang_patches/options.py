@@ -29,7 +29,10 @@ def _option(default: Any, meaning: str, choices: tuple[str, ...] = ()) -> Any:
 class Options:
     """Settings of one SGLang instance."""
 
-    endpoint: str = _option("embedded", "datastore: 'embedded', 'HOST:PORT' or 'unix:PATH'")
+    endpoint: str = _option(
+        "embedded",
+        "datastore: 'embedded', 'HOST:PORT' or 'unix:PATH'; several, with commas, share the sessions",
+    )
     prior: str = _option("", "directory of a prior for the embedded datastore (a service has its own)")
     tls_ca: str = _option("", "TLS: file with the certificates (PEM) of who signed the service's")
     tls_certificate: str = _option("", "certificate (PEM) to show to a service that asks for one")

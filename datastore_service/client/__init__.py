@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from datastore_service.client.base import Datastore, DatastoreError
-from datastore_service.endpoint import FORMS, parse_endpoint
+from datastore_service.endpoint import FORMS, parse_endpoints
 from datastore_service.engine.types import Namespace
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
 from datastore_service.tls import Tls
 
-__all__ = ["Datastore", "DatastoreError", "open_datastore", "open_stream", "tokenizer_fingerprint"]
+if TYPE_CHECKING:
+    from datastore_service.client.postbox import Postbox
+
+__all__ = ["Datastore", "DatastoreError", "open_datastore", "open_postbox", "tokenizer_fingerprint"]
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +31,8 @@ def open_datastore(
     prior: str | None = None,
     tls: Tls | None = None,
 ) -> Datastore:
-    """The datastore at `endpoint`: "embedded", "embedded:DIR" (with the prior in DIR), "HOST:PORT" or "unix:PATH".
+    """The datastore at `endpoint`: "embedded", "embedded:DIR" (with the prior in DIR), "HOST:PORT" or "unix:PATH", or
+    several of the latter two with commas between them, which share the sessions.
 
     vocab_size: token ids are smaller. prior: the directory, where `endpoint` is plain "embedded". tls: what a service
     with TLS needs, None for one without.
@@ -43,20 +50,21 @@ def open_datastore(
     if prior:
         raise ValueError(f"prior: the service at {endpoint} has its own")
     try:
-        parse_endpoint(endpoint)
+        endpoints = parse_endpoints(endpoint)
     except ValueError as error:
         raise ValueError(
             f'{error} (or "embedded", "embedded:DIR")' if FORMS in str(error) else str(error)
         ) from None
-    return _open_service(endpoint, namespace, vocab_size, tls)
+    return _open_services(endpoints, namespace, vocab_size, tls)
 
 
-def open_stream(endpoint: str, namespace: Namespace, tls: Tls | None = None) -> Datastore:
-    """The service at `endpoint` alone, for who sends it text and asks for no drafts: what is posted while it is away is
-    lost. Raises ValueError for an endpoint that is malformed."""
+def open_postbox(endpoint: str, namespace: Namespace, tls: Tls | None = None) -> Postbox:
+    """For who sends text to the services at `endpoint` (as above, but not embedded) and asks for no drafts. Raises
+    ValueError for an endpoint that is malformed."""
+    from datastore_service.client.postbox import Postbox
     from datastore_service.client.remote import GrpcDatastore
 
-    return GrpcDatastore(endpoint, namespace, tls)
+    return Postbox({name: GrpcDatastore(name, namespace, tls) for name in parse_endpoints(endpoint)})
 
 
 # gRPC and the engine's compiled code are imported when a datastore is opened: whoever only names the types, or forks
@@ -72,14 +80,19 @@ def _open_embedded(directory: str | None, namespace: Namespace, vocab_size: int)
     return EmbeddedDatastore(Engine(vocab_size, prior))
 
 
-def _open_service(endpoint: str, namespace: Namespace, vocab_size: int, tls: Tls | None) -> Datastore:
+def _open_services(
+    endpoints: Iterable[str], namespace: Namespace, vocab_size: int, tls: Tls | None
+) -> Datastore:
+    from datastore_service.client.link import Link
     from datastore_service.client.remote import GrpcDatastore
     from datastore_service.client.resilient import ResilientDatastore
     from datastore_service.engine.engine import Engine
 
-    primary = GrpcDatastore(endpoint, namespace, tls)
-    if not primary.wait_connected(GREETING_SECONDS):
-        log.warning(
-            "datastore %s: not there yet (%s); drafting from the sessions alone", endpoint, primary.trouble
-        )
-    return ResilientDatastore(primary, Engine(vocab_size), vocab_size)
+    streams = {endpoint: GrpcDatastore(endpoint, namespace, tls) for endpoint in endpoints}
+    until = time.monotonic() + GREETING_SECONDS
+    for endpoint, stream in streams.items():
+        if not stream.wait_connected(max(0.0, until - time.monotonic())):
+            log.warning("datastore %s: not there yet (%s)", endpoint, stream.trouble)
+    return ResilientDatastore(
+        [Link(endpoint, stream) for endpoint, stream in streams.items()], Engine(vocab_size), vocab_size
+    )

@@ -16,7 +16,16 @@ RECONNECTS = Counter("specstore_client_connects", "Draft streams opened")
 SKIPPED_SESSIONS = Counter(
     "specstore_client_skipped_sessions", "Sessions not drafted for: token ids outside the vocabulary"
 )
+MOVES = Counter("specstore_client_moves", "Sessions sent to another service because theirs did not answer")
+TAKEOVERS = Counter(
+    "specstore_client_takeovers",
+    "First steps of sessions that another instance had begun: whether the service held them",
+    ["session"],
+)
 # Several scheduler processes may share one /metrics: the gauge says whether any of them has an open breaker.
 BREAKER_OPEN = Gauge(
-    "specstore_client_breaker_open", "1 while the service is not asked", multiprocess_mode="livemax"
+    "specstore_client_breaker_open",
+    "1 while the service is not asked",
+    ["endpoint"],
+    multiprocess_mode="livemax",
 )

@@ -1,4 +1,4 @@
-"""Drafts whatever happens to the service: deadline, circuit breaker, local fallback, resynchronisation."""
+"""Drafts whatever happens to the services: deadline, circuit breakers, local fallback, resynchronisation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from datastore_service.client import metrics
-from datastore_service.client.base import Datastore, DatastoreError
-from datastore_service.client.breaker import BreakerState, CircuitBreaker
-from datastore_service.client.remote import DeadlineMissedError, Fate, GrpcDatastore
+from datastore_service.client.affinity import affinity_key, ranked
+from datastore_service.client.base import Datastore
+from datastore_service.client.link import Link
 from datastore_service.client.token_log import TokenLog
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.tree import EMPTY_TREE
@@ -24,36 +24,31 @@ log = logging.getLogger(__name__)
 class ResilientDatastore(Datastore):
     """`step` never raises DatastoreError and never waits past the deadline.
 
-    The local engine drafts from the sessions alone (prompt lookup). It does so while the service works on its own
-    answer, so a missed deadline costs no further time: its trees are ready. A reply that shows a session lost by the
+    The local engine drafts from the sessions alone (prompt lookup). It does so while the services work on their own
+    answers, so a missed deadline costs no further time: its trees are ready. A reply that shows a session lost by its
     service takes the local tree and has the session sent again; callers see UNKNOWN_SESSION or GAP only for sessions
     which they have not told of themselves.
 
-    vocab_size: token ids from here on (images, say) are nothing to look up; their sessions get empty trees.
+    A session stays with one service, by affinity one of those that answer when it opens. When that one stops answering
+    and another does not, the session is sent there whole.
+
+    links: the services, at least one. vocab_size: token ids from here on (images, say) are nothing to look up; their
+    sessions get empty trees.
     """
 
-    def __init__(
-        self, primary: GrpcDatastore, local: Engine, vocab_size: int, breaker: CircuitBreaker | None = None
-    ) -> None:
-        self._primary = primary
+    def __init__(self, links: Sequence[Link], local: Engine, vocab_size: int) -> None:
+        self.links = {link.name: link for link in links}
         self._local = local
         self._vocab_size = vocab_size
-        self._breaker = breaker or CircuitBreaker()
         self._texts = TokenLog()
+        self._placed: dict[str, Link] = {}
         self._skipped: set[str] = set()
-        self._probe: int | None = None  # the step number of the probe under way
-        self._reported_open = False
-        metrics.BREAKER_OPEN.set(0)
-
-    @property
-    def breaker_state(self) -> BreakerState:
-        return self._breaker.state
 
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         started = time.monotonic()
         accepted = [self._accepts(entry) for entry in entries]
         wanted = [entry for entry, accept in zip(entries, accepted, strict=True) if accept]
-        replies = iter(self._draft(wanted, started, deadline) if wanted else ())
+        replies = iter(self._draft(wanted, started + deadline) if wanted else ())
         metrics.STEP_SECONDS.observe(time.monotonic() - started)
         return [
             next(replies) if accept else _no_draft(entry)
@@ -63,100 +58,85 @@ class ResilientDatastore(Datastore):
     def post(self, entries: Sequence[Entry]) -> None:
         wanted = [entry for entry in entries if self._accepts(entry)]
         self._record(wanted)
-        if not wanted:
-            return
-        if self._breaker.asks:
-            self._primary.post(wanted)
-        else:
-            self._tell_closings(wanted)
-        self._local.step([_private(entry) for entry in wanted])
+        for link, rows in self._shares(wanted):
+            share = [wanted[row] for row in rows]
+            if link.asks:
+                link.post(share)
+            else:
+                _tell_closings(link, share)
+        if wanted:
+            self._local.step([_private(entry) for entry in wanted])
 
     def close(self) -> None:
-        self._primary.close()
+        for link in self.links.values():
+            link.close()
 
-    def _draft(self, entries: list[Entry], started: float, deadline: float) -> list[Reply]:
+    def _draft(self, entries: list[Entry], until: float) -> list[Reply]:
         self._record(entries)
-        step = self._ask(entries, deadline)
-        local = self._local.step([_private(entry) for entry in entries])
-        remote = None if step is None else self._hear(step, len(entries), started + deadline)
-        if remote is None:
-            return [_fallen_back(reply) for reply in local]
-        return [self._choose(*each) for each in zip(entries, remote, local, strict=True)]
+        shares = [(link, rows, [entries[row] for row in rows]) for link, rows in self._shares(entries)]
+        steps = [self._ask(link, share) for link, _, share in shares]
+        replies = self._local.step([_private(entry) for entry in entries])
+        for (link, rows, share), step in zip(shares, steps, strict=True):
+            remote = None if step is None else link.collect(step, len(share), until)
+            for at, row in enumerate(rows):
+                reply = remote[at] if remote else None
+                if entries[row].expected:
+                    _count_takeover(reply)
+                replies[row] = self._choose(entries[row], reply, replies[row])
+        return replies
 
     def _record(self, entries: list[Entry]) -> None:
         for entry in entries:
             self._texts.apply(entry)
 
-    def _ask(self, entries: list[Entry], deadline: float) -> int | None:
+    # Which service has which session
+
+    def _shares(self, entries: list[Entry]) -> list[tuple[Link, Sequence[int]]]:
+        """The links of the entries' sessions, each with the rows of its entries."""
+        for link in self.links.values():
+            if not link.asks:
+                link.probe()
+        if len(self.links) == 1:
+            return [(link, range(len(entries))) for link in self.links.values() if entries]
+        rows: dict[str, list[int]] = {}
+        for row, entry in enumerate(entries):
+            rows.setdefault(self._place(entry).name, []).append(row)
+        return [(self.links[name], share) for name, share in rows.items()]
+
+    def _place(self, entry: Entry) -> Link:
+        link = self._placed.get(entry.session)
+        if link is None or not link.usable:
+            link = self._move(entry, link)
+        if entry.closing:
+            self._placed.pop(entry.session, None)
+        else:
+            self._placed[entry.session] = link
+        return link
+
+    def _move(self, entry: Entry, old: Link | None) -> Link:
+        """To the first service of the session's that answers; stays, if none does."""
+        order = ranked(affinity_key(entry, self._texts.opening(entry.session)), self.links)
+        usable = [self.links[name] for name in order if self.links[name].usable]
+        if not usable:
+            return old or self.links[order[0]]
+        if old is not None:
+            metrics.MOVES.inc()
+            old.post([Entry(entry.session, closing=True)])  # it may be there, only slow
+            missing = self._texts.missing(entry.session, 0)
+            if missing is not None:
+                usable[0].post([missing])
+        return usable[0]
+
+    def _ask(self, link: Link, entries: list[Entry]) -> int | None:
         """Sends the step; None if the service is not asked or cannot be."""
-        if not self._breaker.asks:
-            self._continue_probe()
-            self._tell_closings(entries)
+        if not link.asks:
+            _tell_closings(link, entries)
             return None
-        try:
-            return self._primary.submit(entries)
-        except DatastoreError as error:
-            self._failed("unreachable", error)
-            return None
+        return link.submit(entries)
 
-    def _hear(self, step: int, size: int, until: float) -> list[Reply] | None:
-        try:
-            replies = self._primary.collect(step, until)
-            if len(replies) != size:
-                raise DatastoreError(f"{len(replies)} replies to {size} entries")
-        except DeadlineMissedError as error:
-            self._failed("deadline", error)
-            return None
-        except DatastoreError as error:
-            self._failed("unreachable", error)
-            return None
-        self._breaker.succeeded()
-        self._note_transition("answers in time")
-        return replies
-
-    def _failed(self, reason: str, error: DatastoreError) -> None:
-        metrics.FAILURES.labels(reason).inc()
-        self._breaker.failed()
-        self._note_transition(str(error))
-
-    def _continue_probe(self) -> None:
-        """Sends a probe, an empty step which nobody waits for, or looks after the one sent some decode steps ago.
-
-        While there is no connection a probe stays due, so that the first step after it is back sends one.
-        """
-        if self._probe is not None:
-            fate = self._primary.fate(self._probe)
-            if fate is not Fate.PENDING:
-                self._probe = None
-            if fate is Fate.ANSWERED:
-                self._breaker.probe_answered()
-        elif self._breaker.probe_due and not self._primary.trouble:
-            self._send_probe()
-
-    def _send_probe(self) -> None:
-        try:
-            self._probe = self._primary.submit(())
-        except DatastoreError as error:
-            log.debug("datastore: no probe: %s", error)
-
-    def _note_transition(self, why: str) -> None:
-        """One log line when the service stops being asked and one when it is relied on again."""
-        opened = not self._breaker.asks
-        if opened and not self._reported_open:
-            log.warning("datastore: %s; drafting from the sessions alone until it answers again", why)
-        if self._breaker.state is BreakerState.CLOSED and self._reported_open:
-            log.warning("datastore: %s; drafting from it again", why)
-        if self._breaker.state is not BreakerState.HALF_OPEN:
-            self._reported_open = opened
-        metrics.BREAKER_OPEN.set(opened)
-
-    def _tell_closings(self, entries: list[Entry]) -> None:
-        """Also while the service is not asked: it must not keep what the worker has dropped."""
-        closings = [Entry(entry.session, closing=True) for entry in entries if entry.closing]
-        if closings:
-            self._primary.post(closings)
-
-    def _choose(self, entry: Entry, remote: Reply, local: Reply) -> Reply:
+    def _choose(self, entry: Entry, remote: Reply | None, local: Reply) -> Reply:
+        if remote is None:
+            return _fallen_back(local)
         if remote.status is Status.OK:
             return remote
         if remote.status is not Status.OVER_BUDGET:
@@ -167,7 +147,10 @@ class ResilientDatastore(Datastore):
         missing = self._texts.missing(session, known)
         if missing is not None:
             metrics.RESYNCS.inc()
-            self._primary.post([missing])
+            self._link_of(session).post([missing])
+
+    def _link_of(self, session: str) -> Link:
+        return self._placed.get(session) or next(iter(self.links.values()))
 
     def _accepts(self, entry: Entry) -> bool:
         """Whether the entry's session is one to draft for; once refused, a session stays so until it closes."""
@@ -190,7 +173,21 @@ class ResilientDatastore(Datastore):
         closing = Entry(session, closing=True)
         self._texts.apply(closing)
         self._local.step([closing])
-        self._primary.post([closing])
+        for link, _ in self._shares([closing]):
+            link.post([closing])
+
+
+def _tell_closings(link: Link, entries: Sequence[Entry]) -> None:
+    """To a service that is not asked: it must not keep what the worker has dropped."""
+    closings = [Entry(entry.session, closing=True) for entry in entries if entry.closing]
+    if closings:
+        link.post(closings)
+
+
+def _count_takeover(reply: Reply | None) -> None:
+    """Whether a session that another instance had begun was there for the first step."""
+    held = "unanswered" if reply is None else "held" if reply.status is Status.OK else "missing"
+    metrics.TAKEOVERS.labels(held).inc()
 
 
 def _within(tokens: np.ndarray, vocab_size: int) -> bool:

@@ -47,6 +47,11 @@ class TokenLog:
         if entry.closing:
             self._texts.pop(entry.session, None)
 
+    def opening(self, session: str) -> Opening | None:
+        """None if the session is not open here."""
+        text = self._texts.get(session)
+        return text.opening if text else None
+
     def missing(self, session: str, known: int) -> Entry | None:
         """The entry that brings a datastore which knows `known` leading tokens up to date; None if not open here."""
         text = self._texts.get(session)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from datastore_service.endpoint import FORMS, parse_endpoint
+from datastore_service.endpoint import FORMS, parse_endpoints
 from sglang_patches.tokenizer_file import tokenizer_file
 
 from .corpus import CORPUS
@@ -80,7 +80,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 def _datastore(value: str) -> str:
     if value not in ("grpc", "embedded"):
         try:
-            parse_endpoint(value)
+            parse_endpoints(value)
         except ValueError:
             raise SettingsError(f"DATASTORE={value!r}: give grpc, embedded or {FORMS}") from None
     return value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from sglang.srt.runtime_context import get_parallel
 
-from datastore_service.client import Datastore, open_stream
+from datastore_service.client import open_postbox
 from datastore_service.engine.types import Entry
 from sglang_patches.disaggregation.shared_session import shared_session
 from sglang_patches.namespace import namespace_of
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
+
+    from datastore_service.client.postbox import Postbox
 
 logger = logging.getLogger(__name__)
 
@@ -36,26 +38,26 @@ class PrefillWorker(TreeWorker):
         self._publish = options.publish == "on"
         self._vocab_size = self.model_runner.model_config.vocab_size
         self._sent: weakref.WeakSet[Req] = weakref.WeakSet()  # a chunked prompt comes several times
-        self._datastore: Datastore | None = None
+        self._postbox: Postbox | None = None
         if get_parallel().tp_rank != 0:
             return
         if options.endpoint.partition(":")[0] == "embedded":
-            logger.warning("specstore: an embedded datastore is not shared; decode instances send the prompts")
-        else:
-            self._datastore = open_stream(
-                options.endpoint, namespace_of(server_args, options), options.tls()
+            logger.warning(
+                "specstore: an embedded datastore is not shared; decode instances send the prompts"
             )
+        else:
+            self._postbox = open_postbox(options.endpoint, namespace_of(server_args, options), options.tls())
             logger.info("specstore: prompts go to %s", options.endpoint)
 
     def clear_cache_pool(self) -> None:
         self._sent.clear()
 
     def observe_prefill(self, batch: ScheduleBatch) -> None:
-        if self._datastore is None:
+        if self._postbox is None:
             return
         entries = [self._opening(req, session) for req in batch.reqs if (session := self._begins(req))]
         if entries:
-            self._datastore.post(entries)
+            self._postbox.post(entries)
 
     def draft_batch(self, batch: ScheduleBatch, lengths: object, pending: object) -> NoReturn:
         raise RuntimeError("a prefill instance does not decode")

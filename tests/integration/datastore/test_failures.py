@@ -54,6 +54,11 @@ class Worker:
         raise AssertionError("the document is not long enough")
 
 
+def breaker_of(worker):
+    (link,) = worker.datastore.links.values()
+    return link.breaker
+
+
 @pytest.fixture
 def service(prior, tmp_path):
     with Process(tmp_path / "log", "--prior", prior, "--log-level", "warning") as process:
@@ -73,22 +78,22 @@ def test_drafts_from_the_prior(worker):
 
 def test_kill_and_restart(service, worker, caplog):
     """Replies keep coming while the service is gone; afterwards the session is resent and the prior drafts again."""
-    caplog.set_level(logging.WARNING, "datastore_service.client.resilient")
+    caplog.set_level(logging.WARNING, "datastore_service.client.link")
     assert worker.drafted_from_prior()
     service.kill()
     replies = [worker.step() for _ in range(100)]
     assert {reply.status for reply in replies} == {Status.OK}
     assert [reply.known for reply in replies] == list(range(102, 202))
-    assert worker.datastore.breaker_state is BreakerState.OPEN
+    assert breaker_of(worker).state is BreakerState.OPEN
     assert worker.slowest < DEADLINE + SLACK
     service.start()
     worker.until(worker.drafted_from_prior)
     assert worker.drafted_from_prior()
-    assert worker.datastore.breaker_state is BreakerState.CLOSED
+    assert breaker_of(worker).state is BreakerState.CLOSED
     assert worker.step().known == worker.length
     assert worker.slowest < DEADLINE + SLACK
-    lines = [record.message for record in caplog.records if record.name.endswith("resilient")]
-    transitions = ["drafting from the sessions alone until it answers again", "drafting from it again"]
+    lines = [record.message for record in caplog.records if record.name.endswith("client.link")]
+    transitions = ["not asked until it answers again", "asked again"]
     assert [line.split("; ")[1] for line in lines] == transitions
 
 
@@ -154,7 +159,7 @@ def test_slow_network(service, tokenizer, corpus):
         delay.seconds = 0.2
         for _ in range(10):
             assert not worker.drafted_from_prior()
-        assert worker.datastore.breaker_state is not BreakerState.CLOSED
+        assert breaker_of(worker).state is not BreakerState.CLOSED
         assert worker.slowest < DEADLINE + SLACK
         delay.seconds = 0.0
         worker.until(worker.drafted_from_prior)

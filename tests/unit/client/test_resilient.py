@@ -7,6 +7,7 @@ import pytest
 
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.breaker import BreakerState, CircuitBreaker
+from datastore_service.client.link import Link
 from datastore_service.client.remote import DeadlineMissedError, Fate
 from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.engine import Engine
@@ -69,7 +70,7 @@ def primary():
 @pytest.fixture
 def datastore(primary):
     breaker = CircuitBreaker(failures=2, first_delay=0.05)
-    datastore = ResilientDatastore(primary, Engine(VOCAB), VOCAB, breaker)
+    datastore = ResilientDatastore([Link("a:1", primary, breaker)], Engine(VOCAB), VOCAB)
     datastore.post([opened("s")])
     return datastore
 
@@ -97,7 +98,7 @@ def test_falls_back_then_stops_asking_then_asks_again(datastore, primary, mode):
         (reply,) = ask(datastore, "s")
         assert fallen_back(reply)
         assert set(reply.tree.sources) == {Tier.SESSION}
-    assert datastore.breaker_state is BreakerState.OPEN
+    assert datastore.links["a:1"].breaker.state is BreakerState.OPEN
     asked = len(primary.asked)
     started = time.monotonic()
     for _ in range(20):
@@ -109,7 +110,7 @@ def test_falls_back_then_stops_asking_then_asks_again(datastore, primary, mode):
     while ask(datastore, "s")[0].tree is not REMOTE_TREE:
         assert time.monotonic() < limit
         time.sleep(0.01)
-    assert datastore.breaker_state is BreakerState.CLOSED
+    assert datastore.links["a:1"].breaker.state is BreakerState.CLOSED
 
 
 def test_too_few_replies_are_a_failure(datastore, primary):
@@ -188,7 +189,7 @@ def test_ids_outside_the_vocabulary_stay_here(datastore, primary):
 
 def test_nothing_of_a_session_outlives_it_here(primary):
     local = Engine(VOCAB)
-    datastore = ResilientDatastore(primary, local, VOCAB)
+    datastore = ResilientDatastore([Link("a:1", primary)], local, VOCAB)
     datastore.post([opened("s")])
     datastore.post([Entry("s", start=40, closing=True)])
     stats = local.stats()

@@ -1,0 +1,102 @@
+"""Several real services that share the sessions of one client: drained, killed, added."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from datastore_service.client import open_datastore, tokenizer_fingerprint
+from datastore_service.engine.tree import Tier
+from datastore_service.engine.types import Budget, Entry, Namespace, Opening
+from tests.integration.datastore.conftest import VOCAB, Process
+
+DEADLINE = 0.2
+SESSIONS = 12
+SECONDS = 30.0
+
+
+class Batch:
+    """Decodes documents of the corpus side by side, one token a step: the prior alone can draft them."""
+
+    def __init__(self, services: list[Process], tokenizer, documents: np.ndarray) -> None:
+        endpoint = ",".join(service.endpoint for service in services)
+        self.datastore = open_datastore(endpoint, Namespace("m", tokenizer_fingerprint(tokenizer)), VOCAB)
+        self.texts, self.length = documents.astype(np.int32), 100
+        self.datastore.post(
+            [
+                Entry(f"s{i}", tokens=text[: self.length], opening=Opening(prompt_length=self.length))
+                for i, text in enumerate(self.texts)
+            ]
+        )
+
+    def step(self) -> list[bool]:
+        """Which sessions the prior drafted rightly for."""
+        at = self.length
+        self.length += 1
+        entries = [
+            Entry(f"s{i}", at, text[at : at + 1], budget=Budget(4)) for i, text in enumerate(self.texts)
+        ]
+        replies = self.datastore.step(entries, DEADLINE)
+        return [
+            bool(len(r.tree)) and r.tree.sources[0] == Tier.PRIOR and r.tree.tokens[0] == text[at + 1]
+            for r, text in zip(replies, self.texts, strict=True)
+        ]
+
+    def until_all_are_drafted(self) -> None:
+        limit = time.monotonic() + SECONDS
+        while not all(self.step()):
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def services(prior, tmp_path):
+    flags = ("--prior", prior, "--log-level", "warning", "--grace", 1)
+    made = [Process(tmp_path / f"log{i}", *flags) for i in range(3)]
+    for service in made[:2]:
+        service.start()
+    yield made
+    for service in made:
+        if hasattr(service, "popen") and service.popen.poll() is None:
+            service.kill()
+
+
+@pytest.fixture
+def batch(services, tokenizer, corpus):
+    """The third service is not there yet."""
+    batch = Batch(services, tokenizer, np.tile(corpus[1][:SESSIONS], 3))
+    yield batch
+    batch.datastore.close()
+
+
+@pytest.mark.parametrize("how", ["drained", "killed"])
+def test_sessions_of_a_service_that_ends_go_on_with_another(services, batch, how):
+    batch.until_all_are_drafted()
+    if how == "drained":
+        services[0].signal(signal.SIGTERM)
+        assert services[0].popen.wait(SECONDS) == 0
+    else:
+        services[0].kill()
+    batch.until_all_are_drafted()
+    assert all(all(batch.step()) for _ in range(20))
+    assert not batch.datastore.links[services[0].endpoint].usable
+
+
+def test_a_service_that_is_added_takes_new_sessions(services, batch, tokenizer):
+    batch.until_all_are_drafted()
+    services[2].start()
+    added = batch.datastore.links[services[2].endpoint]
+    limit = time.monotonic() + SECONDS
+    while not added.usable:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    posted: list[str] = []
+    post, added.post = added.post, lambda entries: (posted.extend(e.session for e in entries), post(entries))
+    text = batch.texts[0][:100]
+    batch.datastore.post([Entry(f"n{i}", tokens=text, opening=Opening()) for i in range(SESSIONS)])
+    assert posted and all(name.startswith("n") for name in posted)
+    entries = [Entry(name, 100, batch.texts[0][100:101], budget=Budget(4)) for name in posted]
+    assert all(len(reply.tree) for reply in batch.datastore.step(entries, DEADLINE))
