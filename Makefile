@@ -1,12 +1,13 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test lint serve bench lock clean
+.PHONY: help env test lint serve serve-pd bench lock clean
 
 # Every target runs in the environment of the lock file; made on first use, quick afterwards.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
 
 help:
 	echo "make serve   a datastore and an SGLang server with it (MODEL= PORT= ALGORITHM= DEVICE= DATASTORE=)"
+	echo "make serve-pd  the same with prefill and decode on instances of their own, behind a router (PREFILLS= DECODES=)"
 	echo "make test    every test (ARGS='tests/unit -k name' for some)"
 	echo "make lint    ruff, import contracts, mypy"
 	echo "make bench   plain decoding, NGRAM, SSSD and a control on the demo model, about ten minutes (ARGS= for others)"
@@ -25,6 +26,9 @@ lint:
 
 serve:
 	$(IN_ENV) exec python -m sglang_patches.demo.serve $(ARGS)
+
+serve-pd:
+	$(IN_ENV) exec python -m sglang_patches.demo.serve_pd $(ARGS)
 
 bench:
 	$(IN_ENV) && export PATH && model=$$(python -m sglang_patches.demo.model | tail -n 1) && \

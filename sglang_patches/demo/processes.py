@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 STOP_SECONDS = 15
 TAIL_LINES = 25
@@ -90,6 +92,35 @@ def wait_until(ready: Callable[[], bool], children: list[Child], poll_seconds: f
     while not ready():
         require_running(children)
         time.sleep(poll_seconds)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of a stack."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    healthy: Callable[[], bool]
+
+
+def run_stack(parts: list[Part], logs: Path, ready: Callable[[], None]) -> NoReturn:
+    """Starts the parts, calls `ready` when all are healthy and goes on until it is interrupted; raises `ChildDiedError` if
+    one ends. Stops them in the opposite order: an engine would count its datastore's going as a failure."""
+    children: list[Child] = []
+    try:
+        for part in parts:
+            children.append(Child(part.name, part.command, part.environment, logs / f"{part.name}.log"))
+        for part in parts:
+            wait_until(part.healthy, children)
+        ready()
+        while True:
+            require_running(children)
+            time.sleep(0.5)
+    finally:
+        for child in reversed(children):
+            print(f"serve: stopping {child.name}", file=sys.stderr, flush=True)
+            child.stop()
 
 
 def port_taken(port: int, host: str = "127.0.0.1") -> bool:

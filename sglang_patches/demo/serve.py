@@ -1,7 +1,7 @@
 """`make serve`: a datastore and an SGLang server that drafts from it, on whatever this machine has.
 
-`python -m sglang_patches.demo.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE and DATASTORE from the
-environment (see `Settings`). It makes the demo model when MODEL is not given, waits until both processes are healthy,
+`python -m sglang_patches.demo.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE and
+BOOTSTRAP_PORT from the environment (see `Settings`). It makes the demo model when MODEL is not given, waits until both processes are healthy,
 and stops both on Ctrl-C, on SIGTERM and when one of them ends.
 """
 
@@ -14,9 +14,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from datastore_service.endpoint import FORMS, parse_endpoints
 from sglang_patches.tokenizer_file import tokenizer_file
@@ -25,11 +26,13 @@ from .corpus import CORPUS
 from .errors import DemoModelError
 from .model import ensure
 from .paths import cache_root
-from .processes import Child, ChildDiedError, port_taken, require_running, wait_until
+from .processes import ChildDiedError, Part, port_taken, run_stack
 
 HOST = "127.0.0.1"
 DATASTORE_PORT = 50061
 DEVICES = ("cpu", "cuda")
+ROLES = ("prefill", "decode")
+BOOTSTRAP_PORT = 8998  # SGLang's own default
 # A single CPU serves few requests at a time; SGLang would size its KV pool by the whole memory of the machine.
 CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch"),
@@ -51,6 +54,8 @@ class Settings:
     device: str  # DEVICE: cpu or cuda; "" for what the machine has
     # DATASTORE: grpc (a service started here), embedded (inside SGLang's process), or where one already runs
     datastore: str
+    role: str  # ROLE: prefill or decode, of an instance behind a router; "" for one that does both
+    bootstrap_port: int  # BOOTSTRAP_PORT of a prefill instance, where decode instances ask for it
 
     @property
     def starts_service(self) -> bool:
@@ -65,16 +70,22 @@ class Settings:
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Raises `SettingsError` naming the variable and what it may be."""
-    port = environment.get("PORT") or "30000"
-    if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise SettingsError(f"PORT={port!r}: give a port number, 1 to 65535")
     return Settings(
         model=environment.get("MODEL", ""),
-        port=int(port),
+        port=_port(environment, "PORT", 30000),
         algorithm=(environment.get("ALGORITHM") or "SSSD").upper(),
         device=_choice(environment, "DEVICE", ("", *DEVICES)),
         datastore=_datastore(environment.get("DATASTORE") or "grpc"),
+        role=_choice(environment, "ROLE", ("", *ROLES)),
+        bootstrap_port=_port(environment, "BOOTSTRAP_PORT", BOOTSTRAP_PORT),
     )
+
+
+def _port(environment: Mapping[str, str], variable: str, default: int) -> int:
+    port = environment.get(variable) or str(default)
+    if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise SettingsError(f"{variable}={port!r}: give a port number, 1 to 65535")
+    return int(port)
 
 
 def _datastore(value: str) -> str:
@@ -117,6 +128,8 @@ def engine_command(settings: Settings, model: str, prior: Path | None, extra: li
     command += ["--model-path", model, "--host", HOST, "--port", str(settings.port)]
     if settings.device == "cpu":
         command += CPU_FLAGS
+    if settings.role:
+        command += role_flags(settings)
     if settings.algorithm != "NONE":
         command += ["--speculative-algorithm", settings.algorithm]
         command += ["--specstore-endpoint", endpoint(settings)]
@@ -125,14 +138,26 @@ def engine_command(settings: Settings, model: str, prior: Path | None, extra: li
     return command + extra
 
 
+def role_flags(settings: Settings) -> list[str]:
+    """What makes an instance one half of a split."""
+    words = ["--disaggregation-mode", settings.role, "--disaggregation-transfer-backend", "mooncake"]
+    if settings.role == "prefill":
+        return [*words, "--disaggregation-bootstrap-port", str(settings.bootstrap_port)]
+    if settings.device == "cpu":  # no pinned memory to keep a retracted request's KV in
+        return [*words, "--disaggregation-decode-retraction-backup", "cpu_tensor"]
+    return words
+
+
 def endpoint(settings: Settings) -> str:
     """Where the engine finds its datastore."""
     return f"{HOST}:{DATASTORE_PORT}" if settings.datastore == "grpc" else settings.datastore
 
 
 def engine_environment(settings: Settings) -> dict[str, str]:
-    """SGLang chooses its CPU engine by environment variable."""
-    return {"SGLANG_USE_CPU_ENGINE": "1"} if settings.device == "cpu" else {}
+    """SGLang chooses its CPU engine by environment variable, Mooncake its transport."""
+    if settings.device != "cpu":
+        return {}
+    return {"SGLANG_USE_CPU_ENGINE": "1"} | ({"MOONCAKE_PROTOCOL": "tcp"} if settings.role else {})
 
 
 def detect_device() -> str:
@@ -151,7 +176,7 @@ def build_prior(model: str) -> Path:
     priors = cache_root() / "priors"
     prior = priors / hashlib.sha256(tokenizer.read_bytes() + CORPUS.read_bytes()).hexdigest()[:16]
     if not prior.exists():
-        _say(f"building a prior from {CORPUS.name} in {prior}")
+        print(f"serve: building a prior from {CORPUS.name} in {prior}", file=sys.stderr, flush=True)
         priors.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=priors) as work:
             built = Path(work) / prior.name
@@ -163,10 +188,10 @@ def build_prior(model: str) -> Path:
     return prior
 
 
-def engine_healthy(port: int) -> bool:
-    """Whether SGLang answers its health check: loaded, and warmed up with a first request."""
+def http_healthy(port: int, path: str = "health") -> bool:
+    """Whether an instance (loaded, and warmed up with a first request) or a router answers its check."""
     try:
-        with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/{path}", timeout=5) as reply:
             return reply.status == 200
     except (urllib.error.URLError, OSError):
         return False
@@ -185,33 +210,29 @@ def datastore_healthy(port: int = DATASTORE_PORT) -> bool:
     return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def run(settings: Settings, extra: list[str]) -> None:
+def run(settings: Settings, extra: list[str]) -> NoReturn:
     """Serves until a signal or until a child ends. Raises `ChildDiedError` in the latter case."""
     began = time.monotonic()
     model = settings.model or str(ensure())
     prior = build_prior(model) if settings.needs_prior else None
     logs = Path(tempfile.mkdtemp(prefix="specstore-serve-"))
-    children: list[Child] = []
-    try:
-        if settings.starts_service:
-            children.append(Child("datastore", datastore_command(prior), {}, logs / "datastore.log"))
-        command = engine_command(settings, model, prior, extra)
-        children.append(Child("engine", command, engine_environment(settings), logs / "engine.log"))
-        if settings.starts_service:
-            wait_until(datastore_healthy, children)
-        wait_until(lambda: engine_healthy(settings.port), children)
-        _announce(settings, time.monotonic() - began, logs)
-        while True:
-            require_running(children)
-            time.sleep(0.5)
-    finally:
-        # The engine first: it would count the datastore's going as a failure.
-        for child in reversed(children):
-            _say(f"stopping {child.name}")
-            child.stop()
+    parts = [datastore_part(prior)] if prior and settings.starts_service else []
+    parts.append(engine_part("engine", settings, model, prior, extra))
+    run_stack(parts, logs, lambda: announce(settings, time.monotonic() - began, logs))
 
 
-def _announce(settings: Settings, seconds: float, logs: Path) -> None:
+def datastore_part(prior: Path) -> Part:
+    """The datastore service, to be started first."""
+    return Part("datastore", datastore_command(prior), {}, datastore_healthy)
+
+
+def engine_part(name: str, settings: Settings, model: str, prior: Path | None, extra: list[str]) -> Part:
+    """An SGLang instance."""
+    command = engine_command(settings, model, prior, extra)
+    return Part(name, command, engine_environment(settings), lambda: http_healthy(settings.port))
+
+
+def announce(settings: Settings, seconds: float, logs: Path) -> None:
     drafting = (
         "plain decoding"
         if settings.algorithm == "NONE"
@@ -228,10 +249,6 @@ def _announce(settings: Settings, seconds: float, logs: Path) -> None:
     )
 
 
-def _say(text: str) -> None:
-    print(f"serve: {text}", file=sys.stderr, flush=True)
-
-
 def _stop(number: int, frame: object) -> None:
     # Once: a second Ctrl-C must not interrupt the stopping of the children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -239,15 +256,14 @@ def _stop(number: int, frame: object) -> None:
     raise SystemExit(0)
 
 
-def main() -> int:
+def main(run: Callable[[Settings, list[str]], NoReturn] = run) -> int:
+    """Runs what the environment asks for; the exit status, an error on standard error."""
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
     try:
         settings = read_settings(os.environ)
         refuse_taken_ports(settings)
-        if not settings.device:
-            settings = Settings(**(vars(settings) | {"device": detect_device()}))
-        run(settings, sys.argv[1:])
+        run(settings if settings.device else replace(settings, device=detect_device()), sys.argv[1:])
     except (SettingsError, DemoModelError, ChildDiedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

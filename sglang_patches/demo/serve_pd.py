@@ -1,0 +1,77 @@
+"""`make serve-pd`: a datastore, prefill instances, decode instances and a router in front of them, on this machine.
+
+`python -m sglang_patches.demo.serve_pd [SGLang flags]` reads what `serve` reads, PORT being the router's, and PREFILLS
+and DECODES, how many of each (1). On GPUs instance i gets GPU i; every instance gets the flags.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from . import serve
+from .model import ensure
+from .processes import Part, free_port, run_stack
+from .serve import HOST, Settings, SettingsError
+
+# A worker that is gone is noticed within seconds; a busy one on a small machine answers its health check late.
+ROUTER_FLAGS = (
+    *("--health-check-interval-secs", "5", "--health-check-timeout-secs", "20"),
+    *("--health-failure-threshold", "2", "--health-success-threshold", "1"),
+)
+
+
+def count(environment: Mapping[str, str], variable: str) -> int:
+    """How many instances; raises `SettingsError` naming the variable."""
+    value = environment.get(variable) or "1"
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 64:
+        raise SettingsError(f"{variable}={value!r}: give a number of instances, 1 to 64")
+    return int(value)
+
+
+def instances(settings: Settings, prefills: int, decodes: int) -> list[Settings]:
+    """Each instance's own, on ports of their own."""
+    roles = ["prefill"] * prefills + ["decode"] * decodes
+    return [replace(settings, role=role, port=free_port(), bootstrap_port=free_port()) for role in roles]
+
+
+def router_command(port: int, workers: list[Settings]) -> list[str]:
+    """`sglang_router` before instances of both roles."""
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+    command += ["--host", HOST, "--port", str(port), "--prometheus-port", str(free_port()), *ROUTER_FLAGS]
+    for worker in workers:
+        url = f"http://{HOST}:{worker.port}"
+        command += (
+            ["--prefill", url, str(worker.bootstrap_port)] if worker.role == "prefill" else ["--decode", url]
+        )
+    return command
+
+
+def run(settings: Settings, extra: list[str]) -> NoReturn:
+    """Serves until a signal or until a child ends. Raises `ChildDiedError` in the latter case, `SettingsError` for what
+    cannot be split."""
+    workers = instances(settings, count(os.environ, "PREFILLS"), count(os.environ, "DECODES"))
+    if settings.datastore == "embedded":
+        raise SettingsError(
+            "DATASTORE='embedded': instances share no embedded datastore, give grpc or where one runs"
+        )
+    began = time.monotonic()
+    model = settings.model or str(ensure())
+    prior = serve.build_prior(model) if settings.needs_prior else None
+    logs = Path(tempfile.mkdtemp(prefix="specstore-serve-"))
+    parts = [serve.datastore_part(prior)] if prior and settings.starts_service else []
+    for index, worker in enumerate(workers):
+        gpu = ["--base-gpu-id", str(index)] if settings.device == "cuda" else []
+        name = f"{worker.role}-{index + 1}"
+        parts.append(serve.engine_part(name, worker, model, prior, [*gpu, *extra]))
+    router = router_command(settings.port, workers)
+    parts.append(Part("router", router, {}, lambda: serve.http_healthy(settings.port, "readiness")))
+    run_stack(parts, logs, lambda: serve.announce(settings, time.monotonic() - began, logs))
+
+
+if __name__ == "__main__":
+    sys.exit(serve.main(run))
