@@ -63,35 +63,11 @@ class ServerSpec:
         return [*words, "--specstore-nodes", str(self.nodes)]
 
 
-class SglangServer:
-    """A running server; `url` is its base address, `log` its output."""
+class Endpoint:
+    """Where requests go; `url` is its base address."""
 
-    def __init__(self, spec: ServerSpec, log: Path) -> None:
-        self.spec, self.log = spec, log
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._child = Child(
-            spec.name,
-            spec.command(self.port),
-            {"SGLANG_USE_CPU_ENGINE": "1"} | one_architecture() | spec.environment,
-            log,
-            show=False,
-        )
-
-    def wait_until_healthy(self) -> None:
-        """Raises ChildDiedError with the log's tail if the server ends, TimeoutError if it is not healthy in time."""
-        limit = time.monotonic() + START_SECONDS
-        wait_until(lambda: self._healthy() or time.monotonic() > limit, [self._child])
-        if not self._healthy():
-            raise TimeoutError(
-                f"{self.spec.name}: not healthy after {START_SECONDS:.0f} s:\n{self._child.tail()}"
-            )
-
-    def _healthy(self) -> bool:
-        try:
-            return requests.get(self.url + "/health", timeout=5).status_code == 200
-        except requests.RequestException:
-            return False
+    def __init__(self, url: str) -> None:
+        self.url = url
 
     def generate(self, input_ids: Sequence[int], **sampling) -> dict:
         """One /generate call; raises requests.HTTPError. sampling: SGLang's sampling parameters; `top` holds further
@@ -116,8 +92,43 @@ class SglangServer:
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda ids: self.generate(ids, **sampling), prompts))
 
+    def answers(self, path: str) -> bool:
+        """Whether GET says 200."""
+        try:
+            return requests.get(f"{self.url}/{path}", timeout=5).status_code == 200
+        except requests.RequestException:
+            return False
+
+
+class SglangServer(Endpoint):
+    """A running server; `log` is its output. port: None for a free one."""
+
+    def __init__(self, spec: ServerSpec, log: Path, port: int | None = None) -> None:
+        self.spec, self.log = spec, log
+        self.port = port or free_port()
+        super().__init__(f"http://127.0.0.1:{self.port}")
+        self.start()
+
+    def start(self) -> None:
+        """Again, after `kill`."""
+        environment = {"SGLANG_USE_CPU_ENGINE": "1"} | one_architecture() | self.spec.environment
+        self._child = Child(self.spec.name, self.spec.command(self.port), environment, self.log, show=False)
+
+    def wait_until_healthy(self) -> None:
+        """Raises ChildDiedError with the log's tail if the server ends, TimeoutError if it is not healthy in time."""
+        limit = time.monotonic() + START_SECONDS
+        wait_until(lambda: self.answers("health") or time.monotonic() > limit, [self._child])
+        if not self.answers("health"):
+            raise TimeoutError(
+                f"{self.spec.name}: not healthy after {START_SECONDS:.0f} s:\n{self._child.tail()}"
+            )
+
     def server_info(self) -> dict:
         return requests.get(self.url + "/get_server_info", timeout=60).json()
+
+    def kill(self) -> None:
+        """As a machine that fails: none of its processes ends by itself."""
+        self._child.kill()
 
     def stop(self) -> None:
         self._child.stop()

@@ -42,7 +42,7 @@ class Child:
         self._reader.start()
 
     def _copy_output(self) -> None:
-        with self.log.open("w") as log:
+        with self.log.open("a") as log:
             for line in self._process.stdout:
                 log.write(line)
                 log.flush()
@@ -63,14 +63,18 @@ class Child:
         self._reader.join(timeout=1)
         return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-TAIL_LINES:])
 
+    def kill(self) -> None:
+        """Ends its whole process group at once."""
+        with contextlib.suppress(ProcessLookupError):  # nobody is left
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def stop(self) -> None:
         """Ends its whole process group: the leader gets `STOP_SECONDS` to end its own children, then all are killed."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):  # nobody is left
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self.kill()
 
 
 class ChildDiedError(RuntimeError):

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -39,15 +39,15 @@ def instances(settings: Settings, prefills: int, decodes: int) -> list[Settings]
     return [replace(settings, role=role, port=free_port(), bootstrap_port=free_port()) for role in roles]
 
 
-def router_command(port: int, workers: list[Settings]) -> list[str]:
-    """`sglang_router` before instances of both roles."""
+def router_command(port: int, prefills: Mapping[int, int], decodes: Iterable[int]) -> list[str]:
+    """`sglang_router` before instances of both roles. prefills: ports of the instances and their bootstrap ports. decodes:
+    ports."""
     command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation"]
     command += ["--host", HOST, "--port", str(port), "--prometheus-port", str(free_port()), *ROUTER_FLAGS]
-    for worker in workers:
-        url = f"http://{HOST}:{worker.port}"
-        command += (
-            ["--prefill", url, str(worker.bootstrap_port)] if worker.role == "prefill" else ["--decode", url]
-        )
+    for prefill, bootstrap in prefills.items():
+        command += ["--prefill", f"http://{HOST}:{prefill}", str(bootstrap)]
+    for decode in decodes:
+        command += ["--decode", f"http://{HOST}:{decode}"]
     return command
 
 
@@ -68,7 +68,11 @@ def run(settings: Settings, extra: list[str]) -> NoReturn:
         gpu = ["--base-gpu-id", str(index)] if settings.device == "cuda" else []
         name = f"{worker.role}-{index + 1}"
         parts.append(serve.engine_part(name, worker, model, prior, [*gpu, *extra]))
-    router = router_command(settings.port, workers)
+    router = router_command(
+        settings.port,
+        {worker.port: worker.bootstrap_port for worker in workers if worker.role == "prefill"},
+        [worker.port for worker in workers if worker.role == "decode"],
+    )
     parts.append(Part("router", router, {}, lambda: serve.http_healthy(settings.port, "readiness")))
     run_stack(parts, logs, lambda: serve.announce(settings, time.monotonic() - began, logs))
 

@@ -277,12 +277,16 @@ class Fuzzed:
         self.control.check()
 
     def check_nothing_left(self) -> None:
-        """Once the grace has passed: no stream but the control's, no session, no descriptor, no thread too many."""
+        """Once the grace has passed: no stream but the control's, no session, no thread too many, and of descriptors those
+        of the segments that are mapped."""
         eventually(lambda: self.control.stats().streams == 1, "streams")
         eventually(lambda: not any(n.sessions for n in self.control.stats().namespaces), "sessions")
-        eventually(lambda: self._seen.num_fds() <= self._descriptors + 8, "descriptors")
+        eventually(lambda: self._seen.num_fds() <= self._descriptors + 8 + self._segments(), "descriptors")
         assert self._seen.num_threads() < LIMITS.streams + 64
         assert self._seen.memory_info().rss < 2 << 30
+
+    def _segments(self) -> int:
+        return sum(tier.segments for n in self.control.stats().namespaces for tier in n.tiers)
 
     def check_logs(self) -> None:
         """No traceback but gRPC's own of bytes that are no message."""

@@ -1,0 +1,100 @@
+"""Real prefill and decode instances behind a real router, for tests and benchmarks; `benchmarks.servers` has one alone."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.servers import START_SECONDS, Endpoint, ServerSpec, SglangServer
+from sglang_patches.demo.processes import Child, free_port, wait_until
+from sglang_patches.demo.serve import CPU_SPLIT_ENVIRONMENT, role_flags
+from sglang_patches.demo.serve_pd import router_command
+
+
+class Split(Endpoint):
+    """The router's endpoint, and what is behind it. spec: of every instance, with the role's flags added.
+
+    of_the_last: environment of the last decode instance alone. bootstrap: port of each prefill instance's bootstrap
+    server."""
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        folder: Path,
+        prefills: int = 1,
+        decodes: int = 1,
+        of_the_last: dict[str, str] | None = None,
+    ) -> None:
+        self._folder = folder
+        self.bootstrap = [free_port() for _ in range(prefills)]
+        self.prefills = [self._start(spec, "prefill", i, port) for i, port in enumerate(self.bootstrap)]
+        last = replace(spec, environment=spec.environment | (of_the_last or {}))
+        self.decodes = [self._start(last if i == decodes - 1 else spec, "decode", i) for i in range(decodes)]
+        self._port = free_port()
+        super().__init__(f"http://127.0.0.1:{self._port}")
+        self.router: Child | None = None
+
+    def _start(self, spec: ServerSpec, role: str, index: int, bootstrap_port: int = 0) -> SglangServer:
+        own = replace(
+            spec,
+            name=f"{spec.name}-{role}-{index + 1}",
+            flags=(*spec.flags, *role_flags(role, "cpu", bootstrap_port)),
+            environment=spec.environment | CPU_SPLIT_ENVIRONMENT,
+        )
+        return SglangServer(own, self._folder / f"{own.name}.log")
+
+    @property
+    def instances(self) -> list[SglangServer]:
+        return [*self.prefills, *self.decodes]
+
+    def wait_until_healthy(self) -> None:
+        """Starts the router once the instances are there."""
+        for instance in self.instances:
+            instance.wait_until_healthy()
+        self.start_router()
+
+    def start_router(self) -> None:
+        """Raises ChildDiedError if it ends, TimeoutError if it finds no instances."""
+        prefills = dict(zip([instance.port for instance in self.prefills], self.bootstrap, strict=True))
+        command = router_command(self._port, prefills, [instance.port for instance in self.decodes])
+        self.router = Child("router", command, {}, self._folder / "router.log", show=False)
+        limit = time.monotonic() + START_SECONDS
+        wait_until(lambda: self.answers("readiness") or time.monotonic() > limit, [self.router])
+        if not self.answers("readiness"):
+            raise TimeoutError(f"the router is not ready:\n{self.router.tail()}")
+
+    def generate_at(self, decode: int, input_ids: Sequence[int], **sampling) -> dict:
+        """One /generate call for the first prefill instance and this decode instance, as the router would make it."""
+        meeting = {
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": self.bootstrap[0],
+            "bootstrap_room": random.getrandbits(63),
+        }
+        body = sampling | {"top": meeting}
+        with ThreadPoolExecutor(1) as pool:
+            prefilled = pool.submit(self.prefills[0].generate, input_ids, **body)
+            answer = self.decodes[decode].generate(input_ids, **body)
+            prefilled.result()
+        return answer
+
+    def stop(self) -> None:
+        if self.router is not None:
+            self.router.stop()
+        for instance in self.instances:
+            instance.stop()
+
+
+@contextlib.contextmanager
+def split(spec: ServerSpec, folder: Path, **size) -> Iterator[Split]:
+    """A split that answers, for the duration of the block; `size` as for `Split`."""
+    started = Split(spec, folder, **size)
+    try:
+        started.wait_until_healthy()
+        yield started
+    finally:
+        started.stop()

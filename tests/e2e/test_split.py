@@ -1,0 +1,194 @@
+"""Prefill and decode on instances of their own, behind SGLang's router: one prefill instance, two decode instances, of
+which the second retracts its requests again and again.
+
+Everything here is real: KV moves over TCP with Mooncake, prompts are prefilled in chunks and hit the radix cache.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.prompts import chat_ids, load_prompts, spread
+from benchmarks.servers import ServerSpec, SglangServer
+from benchmarks.split import Split, split
+from tests.conftest import SHARED
+from tests.e2e.services import DatastoreService
+
+NEW_TOKENS = 32
+PROMPTS = 40
+CHUNK = 128  # tokens of a prefill step; most prompts take several
+GRACE = 5.0
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def datastore(logs) -> Iterator[DatastoreService]:
+    service = DatastoreService(logs / "split-datastore.log", None, "--grace", str(GRACE))
+    try:
+        service.start()
+        yield service
+    finally:
+        service.stop()
+
+
+@pytest.fixture(scope="module")
+def stack(demo_model, datastore, logs) -> Iterator[Split]:
+    flags = ("--specstore-endpoint", datastore.endpoint, "--specstore-deadline-ms", "500")
+    flags += ("--specstore-length", "static", "--chunked-prefill-size", str(CHUNK), "--enable-metrics")
+    spec = ServerSpec("split", demo_model, "SSSD", dtype="float32", flags=flags)
+    retracts = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+    with split(spec, logs, decodes=2, of_the_last=retracts) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def ids(demo_model, prompt_ids) -> list[list[int]]:
+    """40 workshop prompts over all categories where they are at hand, the shipped ones elsewhere."""
+    from transformers import AutoTokenizer
+
+    if not SHARED.is_dir():
+        return prompt_ids
+    files = [SHARED / "data" / name for name in ("spec_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl")]
+    prompts = spread([prompt for file in files for prompt in load_prompts(file)], PROMPTS)
+    return [row[-600:] for row in chat_ids(AutoTokenizer.from_pretrained(demo_model), prompts)]
+
+
+@pytest.fixture(scope="module")
+def expected(plain, ids) -> list[list[int]]:
+    answers = plain.generate_many(ids, 8, temperature=0, max_new_tokens=NEW_TOKENS)
+    return [answer["output_ids"] for answer in answers]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def metric(server: SglangServer, name: str, **labels: str) -> float:
+    """The sum of its samples with these labels."""
+    text = requests.get(server.url + "/metrics", timeout=60).text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def takeovers(stack: Split, **labels: str) -> float:
+    return sum(metric(server, "specstore_client_takeovers_total", **labels) for server in stack.decodes)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_greedy_output_is_plain_decodings(stack, datastore, ids, expected, batch):
+    answers = stack.generate_many(ids, batch, temperature=0, max_new_tokens=NEW_TOKENS)
+    different = [i for i, answer in enumerate(answers) if answer["output_ids"] != expected[i]]
+    assert different == []
+    decoded = sum(len(answer["output_ids"]) - 1 for answer in answers)
+    steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
+    assert decoded > 1.1 * steps, "no draft was accepted, equality would show nothing"
+    eventually(lambda: datastore.sessions() == 0)
+
+
+def test_streamed_output_is_plain_decodings(stack, ids, expected):
+    def streamed(row: list[int]) -> list[int]:
+        *_, last = stack.stream(row, temperature=0, max_new_tokens=NEW_TOKENS)
+        return last["output_ids"]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(streamed, ids)) == expected
+
+
+def test_requests_were_retracted_meanwhile(stack):
+    assert metric(stack.decodes[1], "sglang:num_retracted_requests_total") > 0
+
+
+def test_sessions_are_open_before_the_first_decode_step(stack):
+    assert takeovers(stack) >= 2 * PROMPTS
+    assert takeovers(stack, session="held") >= 0.99 * takeovers(stack)
+
+
+def test_the_first_step_drafts_from_the_prompt(stack, plain, datastore):
+    """A prompt that repeats a sentence: four tokens need one step after the prefill's if it drafts."""
+    datastore.flush()
+    ids = [2000 + i % 11 for i in range(150)]
+    sampling = {"temperature": 0, "max_new_tokens": 4}
+    answer = plain.generate(ids, **sampling)["output_ids"]
+    assert answer == ids[7:11], "the model does not go on with the repetition, another prompt is needed"
+    split_answer = stack.generate(ids, **sampling)
+    assert split_answer["output_ids"] == answer
+    assert split_answer["meta_info"]["spec_verify_ct"] == 1
+
+
+def steps_of(answer: dict) -> int:
+    return answer["meta_info"]["spec_verify_ct"]
+
+
+def test_what_one_decode_instance_publishes_the_other_proposes(stack, datastore, ids):
+    datastore.flush()
+    sampling = {"temperature": 0, "max_new_tokens": 48}
+    first = stack.generate_at(0, ids[0], **sampling)
+    second = stack.generate_at(1, ids[0], **sampling)
+    assert second["output_ids"] == first["output_ids"]
+    assert steps_of(second) < steps_of(first) / 2
+
+
+def test_a_conversation_finds_its_history_on_any_decode_instance(stack, datastore, ids):
+    datastore.flush()
+
+    def ask(decode: int, conversation: str) -> dict:
+        wishes = {"specstore": {"conversation": conversation, "publish": False}}
+        return stack.generate_at(decode, ids[1], temperature=0, max_new_tokens=48, custom_params=wishes)
+
+    first, again, other = ask(0, "a"), ask(1, "a"), ask(1, "b")
+    assert first["output_ids"] == again["output_ids"] == other["output_ids"]
+    assert steps_of(again) < steps_of(first) / 2 and steps_of(again) < steps_of(other) / 2
+
+
+def test_aborted_requests_leave_nothing(stack, datastore, ids, expected):
+    """Aborted by going away: while they wait, while they are prefilled, while they are decoded."""
+
+    def leave(after: float) -> None:
+        body = {
+            "input_ids": ids[2],
+            "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True},
+            "stream": True,
+        }
+        with requests.post(stack.url + "/generate", json=body, stream=True, timeout=SECONDS):
+            time.sleep(after)
+
+    threads = [threading.Thread(target=leave, args=(0.15 * i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    answers = stack.generate_many(ids[:4], 4, temperature=0, max_new_tokens=NEW_TOKENS)
+    for thread in threads:
+        thread.join()
+    assert [answer["output_ids"] for answer in answers] == expected[:4]
+    eventually(lambda: datastore.sessions() == 0)
+    eventually(lambda: all(idle(server) for server in stack.instances))
+
+
+def idle(server: SglangServer) -> bool:
+    """Whether it runs and holds nothing."""
+    return metric(server, "sglang:num_running_reqs") == 0 and metric(server, "sglang:num_used_tokens") == 0
+
+
+def test_a_sampled_request_works(stack, ids):
+    answer = stack.generate(ids[3], temperature=0.8, top_p=0.9, max_new_tokens=NEW_TOKENS)
+    assert len(answer["output_ids"]) > 1
+
+
+def test_a_constrained_request_works(stack, ids):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    answer = stack.generate(ids[4], temperature=0, max_new_tokens=40, json_schema=json.dumps(schema))
+    assert isinstance(json.loads(answer["text"])["n"], int)
