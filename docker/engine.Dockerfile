@@ -1,4 +1,5 @@
-# SGLang with the plugin. Targets: cpu (everything from the lock), gpu (SGLang's public image and our wheel).
+# SGLang with the plugin. Targets: cpu (everything from the lock), gpu (SGLang's public image and our wheel); router
+# (SGLang's router alone).
 FROM python:3.11-slim AS source
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
@@ -20,6 +21,15 @@ RUN useradd --uid 10001 --create-home specstore \
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
 USER specstore
 ENTRYPOINT ["python", "-m", "sglang_patches.demo.serve"]
+
+FROM source AS router
+RUN python -m venv /opt/specstore \
+ && /opt/specstore/bin/pip install --no-cache-dir --constraint requirements/lock.txt sglang-router requests \
+ && /opt/specstore/bin/pip install --no-cache-dir --no-deps .
+RUN useradd --uid 10001 --create-home specstore
+ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1
+USER specstore
+ENTRYPOINT ["python", "-m", "sglang_patches.demo.router"]
 
 FROM source AS wheel
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

@@ -1,7 +1,7 @@
 """`make serve`: a datastore and an SGLang server that drafts from it, on whatever this machine has.
 
-`python -m sglang_patches.demo.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE and
-BOOTSTRAP_PORT from the environment (see `Settings`). It makes the demo model when MODEL is not given, waits until both processes are healthy,
+`python -m sglang_patches.demo.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
+BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes the demo model when MODEL is not given, waits until both processes are healthy,
 and stops both on Ctrl-C, on SIGTERM and when one of them ends.
 """
 
@@ -59,6 +59,7 @@ class Settings:
     datastore: str
     role: str  # ROLE: prefill or decode, of an instance behind a router; "" for one that does both
     bootstrap_port: int  # BOOTSTRAP_PORT of a prefill instance, where decode instances ask for it
+    ib_device: str  # IB_DEVICE: InfiniBand devices between the roles, with commas; "" for what Mooncake finds
 
     @property
     def starts_service(self) -> bool:
@@ -81,6 +82,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         datastore=_datastore(environment.get("DATASTORE") or "grpc"),
         role=_choice(environment, "ROLE", ("", *ROLES)),
         bootstrap_port=_port(environment, "BOOTSTRAP_PORT", BOOTSTRAP_PORT),
+        ib_device=environment.get("IB_DEVICE", ""),
     )
 
 
@@ -133,6 +135,7 @@ def engine_command(settings: Settings, model: str, prior: Path | None, extra: li
         command += CPU_FLAGS
     if settings.role:
         command += role_flags(settings.role, settings.device, settings.bootstrap_port)
+        command += ["--disaggregation-ib-device", settings.ib_device] if settings.ib_device else []
     if settings.algorithm != "NONE":
         command += ["--speculative-algorithm", settings.algorithm]
         command += ["--specstore-endpoint", endpoint(settings)]

@@ -16,13 +16,8 @@ from typing import NoReturn
 from . import serve
 from .model import ensure
 from .processes import Part, free_port, run_stack
+from .router import ROUTER_FLAGS
 from .serve import HOST, Settings, SettingsError
-
-# A worker that is gone is noticed within seconds; a busy one on a small machine answers its health check late.
-ROUTER_FLAGS = (
-    *("--health-check-interval-secs", "5", "--health-check-timeout-secs", "20"),
-    *("--health-failure-threshold", "2", "--health-success-threshold", "1"),
-)
 
 
 def count(environment: Mapping[str, str], variable: str) -> int:

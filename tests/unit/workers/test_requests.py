@@ -124,3 +124,32 @@ def test_rejection_stops_where_the_path_leaves_the_tree():
     on_path = accepted_nodes(tree, [99])
     assert not on_path.any()
     assert [(r.position, r.tokens.tolist()) for r in rejected_siblings(tree, 5, on_path)] == [(5, [10, 11])]
+
+
+def _make_split_tracker():
+    return RequestTracker(100, True, lambda req: None, lambda *_: None, lambda req: "host:1/7")
+
+
+def test_a_session_that_another_instance_began_is_gone_on_with_under_its_name():
+    req, tracker = _make_req(), _make_split_tracker()
+    assert tracker.has_news([req])
+    (entry,), _ = tracker.step_entries([req], [4], [[9]], BUDGET)
+    assert (entry.session, entry.start, entry.tokens.tolist(), entry.expected) == (
+        "host:1/7",
+        0,
+        [1, 2, 3, 9],
+        3,
+    )
+    assert entry.opening is not None and not entry.opening.handing_over
+    assert not tracker.has_news([req])
+    req.output_ids.extend([9])
+    (entry,), _ = tracker.step_entries([req], [5], [[8]], BUDGET)
+    assert (entry.session, entry.tokens.tolist(), entry.expected) == ("host:1/7", [8], 0)
+    assert tracker.closing_entry("r").session == "host:1/7"
+
+
+def test_several_samples_of_one_prompt_have_sessions_of_their_own():
+    first, second, tracker = _make_req("r1"), _make_req("r2"), _make_split_tracker()
+    entries, _ = tracker.step_entries([first, second], [4, 4], [[9], [8]], BUDGET)
+    assert [(entry.session, entry.expected) for entry in entries] == [("host:1/7", 3), ("r2", 0)]
+    assert sorted(tracker.clear()) == ["host:1/7", "r2"]
