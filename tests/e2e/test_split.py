@@ -27,6 +27,12 @@ PROMPTS = 40
 CHUNK = 128  # tokens of a prefill step; most prompts take several
 GRACE = 5.0
 SECONDS = 120.0
+# How long SGLang's instances wait for one another: minutes, if nothing is said.
+TIMEOUTS = {
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "20",
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "20",
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,7 @@ def datastore(logs) -> Iterator[DatastoreService]:
 def stack(demo_model, datastore, logs) -> Iterator[Split]:
     flags = ("--specstore-endpoint", datastore.endpoint, "--specstore-deadline-ms", "500")
     flags += ("--specstore-length", "static", "--chunked-prefill-size", str(CHUNK), "--enable-metrics")
-    spec = ServerSpec("split", demo_model, "SSSD", dtype="float32", flags=flags)
+    spec = ServerSpec("split", demo_model, "SSSD", dtype="float32", flags=flags, environment=TIMEOUTS)
     retracts = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
     with split(spec, logs, decodes=2, of_the_last=retracts) as stack:
         yield stack
@@ -89,17 +95,23 @@ def takeovers(stack: Split, **labels: str) -> float:
     return sum(metric(server, "specstore_client_takeovers_total", **labels) for server in stack.decodes)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_greedy_output_is_plain_decodings(stack, datastore, ids, expected, batch):
-    if batch == 1:
-        ids, expected = ids[::4], expected[::4]
-    answers = stack.generate_many(ids, batch, temperature=0, max_new_tokens=NEW_TOKENS)
-    different = [i for i, answer in enumerate(answers) if answer["output_ids"] != expected[i]]
-    assert different == []
+@pytest.fixture(scope="module")
+def answers(stack, ids) -> list[dict]:
+    """What the split answers, four requests at a time."""
+    return stack.generate_many(ids, 4, temperature=0, max_new_tokens=NEW_TOKENS)
+
+
+def test_greedy_output_is_plain_decodings(answers, expected, datastore):
+    assert [i for i, answer in enumerate(answers) if answer["output_ids"] != expected[i]] == []
     decoded = sum(len(answer["output_ids"]) - 1 for answer in answers)
     steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     assert decoded > 1.1 * steps, "no draft was accepted, equality would show nothing"
     eventually(lambda: datastore.sessions() == 0)
+
+
+def test_greedy_output_one_by_one_is_plain_decodings(stack, ids, expected):
+    answers = stack.generate_many(ids[::4], 1, temperature=0, max_new_tokens=NEW_TOKENS)
+    assert [answer["output_ids"] for answer in answers] == expected[::4]
 
 
 def test_streamed_output_is_plain_decodings(stack, ids, expected):
@@ -111,12 +123,12 @@ def test_streamed_output_is_plain_decodings(stack, ids, expected):
         assert list(pool.map(streamed, ids)) == expected
 
 
-def test_requests_were_retracted_meanwhile(stack):
+def test_requests_were_retracted_meanwhile(stack, answers):
     assert metric(stack.decodes[1], "sglang:num_retracted_requests_total") > 0
 
 
-def test_sessions_are_open_before_the_first_decode_step(stack):
-    assert takeovers(stack) > PROMPTS
+def test_sessions_are_open_before_the_first_decode_step(stack, answers):
+    assert takeovers(stack) >= len(answers)
     assert takeovers(stack, session="held") >= 0.99 * takeovers(stack)
 
 
@@ -190,7 +202,96 @@ def test_a_sampled_request_works(stack, ids):
     assert len(answer["output_ids"]) > 1
 
 
-def test_a_constrained_request_works(stack, ids):
+def test_a_constrained_request_is_plain_decodings(stack, plain, ids):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    answer = stack.generate(ids[4], temperature=0, max_new_tokens=40, json_schema=json.dumps(schema))
-    assert isinstance(json.loads(answer["text"])["n"], int)
+    sampling = {"temperature": 0, "max_new_tokens": 24, "json_schema": json.dumps(schema)}
+    text = stack.generate(ids[4], **sampling)["text"]
+    assert text.startswith("{") and text == plain.generate(ids[4], **sampling)["text"]
+
+
+class Load:
+    """Requests through the router, four at a time, until it is stopped. outcomes: (prompt, its output or what failed)."""
+
+    def __init__(self, stack: Split, ids: list[list[int]]) -> None:
+        self.outcomes: list[tuple[int, list[int] | str]] = []
+        self._stack, self._ids = stack, ids
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(i,)) for i in range(4)]
+
+    def _work(self, number: int) -> None:
+        while not self._stopping.is_set():
+            number = (number + 4) % len(self._ids)
+            try:
+                answer = self._stack.generate(self._ids[number], temperature=0, max_new_tokens=NEW_TOKENS)
+                self.outcomes.append((number, answer["output_ids"]))
+            except requests.RequestException as error:
+                self.outcomes.append((number, str(error)))
+                time.sleep(0.5)
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_for(self, more: int, seconds: float = SECONDS) -> None:
+        """Until so many more have been answered."""
+        enough = self.answered + more
+        eventually(lambda: self.answered >= enough, seconds)
+
+    @property
+    def answered(self) -> int:
+        return sum(isinstance(outcome, list) for _, outcome in list(self.outcomes))
+
+
+@pytest.mark.timeout(1800)
+def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected):
+    """A request ends right or with an error of its own; the others go on; nothing is left. Last: it stops instances."""
+
+    def killed(kill: Callable[[], None], then: Callable[[], None] = lambda: None) -> list[str]:
+        """Kills under load, sees requests answered again; what the failed ones were told."""
+        with Load(stack, ids) as load:
+            load.wait_for(6)
+            kill()
+            then()
+            load.wait_for(12)
+        answers = [(number, outcome) for number, outcome in load.outcomes if isinstance(outcome, list)]
+        assert [number for number, output in answers if output != expected[number]] == []
+        return [outcome for _, outcome in load.outcomes if isinstance(outcome, str)]
+
+    def rest(*servers: SglangServer) -> None:
+        eventually(lambda: datastore.sessions() == 0)
+        eventually(lambda: all(idle(server) for server in servers))
+
+    (prefill,), (first, second) = stack.prefills, stack.decodes
+
+    assert killed(datastore.kill) == []
+    datastore.start()
+    eventually(lambda: metric(first, "specstore_client_breaker_open") == 0)
+    rest(*stack.instances)
+
+    def router_again() -> None:
+        stack.router.kill()
+        stack.start_router()
+
+    assert killed(router_again) != []
+    rest(*stack.instances)
+
+    killed(second.kill)  # the first goes on alone
+    rest(prefill, first)
+
+    def both_again() -> None:
+        for server in (prefill, second):
+            server.start()
+        for server in (prefill, second):
+            server.wait_until_healthy()
+
+    assert killed(prefill.kill, both_again) != []
+    rest(*stack.instances)
+
+    killed(first.kill)  # the second, started again, goes on alone
+    rest(prefill, second)
