@@ -126,6 +126,11 @@ class SglangServer(Endpoint):
     def server_info(self) -> dict:
         return requests.get(self.url + "/get_server_info", timeout=60).json()
 
+    @property
+    def pid(self) -> int:
+        """Also its process group."""
+        return self._child.pid
+
     def kill(self) -> None:
         """As a machine that fails: none of its processes ends by itself."""
         self._child.kill()

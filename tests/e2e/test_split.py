@@ -252,11 +252,15 @@ class Load:
 def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected):
     """A request ends right or with an error of its own; the others go on; nothing is left. Last: it stops instances."""
 
-    def killed(kill: Callable[[], None], then: Callable[[], None] = lambda: None) -> list[str]:
-        """Kills under load, sees requests answered again; what the failed ones were told."""
+    def killed(
+        kill: Callable[[], None], then: Callable[[], None] = lambda: None, goes_on: bool = True
+    ) -> list[str]:
+        """Kills under load, sees requests answered after it and after `then`; what the failed ones were told. goes_on:
+        whether any can be answered in between."""
         with Load(stack, ids) as load:
             load.wait_for(6)
             kill()
+            load.wait_for(6 if goes_on else 0)
             then()
             load.wait_for(12)
         answers = [(number, outcome) for number, outcome in load.outcomes if isinstance(outcome, list)]
@@ -269,16 +273,14 @@ def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected)
 
     (prefill,), (first, second) = stack.prefills, stack.decodes
 
-    assert killed(datastore.kill) == []
-    datastore.start()
-    eventually(lambda: metric(first, "specstore_client_breaker_open") == 0)
+    def datastore_again() -> None:
+        datastore.start()
+        eventually(lambda: all(metric(s, "specstore_client_breaker_open") == 0 for s in stack.decodes))
+
+    assert killed(datastore.kill, datastore_again) == []
     rest(*stack.instances)
 
-    def router_again() -> None:
-        stack.router.kill()
-        stack.start_router()
-
-    assert killed(router_again) != []
+    assert killed(stack.router.kill, stack.start_router, goes_on=False) != []
     rest(*stack.instances)
 
     killed(second.kill)  # the first goes on alone
@@ -290,7 +292,7 @@ def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected)
         for server in (prefill, second):
             server.wait_until_healthy()
 
-    assert killed(prefill.kill, both_again) != []
+    assert killed(prefill.kill, both_again, goes_on=False) != []
     rest(*stack.instances)
 
     killed(first.kill)  # the second, started again, goes on alone
