@@ -34,9 +34,8 @@ def expected(plain, ids) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-@pytest.fixture(
-    scope="module", params=["embedded-overlap", "embedded-synchronous", "grpc-overlap", "grpc-synchronous"]
-)
+# Each place and each scheduling once; a server's start is what these tests take. gRPC with overlap: test_split.
+@pytest.fixture(scope="module", params=["embedded-overlap", "grpc-synchronous"])
 def drafting(request, demo_model, datastore_endpoint, logs) -> Iterator[SglangServer]:
     place, scheduling = request.param.split("-")
     endpoint = "embedded" if place == "embedded" else datastore_endpoint

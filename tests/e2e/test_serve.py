@@ -20,12 +20,13 @@ READY_SECONDS = 420
 
 
 class Launcher:
-    """A running `python -m sglang_patches.demo.serve`."""
+    """A running launcher. ended_with: its descendants when it was last told to end, or one of them was ended."""
 
-    def __init__(self, port: int, output: Path, **variables: str) -> None:
+    def __init__(self, port: int, output: Path, module: str, **variables: str) -> None:
         self.output = output
+        self.ended_with: list[psutil.Process] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sglang_patches.demo.serve", "--max-total-tokens", "4096"],
+            [sys.executable, "-m", module, "--max-total-tokens", "4096"],
             env=os.environ | one_architecture() | {"PORT": str(port)} | variables,
             stdin=subprocess.DEVNULL,
             stdout=output.open("w"),
@@ -41,18 +42,41 @@ class Launcher:
             time.sleep(0.5)
         raise AssertionError(self.output.read_text()[-4000:])
 
-    def descendants(self) -> list[psutil.Process]:
+    def wait_for(self, words: str, count: int) -> None:
+        """Until so many of its descendants have these words in their command line."""
+        deadline = time.monotonic() + READY_SECONDS
+        while sum(words in _command(child) for child in self._descendants()) < count:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.output.read_text()[
+                -4000:
+            ]
+            time.sleep(0.2)
+
+    def child(self, words: str) -> psutil.Process:
+        """The direct child with these words in its command line, before it is ended."""
+        self.ended_with = self._descendants()
+        children = psutil.Process(self.process.pid).children()
+        return next(child for child in children if words in _command(child))
+
+    def signal(self, number: int) -> None:
+        self.ended_with = self._descendants()
+        self.process.send_signal(number)
+
+    def _descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def child(self, *words: str) -> psutil.Process:
-        """The direct child with these words in its command line."""
-        children = psutil.Process(self.process.pid).children()
-        return next(child for child in children if all(word in " ".join(child.cmdline()) for word in words))
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 @contextlib.contextmanager
-def launched(port: int, output: Path, **variables: str) -> Iterator[Launcher]:
-    launcher = Launcher(port, output, **variables)
+def launched(
+    port: int, output: Path, module: str = "sglang_patches.demo.serve", **variables: str
+) -> Iterator[Launcher]:
+    launcher = Launcher(port, output, module, **variables)
     try:
         yield launcher
     finally:
@@ -72,29 +96,37 @@ def complete(url: str) -> str:
     return reply.json()["choices"][0]["message"]["content"]
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_it_answers_and_leaves_nothing_behind(demo_model, free_port, tmp_path, end):
-    datastore = "grpc" if end == signal.SIGINT else "embedded"
-    with launched(free_port, tmp_path / "out", DATASTORE=datastore) as launcher:
+def ends_without_a_trace(launcher: Launcher, status: int) -> None:
+    descendants = launcher.ended_with
+    assert launcher.process.wait(60) == status
+    _, alive = psutil.wait_procs(descendants, timeout=5)
+    assert alive == []
+
+
+def test_it_answers_and_leaves_nothing_behind(demo_model, free_port, tmp_path):
+    with launched(free_port, tmp_path / "out") as launcher:
         url = launcher.wait_until_ready()
         assert "Paris" in complete(url)
-        descendants = launcher.descendants()
-        assert len(descendants) >= 3  # SGLang's server, scheduler and detokenizer
-        launcher.process.send_signal(end)
-        assert launcher.process.wait(60) == 0
-        _, alive = psutil.wait_procs(descendants, timeout=5)
-        assert alive == []
+        launcher.signal(signal.SIGINT)
+        ends_without_a_trace(launcher, 0)
     assert "server_args=" not in (tmp_path / "out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("module", "engines"), [("sglang_patches.demo.serve", 1), ("sglang_patches.demo.serve_pd", 2)]
+)
+def test_stopped_while_it_starts_it_leaves_nothing_behind(demo_model, free_port, tmp_path, module, engines):
+    with launched(free_port, tmp_path / "out", module) as launcher:
+        launcher.wait_for("sglang::scheduler", engines)
+        launcher.signal(signal.SIGTERM)
+        ends_without_a_trace(launcher, 0)
 
 
 def test_a_datastore_that_dies_is_named_and_the_engine_stopped(demo_model, free_port, tmp_path):
     with launched(free_port, tmp_path / "out") as launcher:
-        launcher.wait_until_ready()
-        descendants = launcher.descendants()
+        launcher.wait_for("sglang.launch_server", 1)
         launcher.child("datastore_service").kill()
-        assert launcher.process.wait(60) == 1
-        _, alive = psutil.wait_procs(descendants, timeout=5)
-        assert alive == []
+        ends_without_a_trace(launcher, 1)
     assert "error: datastore ended with status -9" in (tmp_path / "out").read_text()
 
 

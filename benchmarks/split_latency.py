@@ -1,0 +1,217 @@
+"""Inter-token latency of running requests while long prompts arrive: prefill and decode on one instance against two.
+
+Both stacks run all the time on this machine and take turns; the one that does not measure is stopped (SIGSTOP). A gap is
+the time between two chunks of a streamed answer, one a decode step. Every instance has an embedded datastore.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import requests
+
+from benchmarks.manifest import manifest
+from benchmarks.servers import Endpoint, ServerSpec, running
+from benchmarks.split import split
+from sglang_patches.demo.model import ensure
+
+SHORT = 40  # tokens of a running request's prompt
+VOCAB = (100, 40_000)  # ids that random prompts are made of: nothing of them is cached
+QUIET, BUSY = "quiet", "while long prompts arrive"
+
+
+@dataclass
+class Arm:
+    """One stack. pids: of its processes' groups. gaps: seconds, by phase, one list a round. prefills: seconds that long
+    prompts took to their first token."""
+
+    name: str
+    endpoint: Endpoint
+    pids: list[int]
+    gaps: dict[str, list[list[float]]] = field(default_factory=lambda: {QUIET: [], BUSY: []})
+    prefills: list[float] = field(default_factory=list)
+
+    def signal(self, number: int) -> None:
+        for pid in self.pids:
+            os.killpg(pid, number)
+
+
+class Streams:
+    """Requests that are decoded all the time; `gaps` between their chunks, each with when it ended."""
+
+    def __init__(self, endpoint: Endpoint, count: int, rng: random.Random) -> None:
+        self._endpoint, self._stopping = endpoint, threading.Event()
+        self._gaps: list[tuple[float, float]] = []
+        prompts = [prompt(SHORT, rng) for _ in range(count)]
+        self._threads = [threading.Thread(target=self._follow, args=(p,)) for p in prompts]
+
+    def _follow(self, ids: list[int]) -> None:
+        sampling = {"temperature": 0, "max_new_tokens": 4000, "ignore_eos": True}
+        last = None
+        for _ in self._endpoint.stream(ids, **sampling):
+            now = time.perf_counter()
+            if last is not None:
+                self._gaps.append((now, now - last))
+            last = now
+            if self._stopping.is_set():
+                return
+
+    def __enter__(self) -> Streams:
+        for thread in self._threads:
+            thread.start()
+        while len(self._gaps) < 8 * len(self._threads):
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def during(self, action: Callable[[], None]) -> list[float]:
+        """The gaps that ended while it ran."""
+        begin = time.perf_counter()
+        action()
+        end = time.perf_counter()
+        return [gap for when, gap in list(self._gaps) if begin < when < end]
+
+
+def prompt(tokens: int, rng: random.Random) -> list[int]:
+    return [rng.randrange(*VOCAB) for _ in range(tokens)]
+
+
+def measure(arm: Arm, given: argparse.Namespace, rng: random.Random) -> None:
+    """One round."""
+
+    def long_prompts() -> None:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(given.prompts):
+                pool.submit(one_long_prompt)
+                time.sleep(given.every)
+
+    def one_long_prompt() -> None:
+        begin = time.perf_counter()
+        arm.endpoint.generate(prompt(given.long, rng), temperature=0, max_new_tokens=1)
+        arm.prefills.append(time.perf_counter() - begin)
+
+    with Streams(arm.endpoint, given.running, rng) as streams:
+        arm.gaps[QUIET].append(streams.during(lambda: time.sleep(given.quiet)))
+        arm.gaps[BUSY].append(streams.during(long_prompts))
+    time.sleep(2.0)  # for what was aborted
+
+
+def summary(arm: Arm) -> dict:
+    def milliseconds(values: Sequence[float], percentile: float) -> float:
+        return round(float(np.percentile(values, percentile)) * 1e3, 1)
+
+    phases = {
+        phase: {
+            "gaps": sum(map(len, rounds)),
+            **{f"p{p}_ms": milliseconds(np.concatenate(rounds), p) for p in (50, 90, 99, 100)},
+            "p99_ms_by_round": [milliseconds(gaps, 99) for gaps in rounds],
+        }
+        for phase, rounds in arm.gaps.items()
+    }
+    return {"gaps": phases, "long_prompt_p50_s": round(float(np.median(arm.prefills)), 2)}
+
+
+def plot(arms: Sequence[Arm], path: Path) -> None:
+    """How many gaps are longer than what."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((7, 4), layout="constrained")
+    axes = figure.subplots()
+    for arm in arms:
+        for phase, style in ((QUIET, ":"), (BUSY, "-")):
+            gaps = np.sort(np.concatenate(arm.gaps[phase])) * 1e3
+            color = "tab:red" if arm.name == "unsplit" else "tab:blue"
+            share = 1 - np.arange(len(gaps)) / len(gaps)
+            axes.loglog(gaps, share, style, color=color, label=f"{arm.name}, {phase}")
+    axes.axhline(0.01, color="gray", linewidth=0.5)
+    axes.set(xlabel="time between two chunks of an answer, ms", ylabel="part of them that is longer")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.split_latency", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--model", type=Path, help="the demo model if left out")
+    parser.add_argument("--rounds", type=int, default=4, help="of each stack, in turn")
+    parser.add_argument("--running", type=int, default=2, help="requests that are decoded all the time")
+    parser.add_argument("--long", type=int, default=1500, help="tokens of a long prompt")
+    parser.add_argument("--prompts", type=int, default=5, help="long prompts a round")
+    parser.add_argument("--every", type=float, default=4.0, help="seconds between two of them")
+    parser.add_argument("--quiet", type=float, default=8.0, help="seconds without any, before them")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    return parser.parse_args(argv)
+
+
+def run(given: argparse.Namespace, folder: Path) -> list[Arm]:
+    model = given.model or ensure()
+    flags = ("--specstore-endpoint", "embedded", "--specstore-length", "static")
+    environment = {"OMP_WAIT_POLICY": "PASSIVE"}
+    one = ServerSpec(
+        "unsplit", model, "SSSD", dtype=given.dtype, nodes=3, flags=flags, environment=environment
+    )
+    two = ServerSpec("split", model, "SSSD", dtype=given.dtype, nodes=3, flags=flags, environment=environment)
+    rng = random.Random(0)
+    with running(one, folder) as server:
+        unsplit = Arm("unsplit", server, [server.pid])
+        unsplit.signal(signal.SIGSTOP)
+        try:
+            with split(two, folder) as stack:
+                arms = [unsplit, Arm("split", stack, [instance.pid for instance in stack.instances])]
+                arms[1].signal(signal.SIGSTOP)
+                for number in range(given.rounds + 1):
+                    for arm in arms if number % 2 else reversed(arms):
+                        arm.signal(signal.SIGCONT)
+                        measure(arm, given, rng)
+                        arm.signal(signal.SIGSTOP)
+                    if number == 0:  # warm-up
+                        for arm in arms:
+                            arm.gaps, arm.prefills = {QUIET: [], BUSY: []}, []
+                arms[1].signal(signal.SIGCONT)
+        finally:
+            unsplit.signal(signal.SIGCONT)
+    return arms
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
+    with tempfile.TemporaryDirectory(prefix="split-latency-") as folder:
+        arms = run(given, Path(folder))
+    result = {arm.name: summary(arm) for arm in arms}
+    ratios = [
+        float(np.percentile(one, 99) / np.percentile(two, 99))
+        for one, two in zip(arms[0].gaps[BUSY], arms[1].gaps[BUSY], strict=True)
+    ]
+    result["p99_unsplit_over_split_by_round"] = [round(ratio, 2) for ratio in ratios]
+    print(json.dumps(result, indent=1))
+    if given.json:
+        record = {"manifest": manifest([], **{k: str(v) for k, v in vars(given).items()}), **result}
+        given.json.write_text(json.dumps(record, indent=1))
+    if given.plot:
+        plot(arms, given.plot)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except requests.HTTPError as error:
+        raise SystemExit(f"error: {error}") from None
