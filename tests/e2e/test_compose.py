@@ -1,5 +1,7 @@
-"""`docker compose up`, on a Docker engine of its own: healthy, answering, and still answering without its datastore."""
+"""`docker compose up`, on a Docker engine of its own: healthy, answering, and still answering without its datastore; and
+the same split in two."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -7,6 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,9 +99,10 @@ def make_base_image(lab: Path, docker: dict[str, str]) -> None:
 
 @dataclass
 class Stack:
-    """The project's services on that engine."""
+    """The project's services of one profile on that engine."""
 
     environment: dict[str, str]
+    profile: str
 
     def compose(self, *words: str) -> str:
         files = [
@@ -108,14 +113,15 @@ class Stack:
             "--project-directory",
             ".",
         ]
-        return run(["docker", "compose", "--project-name", PROJECT, *files, *words], self.environment, 900)
+        project = ["--project-name", PROJECT, "--profile", self.profile]
+        return run(["docker", "compose", *project, *files, *words], self.environment, 1200)
 
     def inspect(self, service: str, template: str) -> str:
         container = self.compose("ps", "--all", "--quiet", service).strip()
         return run(["docker", "inspect", "--format", template, container], self.environment).strip()
 
     def complete(self) -> str:
-        """A greedy completion, asked for in the engine's network namespace."""
+        """A greedy completion, asked for in the engine's network namespace. AssertionError if it fails."""
         request = {
             "model": "default",
             "max_tokens": 48,
@@ -148,12 +154,14 @@ class Stack:
         return sum(int(namespace["drafts"]) for namespace in stats["namespaces"])
 
 
-@pytest.fixture(scope="module")
-def stack(docker, demo_model):
+@contextlib.contextmanager
+def up(docker: dict[str, str], demo_model: Path, profile: str) -> Iterator[Stack]:
+    """Healthy services of a profile."""
     import sglang
 
     packages = Path(sglang.__file__).parents[1]
-    stack = Stack(docker | {"SPECSTORE_LAB_PACKAGES": str(packages), "SPECSTORE_LAB_MODEL": str(demo_model)})
+    mounts = {"SPECSTORE_LAB_PACKAGES": str(packages), "SPECSTORE_LAB_MODEL": str(demo_model)}
+    stack = Stack(docker | mounts, profile)
     try:
         stack.compose("up", "--build", "--detach", "--wait")
         yield stack
@@ -164,7 +172,12 @@ def stack(docker, demo_model):
 
 @pytest.mark.parametrize(
     ("profile", "services"),
-    [((), {"datastore", "engine"}), (("--profile", "gpu"), {"datastore", "engine-gpu"})],
+    [
+        ((), {"datastore", "engine"}),
+        (("--profile", "gpu"), {"datastore", "engine-gpu"}),
+        (("--profile", "pd"), {"datastore", "prefill", "decode", "router"}),
+        (("--profile", "gpu-pd"), {"datastore", "prefill-gpu", "decode-gpu", "router-gpu"}),
+    ],
 )
 def test_every_profile_is_valid(compose_client, profile, services):
     words = ["docker", "compose", "--project-directory", ".", *profile, "config", "--format", "json"]
@@ -174,27 +187,93 @@ def test_every_profile_is_valid(compose_client, profile, services):
     assert [port["host_ip"] for port in ports] == ["127.0.0.1"]
 
 
-@pytest.mark.parametrize("service", ["datastore", "engine"])
-def test_no_service_runs_as_root(stack, service):
-    assert stack.compose("exec", "-T", service, "id", "-u").strip() == "10001"
+def test_gpu_groups_are_set_by_variables(compose_client):
+    variables = {
+        "PREFILL_GPUS": "0,1",
+        "PREFILL_TP": "2",
+        "DECODE_GPUS": "2",
+        "TRANSFER": "rdma",
+        "IB_DEVICE": "mlx5_0",
+    }
+    words = [
+        "docker",
+        "compose",
+        "--project-directory",
+        ".",
+        "--profile",
+        "gpu-pd",
+        "config",
+        "--format",
+        "json",
+    ]
+    services = json.loads(run(words, compose_client | variables))["services"]
+    prefill, decode = services["prefill-gpu"], services["decode-gpu"]
+    (gpus,) = prefill["deploy"]["resources"]["reservations"]["devices"]
+    assert gpus["device_ids"] == ["0,1"] and prefill["command"][-2:] == ["--tp-size", "2"]
+    assert decode["command"][-2:] == ["--tp-size", "1"]
+    for half in (prefill, decode):
+        assert (half["environment"]["MOONCAKE_PROTOCOL"], half["environment"]["IB_DEVICE"]) == (
+            "rdma",
+            "mlx5_0",
+        )
+        assert not half.get("ports")
 
 
-def test_completions_go_on_without_the_datastore(stack):
-    with_datastore = stack.complete()
-    assert len(with_datastore.split()) > 5
-    assert stack.drafts_asked_for() > 0
-    stack.compose("kill", "datastore")
-    assert stack.inspect("datastore", "{{.State.Running}}") == "false"
-    assert stack.complete() == with_datastore
-    assert stack.inspect("engine", "{{.State.Health.Status}}") == "healthy"
+class TestOneInstance:
+    @pytest.fixture(scope="class")
+    def stack(self, docker, demo_model):
+        with up(docker, demo_model, "cpu") as stack:
+            yield stack
+
+    @pytest.mark.parametrize("service", ["datastore", "engine"])
+    def test_no_service_runs_as_root(self, stack, service):
+        assert stack.compose("exec", "-T", service, "id", "-u").strip() == "10001"
+
+    def test_completions_go_on_without_the_datastore(self, stack):
+        with_datastore = stack.complete()
+        assert len(with_datastore.split()) > 5
+        assert stack.drafts_asked_for() > 0
+        stack.compose("kill", "datastore")
+        assert stack.inspect("datastore", "{{.State.Running}}") == "false"
+        assert stack.complete() == with_datastore
+        assert stack.inspect("engine", "{{.State.Health.Status}}") == "healthy"
+
+    def test_a_datastore_that_comes_back_is_used_again(self, stack):
+        before = stack.complete()
+        stack.compose("kill", "datastore")
+        stack.compose("up", "--detach", "--wait", "--no-build", "datastore")
+        for _ in range(5):  # the client backs off between attempts to connect
+            assert stack.complete() == before
+            if stack.drafts_asked_for() > 0:
+                return
+        pytest.fail("the datastore was asked for no draft after it came back")
 
 
-def test_a_datastore_that_comes_back_is_used_again(stack):
-    before = stack.complete()
-    stack.compose("kill", "datastore")
-    stack.compose("up", "--detach", "--wait", "--no-build", "datastore")
-    for _ in range(5):  # the client backs off between attempts to connect
-        assert stack.complete() == before
-        if stack.drafts_asked_for() > 0:
-            return
-    pytest.fail("the datastore was asked for no draft after it came back")
+class TestSplit:
+    @pytest.fixture(scope="class")
+    def stack(self, docker, demo_model):
+        with up(docker, demo_model, "pd") as stack:
+            yield stack
+
+    @pytest.mark.parametrize("service", ["prefill", "decode", "router"])
+    def test_no_service_runs_as_root(self, stack, service):
+        assert stack.compose("exec", "-T", service, "id", "-u").strip() == "10001"
+
+    def test_a_decode_instance_that_is_killed_and_started_again(self, stack):
+        before = stack.complete()
+        assert len(before.split()) > 5 and stack.drafts_asked_for() > 0
+        stack.compose("kill", "decode")
+        with pytest.raises(AssertionError, match="HTTP Error 5|timed out"):
+            stack.complete()
+        stack.compose("up", "--detach", "--wait", "--no-build", "decode")
+        assert self.first_answer(stack) == before
+
+    @staticmethod
+    def first_answer(stack: Stack) -> str:
+        """Once the router has taken in who is there again."""
+        limit = time.monotonic() + 120
+        while time.monotonic() < limit:
+            with contextlib.suppress(AssertionError):
+                return stack.complete()
+            time.sleep(2)
+        raise TimeoutError("the router does not answer")
