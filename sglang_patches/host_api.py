@@ -173,6 +173,11 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "hooked on a CPU: KV leaves without a CUDA event",
     ),
     _row(
+        _SRT + "environ.Envs.SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX",
+        None,
+        "off on a CPU: it waits with a CUDA event",
+    ),
+    _row(
         _SRT + "disaggregation.utils.FAKE_BOOTSTRAP_HOST",
         None,
         "tells an instance's own warm-up requests from a router's",
