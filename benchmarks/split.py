@@ -52,6 +52,11 @@ class Split(Endpoint):
     def instances(self) -> list[SglangServer]:
         return [*self.prefills, *self.decodes]
 
+    @property
+    def pids(self) -> list[int]:
+        """Also their process groups; the router's among them."""
+        return [instance.pid for instance in self.instances] + ([self.router.pid] if self.router else [])
+
     def wait_until_healthy(self) -> None:
         """Starts the router once the instances are there."""
         for instance in self.instances:

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -29,6 +30,7 @@ from sglang_patches.demo.model import ensure
 
 SHORT = 40  # tokens of a running request's prompt
 VOCAB = (100, 40_000)  # ids that random prompts are made of: nothing of them is cached
+ANSWER_SECONDS = 120.0
 QUIET, BUSY = "quiet", "while long prompts arrive"
 
 
@@ -43,7 +45,23 @@ class Arm:
     gaps: dict[str, list[list[float]]] = field(default_factory=lambda: {QUIET: [], BUSY: []})
     prefills: list[float] = field(default_factory=list)
 
-    def signal(self, number: int) -> None:
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Returns when it answers: its parts may have missed each other."""
+        self._signal(signal.SIGCONT)
+        limit = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                self.endpoint.generate([VOCAB[0]], temperature=0, max_new_tokens=1)
+                return
+            except requests.RequestException:
+                if time.monotonic() > limit:
+                    raise
+                time.sleep(0.5)
+
+    def _signal(self, number: int) -> None:
         for pid in self.pids:
             os.killpg(pid, number)
 
@@ -72,6 +90,8 @@ class Streams:
         for thread in self._threads:
             thread.start()
         while len(self._gaps) < 8 * len(self._threads):
+            if not all(thread.is_alive() for thread in self._threads):
+                raise RuntimeError("a request that was to run has ended")
             time.sleep(0.05)
         return self
 
@@ -170,26 +190,36 @@ def run(given: argparse.Namespace, folder: Path) -> list[Arm]:
         "unsplit", model, "SSSD", dtype=given.dtype, nodes=3, flags=flags, environment=environment
     )
     two = ServerSpec("split", model, "SSSD", dtype=given.dtype, nodes=3, flags=flags, environment=environment)
-    rng = random.Random(0)
     with running(one, folder) as server:
         unsplit = Arm("unsplit", server, [server.pid])
-        unsplit.signal(signal.SIGSTOP)
+        unsplit.pause()
         try:
             with split(two, folder) as stack:
-                arms = [unsplit, Arm("split", stack, [instance.pid for instance in stack.instances])]
-                arms[1].signal(signal.SIGSTOP)
-                for number in range(given.rounds + 1):
-                    for arm in arms if number % 2 else reversed(arms):
-                        arm.signal(signal.SIGCONT)
-                        measure(arm, given, rng)
-                        arm.signal(signal.SIGSTOP)
-                    if number == 0:  # warm-up
-                        for arm in arms:
-                            arm.gaps, arm.prefills = {QUIET: [], BUSY: []}, []
-                arms[1].signal(signal.SIGCONT)
+                arms = [unsplit, Arm("split", stack, stack.pids)]
+                arms[1].pause()
+                try:
+                    take_turns(arms, given)
+                finally:
+                    arms[1].resume()
         finally:
-            unsplit.signal(signal.SIGCONT)
+            unsplit.resume()
     return arms
+
+
+def take_turns(arms: Sequence[Arm], given: argparse.Namespace) -> None:
+    """The first round of each is thrown away."""
+    rng = random.Random(0)
+    for number in range(given.rounds + 1):
+        for arm in arms if number % 2 else reversed(arms):
+            arm.resume()
+            measure(arm, given, rng)
+            arm.pause()
+            print(
+                f"round {number} of {arm.name}: {len(arm.gaps[BUSY][-1])} gaps", file=sys.stderr, flush=True
+            )
+        if number == 0:
+            for arm in arms:
+                arm.gaps, arm.prefills = {QUIET: [], BUSY: []}, []
 
 
 def main(argv: Sequence[str] | None = None) -> None:
