@@ -11,7 +11,7 @@ COPY sglang_patches sglang_patches
 
 FROM source AS cpu
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends libibverbs1 libnuma1 librdmacm1 \
+ && apt-get install --yes --no-install-recommends libcurl4 libibverbs1 libnuma1 librdmacm1 \
  && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/specstore \
  && /opt/specstore/bin/pip install --no-cache-dir --no-deps --requirement requirements/lock.txt \
