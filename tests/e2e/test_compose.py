@@ -120,7 +120,7 @@ class Stack:
         container = self.compose("ps", "--all", "--quiet", service).strip()
         return run(["docker", "inspect", "--format", template, container], self.environment).strip()
 
-    def complete(self) -> str:
+    def complete(self, seconds: int = 120) -> str:
         """A greedy completion, asked for in the engine's network namespace. AssertionError if it fails."""
         request = {
             "model": "default",
@@ -131,7 +131,7 @@ class Stack:
         program = (
             "import sys, urllib.request as u; "
             "r = u.Request(sys.argv[1], sys.argv[2].encode(), {'Content-Type': 'application/json'}); "
-            "print(u.urlopen(r, timeout=120).read().decode())"
+            "print(u.urlopen(r, timeout=float(sys.argv[3])).read().decode())"
         )
         url = f"http://127.0.0.1:{PORT}/v1/chat/completions"
         inside = [
@@ -143,7 +143,7 @@ class Stack:
             "-c",
             program,
         ]
-        reply = json.loads(run([*inside, url, json.dumps(request)], seconds=150))
+        reply = json.loads(run([*inside, url, json.dumps(request), seconds], seconds=seconds + 30))
         return reply["choices"][0]["message"]["content"]
 
     def drafts_asked_for(self) -> int:
@@ -264,7 +264,7 @@ class TestSplit:
         assert len(before.split()) > 5 and stack.drafts_asked_for() > 0
         stack.compose("kill", "decode")
         with pytest.raises(AssertionError, match="HTTP Error 5|timed out"):
-            stack.complete()
+            stack.complete(seconds=20)
         stack.compose("up", "--detach", "--wait", "--no-build", "decode")
         assert self.first_answer(stack) == before
 
