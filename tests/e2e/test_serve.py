@@ -117,7 +117,7 @@ def test_it_answers_and_leaves_nothing_behind(demo_model, free_port, tmp_path):
 )
 def test_stopped_while_it_starts_it_leaves_nothing_behind(demo_model, free_port, tmp_path, module, engines):
     with launched(free_port, tmp_path / "out", module) as launcher:
-        launcher.wait_for("sglang::scheduler", engines)
+        launcher.wait_for("multiprocessing.spawn", engines)
         launcher.signal(signal.SIGTERM)
         ends_without_a_trace(launcher, 0)
 
