@@ -130,7 +130,11 @@ class Ledger:
         now = time.monotonic()
         with self._lock:
             published, wipes = self._published[number], self._wipes[-5:]
-        written = f"stored {now - published.begun:.2f} to {now - published.ended:.2f} s ago"
+        written = (
+            "not to be stored"
+            if published.begun == UNDER_WAY
+            else f"stored {now - published.begun:.2f} to {now - published.ended:.2f} s ago"
+        )
         return "; ".join([written, *(wipe.described(now) for wipe in wipes)])
 
     def _held(self, published: _Published, moment: float) -> bool | None:

@@ -165,13 +165,15 @@ class TestScene:
         document = scene.write()
         scene.ledger.published(document.number, begun=0.0)
         scene.check_probe(document, EMPTY_TREE, asked=ledger_module.time.monotonic())
-        assert scene.findings == ["tenant 1: document 0: was acknowledged and is lost"]
+        (finding,) = scene.findings
+        assert finding.startswith("tenant 1: document 0: was acknowledged and is lost; stored ")
 
     def test_text_that_should_be_gone(self, scene):
         document = scene.write()
         scene.ledger.withheld(document.number)
         scene.check_probe(document, chain(document.continuation), asked=ledger_module.time.monotonic())
-        assert scene.findings == ["tenant 1: document 0: was flushed, dropped or withheld and is drafted"]
+        (finding,) = scene.findings
+        assert finding == "tenant 1: document 0: was flushed, dropped or withheld and is drafted; not to be stored"
 
     def test_foreign_tokens_unwritten_pairs_and_large_trees(self, scene):
         tokens = scene.write().tokens.tolist()
