@@ -56,7 +56,9 @@ class Corpora:
         except StorageError as error:
             raise invalid(f"tokenizer: {error}") from None
         if fingerprint != namespace.tokenizer:
-            raise precondition(f"tokenizer: {name!r} is {fingerprint}, the namespace's {namespace.tokenizer}")
+            raise precondition(
+                f"tokenizer: {name!r} is {fingerprint}, the namespace's {namespace.tokenizer!r}"
+            )
         return Tokenizer.from_file(str(path))
 
 

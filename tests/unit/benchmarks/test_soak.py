@@ -173,7 +173,10 @@ class TestScene:
         scene.ledger.withheld(document.number)
         scene.check_probe(document, chain(document.continuation), asked=ledger_module.time.monotonic())
         (finding,) = scene.findings
-        assert finding == "tenant 1: document 0: was flushed, dropped or withheld and is drafted; not to be stored"
+        assert (
+            finding
+            == "tenant 1: document 0: was flushed, dropped or withheld and is drafted; not to be stored"
+        )
 
     def test_foreign_tokens_unwritten_pairs_and_large_trees(self, scene):
         tokens = scene.write().tokens.tolist()

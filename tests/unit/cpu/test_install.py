@@ -112,4 +112,4 @@ HookRegistry.apply_hooks()
 print(sorted(set(HookRegistry._hooks) - HookRegistry._patched), len(HookRegistry._hooks))
 """
     )
-    assert _python(code, SGLANG_USE_CPU_ENGINE="1") == "[] 9"
+    assert _python(code, SGLANG_USE_CPU_ENGINE="1") == "[] 10"

@@ -134,7 +134,7 @@ def test_a_tokenizer_of_another_namespace_is_refused(stub, namespace):
     other = namespace | {"tokenizer": "f" * 64}
     code, details = refusal(stub, namespace=other, file="inside.jsonl", tokenizer="model")
     assert code == "FAILED_PRECONDITION"
-    assert details == f"tokenizer: 'model' is {namespace['tokenizer']}, the namespace's {'f' * 64}"
+    assert details == f"tokenizer: 'model' is {namespace['tokenizer']}, the namespace's '{'f' * 64}'"
 
 
 def test_more_than_the_live_tier_holds(stub, namespace, folder):
