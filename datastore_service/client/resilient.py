@@ -82,7 +82,7 @@ class ResilientDatastore(Datastore):
                 reply = remote[at] if remote else None
                 if entries[row].expected:
                     _count_takeover(reply)
-                replies[row] = self._choose(entries[row], reply, replies[row])
+                replies[row] = self._choose(link, entries[row], reply, replies[row])
         return replies
 
     def _record(self, entries: list[Entry]) -> None:
@@ -134,23 +134,20 @@ class ResilientDatastore(Datastore):
             return None
         return link.submit(entries)
 
-    def _choose(self, entry: Entry, remote: Reply | None, local: Reply) -> Reply:
+    def _choose(self, link: Link, entry: Entry, remote: Reply | None, local: Reply) -> Reply:
         if remote is None:
             return _fallen_back(local)
         if remote.status is Status.OK:
             return remote
         if remote.status is not Status.OVER_BUDGET:
-            self._resend(entry.session, remote.known if remote.status is Status.GAP else 0)
+            self._resend(link, entry.session, remote.known if remote.status is Status.GAP else 0)
         return _fallen_back(local)
 
-    def _resend(self, session: str, known: int) -> None:
+    def _resend(self, link: Link, session: str, known: int) -> None:
         missing = self._texts.missing(session, known)
         if missing is not None:
             metrics.RESYNCS.inc()
-            self._link_of(session).post([missing])
-
-    def _link_of(self, session: str) -> Link:
-        return self._placed.get(session) or next(iter(self.links.values()))
+            link.post([missing])
 
     def _accepts(self, entry: Entry) -> bool:
         """Whether the entry's session is one to draft for; once refused, a session stays so until it closes."""

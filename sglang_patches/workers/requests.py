@@ -115,7 +115,7 @@ class RequestTracker:
     def _open(self, req: Req) -> Entry:
         opening = request_opening(req, self._publish)
         begun = self._begun_elsewhere(req)
-        if begun in {state.session for state in self._states.values()}:
+        if begun and any(state.session == begun for state in self._states.values()):
             begun = None  # several samples of one prompt
         state = RequestState(
             req,
