@@ -1,7 +1,8 @@
 """`make serve`: a datastore and an SGLang server that drafts from it, on whatever this machine has.
 
 `python -m sglang_patches.demo.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
-BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes the demo model when MODEL is not given, waits until both processes are healthy,
+BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes the demo model when MODEL is not given, waits
+until both processes are healthy,
 and stops both on Ctrl-C, on SIGTERM and when one of them ends.
 """
 

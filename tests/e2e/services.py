@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -79,6 +80,17 @@ class DatastoreService:
         if self._child is not None and self._child.status is None:
             self.resume()
             self._child.stop()
+
+
+@contextlib.contextmanager
+def serving(log: Path, prior: Path | None = None, *flags: str) -> Iterator[DatastoreService]:
+    """A service that answers at the beginning of the block and is stopped at its end, whatever became of it."""
+    service = DatastoreService(log, prior, *flags)
+    try:
+        service.start()
+        yield service
+    finally:
+        service.stop()
 
 
 class SlowProxy:

@@ -19,7 +19,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.servers import ServerSpec, SglangServer, running
-from tests.e2e.services import DatastoreService, SlowProxy
+from tests.e2e.services import SlowProxy, serving
 
 NEW_TOKENS = 1200
 REQUESTS = 4
@@ -53,12 +53,8 @@ def prior(expected, tiny_model, tmp_path_factory):
 
 @pytest.fixture
 def datastore(prior, logs):
-    service = DatastoreService(logs / "failures-datastore.log", prior)
-    try:
-        service.start()
+    with serving(logs / "failures-datastore.log", prior) as service:
         yield service
-    finally:
-        service.stop()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.prompts import chat_ids, load_prompts, spread
 from benchmarks.servers import ServerSpec, SglangServer, running
 
 NEW_TOKENS = 32
@@ -14,18 +13,8 @@ WORKSHOP_PROMPTS = 60
 
 
 @pytest.fixture(scope="module")
-def ids(demo_model, prompt_ids) -> list[list[int]]:
-    """60 workshop prompts over all categories where they are at hand, the shipped ones elsewhere."""
-    from transformers import AutoTokenizer
-
-    from tests.conftest import SHARED
-
-    if not SHARED.is_dir():
-        return prompt_ids
-    files = [SHARED / "data" / name for name in ("spec_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl")]
-    prompts = spread([prompt for file in files for prompt in load_prompts(file)], WORKSHOP_PROMPTS)
-    # The longest prompts only add prefill time on a small machine.
-    return [row[-600:] for row in chat_ids(AutoTokenizer.from_pretrained(demo_model), prompts)]
+def ids(workshop_ids) -> list[list[int]]:
+    return workshop_ids(WORKSHOP_PROMPTS)
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,9 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.prompts import chat_ids, load_prompts, spread
 from benchmarks.servers import ServerSpec, SglangServer
 from benchmarks.split import Split, split
-from tests.conftest import SHARED
-from tests.e2e.services import DatastoreService
+from tests.e2e.services import DatastoreService, serving
 
 NEW_TOKENS = 32
 PROMPTS = 40
@@ -37,12 +35,8 @@ TIMEOUTS = {
 
 @pytest.fixture(scope="module")
 def datastore(logs) -> Iterator[DatastoreService]:
-    service = DatastoreService(logs / "split-datastore.log", None, "--grace", str(GRACE))
-    try:
-        service.start()
+    with serving(logs / "split-datastore.log", None, "--grace", str(GRACE)) as service:
         yield service
-    finally:
-        service.stop()
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +50,8 @@ def stack(demo_model, datastore, logs) -> Iterator[Split]:
 
 
 @pytest.fixture(scope="module")
-def ids(demo_model, prompt_ids) -> list[list[int]]:
-    """40 workshop prompts over all categories where they are at hand, the shipped ones elsewhere."""
-    from transformers import AutoTokenizer
-
-    if not SHARED.is_dir():
-        return prompt_ids
-    files = [SHARED / "data" / name for name in ("spec_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl")]
-    prompts = spread([prompt for file in files for prompt in load_prompts(file)], PROMPTS)
-    return [row[-600:] for row in chat_ids(AutoTokenizer.from_pretrained(demo_model), prompts)]
+def ids(workshop_ids) -> list[list[int]]:
+    return workshop_ids(PROMPTS)
 
 
 @pytest.fixture(scope="module")
