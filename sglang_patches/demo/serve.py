@@ -2,8 +2,7 @@
 
 `python -m sglang_patches.demo.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
 BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes the demo model when MODEL is not given, waits
-until both processes are healthy,
-and stops both on Ctrl-C, on SIGTERM and when one of them ends.
+until both processes are healthy, and stops both on Ctrl-C, on SIGTERM and when one of them ends.
 """
 
 import hashlib
