@@ -1,42 +1,78 @@
-"""`python -m benchmarks.record`: a served model's own greedy answers to a prompt file, as a corpus for `specstore build`.
+"""`python -m benchmarks.record`: a served model's own greedy answers, as a corpus for `specstore build` and to be replayed.
+
+Prompts come from files, or from the model itself: given a chat's beginning up to the user's turn, it writes what users
+ask (Magpie, Xu et al. 2025, the procedure by which the SSSD paper fills its datastore, section 4.1). So a prior needs
+nothing but the model.
 
 One JSONL line a prompt: its category and text, the answer's text, and the token ids of both (`specstore build --field
 tokens` takes the answer's: the exact tokens that the server will generate again, which encoding the text anew would
-not always give; benchmarks.traces replays them). A run that was interrupted goes on after the last complete line.
+not always give; benchmarks.traces reads them). A run that was interrupted goes on after the last complete line.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import track
 
 from benchmarks.prompts import Prompt, chat_ids, load_prompts
-from benchmarks.servers import ServerSpec, running
+from benchmarks.servers import Endpoint, ServerSpec, running
+
+OWN_CATEGORY = "own"  # of prompts that the model wrote
+QUESTION_TOKENS = (4, 128)  # of them
+PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"  # where a chat template puts the user's text
 
 
-def answered(out: Path, prompts: Sequence[Prompt]) -> int:
-    """Complete lines of a file; an unfinished last line is cut off. Exits if they answer other prompts."""
+def answered(out: Path) -> list[str]:
+    """The prompts of a file's complete lines; an unfinished last line is cut off."""
     if not out.exists():
-        return 0
+        return []
     lines = out.read_bytes().split(b"\n")[:-1]
-    if [json.loads(line)["prompt"] for line in lines] != [prompt.text for prompt in prompts[: len(lines)]]:
-        sys.exit(f"--out {out}: holds answers to other prompts")
     out.write_bytes(b"".join(line + b"\n" for line in lines))
-    return len(lines)
+    return [json.loads(line)["prompt"] for line in lines]
+
+
+def unanswered(prompts: Sequence[Prompt], done: Sequence[str], out: Path) -> Sequence[Prompt]:
+    """Exits if the file answers other prompts."""
+    if [prompt.text for prompt in prompts[: len(done)]] != list(done):
+        sys.exit(f"--out {out}: holds answers to other prompts")
+    return prompts[len(done) :]
+
+
+def question_start(tokenizer) -> list[int]:
+    """Token ids of a chat up to where the user's text begins."""
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": PLACE}], tokenize=False)
+    return tokenizer.encode(chat[: chat.index(PLACE)], add_special_tokens=False)
+
+
+def own_prompts(server: Endpoint, tokenizer, batch: int, known: Iterable[str]) -> Iterator[Prompt]:
+    """Complete and different questions that the model asks itself, none of them in `known`, without end."""
+    start, (shortest, longest) = question_start(tokenizer), QUESTION_TOKENS
+    found = set(known)
+    while True:
+        for question in server.generate_many([start] * batch, batch, temperature=1.0, max_new_tokens=longest):
+            text = question["text"].strip()
+            complete = question["meta_info"]["finish_reason"]["type"] == "stop"
+            if complete and len(question["output_ids"]) > shortest and text not in found:
+                found.add(text)
+                yield Prompt(OWN_CATEGORY, text)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True)
-    parser.add_argument("--count", type=int, default=500, help="prompts of each file, from its start")
+    parser.add_argument("--prompts", type=Path, nargs="+", help="left out: the model writes them")
+    parser.add_argument(
+        "--count", type=int, default=500, help="prompts of each file, from its start; or to write"
+    )
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--dtype", default="bfloat16")
@@ -44,33 +80,40 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def record(
+    server: Endpoint, tokenizer, prompts: Sequence[Prompt], batch: int, max_tokens: int, out: TextIO
+) -> None:
+    """Appends a line a prompt, a batch at a time."""
+    prompt_ids = chat_ids(tokenizer, prompts)
+    answers = server.generate_many(prompt_ids, batch, temperature=0, max_new_tokens=max_tokens)
+    for prompt, ids, answer in zip(prompts, prompt_ids, answers, strict=True):
+        row = {
+            "category": prompt.category, "prompt": prompt.text, "prompt_tokens": ids,
+            "answer": answer["text"], "tokens": answer["output_ids"],
+        }  # fmt: skip
+        out.write(json.dumps(row) + "\n")
+    out.flush()
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     from transformers import AutoTokenizer
 
     given = parse(argv)
-    prompts = [prompt for file in given.prompts for prompt in load_prompts(file)[: given.count]]
-    rest = prompts[answered(given.out, prompts) :]
     tokenizer = AutoTokenizer.from_pretrained(given.model)
+    done = answered(given.out)
+    prompts = [prompt for file in given.prompts or () for prompt in load_prompts(file)[: given.count]]
+    rest = unanswered(prompts, done, given.out) if given.prompts else []
+    missing = len(rest) if given.prompts else given.count - len(done)
     spec = ServerSpec("record", given.model, dtype=given.dtype, max_running_requests=given.batch)
     with (
         tempfile.TemporaryDirectory() as folder,
         running(spec, Path(folder)) as server,
         given.out.open("a") as out,
     ):
-        starts = range(0, len(rest), given.batch)
-        for start in track(starts, "answers", console=Console(stderr=True)):
-            group = rest[start : start + given.batch]
-            prompt_ids = chat_ids(tokenizer, group)
-            answers = server.generate_many(
-                prompt_ids, given.batch, temperature=0, max_new_tokens=given.max_tokens
-            )
-            for prompt, ids, answer in zip(group, prompt_ids, answers, strict=True):
-                row = {
-                    "category": prompt.category, "prompt": prompt.text, "prompt_tokens": ids,
-                    "answer": answer["text"], "tokens": answer["output_ids"],
-                }  # fmt: skip
-                out.write(json.dumps(row) + "\n")
-            out.flush()
+        source = iter(rest) if given.prompts else own_prompts(server, tokenizer, given.batch, done)
+        for start in track(range(0, missing, given.batch), "answers", console=Console(stderr=True)):
+            group = list(itertools.islice(source, min(given.batch, missing - start)))
+            record(server, tokenizer, group, given.batch, given.max_tokens, out)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from benchmarks.load import prompts_for, steady_load
 from benchmarks.manifest import manifest
 from benchmarks.prompts import SHIPPED, Prompt, chat_ids, load_prompts, spec_bench_category
 from benchmarks.servers import ServerSpec, SglangServer, running
-from benchmarks.statistics import Interval, ratio_of_sums, throughput_ratio
+from benchmarks.statistics import as_json, ratio_of_sums, throughput_ratio
 from sglang_patches.demo.processes import Child, free_port
 
 BASELINE = "plain"
@@ -232,12 +232,6 @@ def show(summary: Sequence[dict]) -> None:
     Console(width=140).print(table)
 
 
-def _json(value: object) -> object:
-    if isinstance(value, Interval):
-        return value.as_dict()
-    return str(value)
-
-
 def choose_prompts(files: Sequence[Path], per_category: int, batches: Sequence[int]) -> list[list[Prompt]]:
     """Each batch size's prompts, at most `per_category` of a category, dealt out in turn."""
     kept: dict[str, list[Prompt]] = {}
@@ -312,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     show(summary)
     if given.json:
         report = {"manifest": manifest(given.prompts, **vars(given)), "summary": summary, "records": records}
-        given.json.write_text(json.dumps(report, default=_json, indent=1))
+        given.json.write_text(json.dumps(report, default=as_json, indent=1))
 
 
 if __name__ == "__main__":

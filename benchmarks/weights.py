@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
+from benchmarks.replay.method import replay
+from benchmarks.replay.ours import Ours, Tiers
 from benchmarks.sources import source_documents
-from benchmarks.traces import Trace, by_category, load_traces, replay
-from datastore_service.engine.engine import Engine
+from benchmarks.traces import Trace, by_category, load_traces
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.segment import Segment, build_segment
-from datastore_service.engine.types import Budget
 
 MOVES = (0.15, 0.05)  # of a share between 0 and 1, a pass each
 FACTORS = (1.5, 1.15)  # of the others
@@ -78,8 +78,8 @@ def source_traces(documents: Sequence[np.ndarray], count: int) -> list[Trace]:
 def score(weights: FusionWeights, tasks: Sequence[Task], vocab_size: int) -> Score:
     rates, errors = [], []
     for task in tasks:
-        engine = Engine(vocab_size, task.prior, weights)
-        steps = [step for trace in task.traces for step in replay(engine, trace, Budget(NODES))]
+        ours = Ours(task.prior, vocab_size, NODES, Tiers(live=False), weights)
+        steps = [step for trace in task.traces for step in replay(ours, trace)]
         rates.append(np.mean([step.tokens for step in steps]))
         errors.append(np.mean([(step.tree.probs.sum() - step.tokens + 1) ** 2 for step in steps]))
     return Score(float(np.mean(rates)), float(np.mean(errors)))

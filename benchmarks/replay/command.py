@@ -1,0 +1,116 @@
+"""`python -m benchmarks.replay`: tokens a step of every drafting method on recorded answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.manifest import manifest
+from benchmarks.replay import plots, tables
+from benchmarks.replay.experiments import EXPERIMENTS, Setting
+from benchmarks.replay.footprint import footprint
+from benchmarks.replay.methods import NEEDS_PEERS, available
+from benchmarks.sources import source_documents
+from benchmarks.statistics import as_json
+from benchmarks.traces import SHIPPED, SHIPPED_LANGUAGE, SHIPPED_PRIOR, Trace, load_traces
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
+    parser.add_argument("--experiments", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
+    recorded = "files of python -m benchmarks.record"
+    parser.add_argument(
+        "--traces", type=Path, nargs="+", default=[SHIPPED], help=f"answers to replay: {recorded}"
+    )
+    parser.add_argument(
+        "--prior", type=Path, nargs="+", default=[SHIPPED_PRIOR], help=f"answers to other prompts: {recorded}"
+    )
+    parser.add_argument(
+        "--language", type=Path, nargs="+", default=[SHIPPED_LANGUAGE], help="answers in another language"
+    )
+    parser.add_argument(
+        "--dataset",
+        nargs=3,
+        metavar=("CATEGORY", "RECORDED", "DATASET"),
+        help="the model's answers to a dataset's training questions, and the dataset's own (field answer), tried on the"
+        " traces of a category",
+    )
+    parser.add_argument("--per-category", type=int, default=1000, help="traces of each")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 16, 32, 64])
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json: of --dataset and --footprint")
+    parser.add_argument(
+        "--footprint", type=int, default=0, metavar="TOKENS", help="also index that much of Python's sources"
+    )
+    parser.add_argument("--vocab-size", type=int, default=49152)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the traces")
+    parser.add_argument("--json", type=Path, help="plots go beside it")
+    given = parser.parse_args(argv)
+    if (given.dataset or given.footprint) and not given.tokenizer:
+        parser.error("--tokenizer: needed by --dataset and --footprint")
+    return given
+
+
+def chosen(traces: Sequence[Trace], per_category: int, seed: int) -> list[Trace]:
+    """The first ones of each category, all in a random order, as requests come to a server."""
+    kept: dict[str, list[Trace]] = {}
+    for trace in traces:
+        kept.setdefault(trace.category, []).append(trace)
+    mixed = [trace for rows in kept.values() for trace in rows[:per_category]]
+    random.Random(seed).shuffle(mixed)
+    return mixed
+
+
+def answers(files: Sequence[Path]) -> list[np.ndarray]:
+    return [trace.output for file in files for trace in load_traces(file)]
+
+
+def dataset_answers(file: Path, count: int, tokenizer: Tokenizer) -> list[np.ndarray]:
+    rows = [json.loads(line) for line in file.read_text().splitlines()[:count]]
+    return [np.array(tokenizer.encode(row["answer"]).ids, np.int32) for row in rows]
+
+
+def setting_of(given: argparse.Namespace) -> Setting:
+    entries, category = {}, ""
+    if given.dataset:
+        category, recorded, dataset = given.dataset
+        own = answers([Path(recorded)])
+        theirs = dataset_answers(Path(dataset), len(own), Tokenizer.from_file(str(given.tokenizer)))
+        entries = {"the model's": own, "the dataset's": theirs}
+    traces = [trace for file in given.traces for trace in load_traces(file)]
+    return Setting(
+        chosen(traces, given.per_category, given.seed), answers(given.prior), answers(given.language),
+        entries, category, given.nodes, given.vocab_size,
+    )  # fmt: skip
+
+
+def files_of(given: argparse.Namespace) -> list[Path]:
+    return [*given.traces, *given.prior, *given.language, *map(Path, (given.dataset or ())[1:])]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
+    setting = setting_of(given)
+    results = {name: EXPERIMENTS[name](setting) for name in given.experiments}
+    if given.footprint:
+        tokenizer = Tokenizer.from_file(str(given.tokenizer))
+        documents = source_documents(tokenizer, given.footprint)
+        results["footprint"] = footprint(documents, tokenizer.get_vocab_size())
+    tables.show(results)
+    missing = sorted(set(NEEDS_PEERS) - set(available()))
+    if missing:
+        print(f"left out, because arctic-inference is not installed (make peers): {', '.join(missing)}")
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        document = {
+            "manifest": manifest(files_of(given), **vars(given)),
+            "missing": missing,
+            "results": results,
+        }
+        given.json.write_text(json.dumps(document, default=as_json, indent=1))
+        plots.draw(json.loads(given.json.read_text())["results"], given.json)

@@ -1,0 +1,163 @@
+"""The questions that a replay answers. Each takes a Setting and returns plain records, one a row of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.prompts import spec_bench_category
+from benchmarks.replay.method import Method, replay
+from benchmarks.replay.methods import METHODS, NEEDS_PEERS, OURS, Corpus, available
+from benchmarks.replay.ours import Ours, Tiers
+from benchmarks.statistics import ratio_of_sums, throughput_ratio
+from benchmarks.traces import Trace
+
+ALL = "all"
+NODES = 16  # of experiments about something else
+COLD = (
+    OURS,
+    "prompt lookup",
+    "SGLang trie",
+    "SGLang trie, by frequency",
+    *NEEDS_PEERS,
+)  # useful without a corpus
+HALVINGS = 6
+
+Documents = Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """prior: recorded answers to other prompts than those of the traces. language: answers in another language, also to other
+    prompts. entries: by whose they are, answers to the same questions, tried on the traces of `entries_category`."""
+
+    traces: Sequence[Trace]
+    prior: Documents
+    language: Documents
+    entries: dict[str, Documents]
+    entries_category: str
+    nodes: Sequence[int]
+    vocab_size: int
+
+    def corpus(self, *parts: Documents) -> Corpus:
+        return Corpus([document for part in parts for document in part], vocab_size=self.vocab_size)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What one method did. Element i of tokens and steps is trace i; nanoseconds and drafted have one a step."""
+
+    tokens: list[int]
+    steps: list[int]
+    nanoseconds: np.ndarray
+    drafted: np.ndarray
+
+
+def run(method: Method, traces: Iterable[Trace]) -> Replayed:
+    """The traces one after another, so each method's memory of earlier answers is the same text."""
+    tokens, steps, nanoseconds, drafted = [], [], [], []
+    for trace in traces:
+        taken = list(replay(method, trace))
+        tokens.append(sum(step.tokens for step in taken))
+        steps.append(len(taken))
+        nanoseconds += [step.nanoseconds for step in taken]
+        drafted += [len(step.tree) for step in taken]
+    return Replayed(tokens, steps, np.array(nanoseconds), np.array(drafted))
+
+
+def picks(traces: Sequence[Trace]) -> dict[str, list[int]]:
+    """The traces of each category, and of all together, which comes last."""
+    found: dict[str, list[int]] = {}
+    for place, trace in enumerate(traces):
+        found.setdefault(spec_bench_category(trace.category), []).append(place)
+    return dict(sorted(found.items())) | {ALL: list(range(len(traces)))}
+
+
+def rows(traces: Sequence[Trace], got: Replayed, ours: Replayed | None = None) -> list[dict]:
+    """One a category: tokens a step; with `ours` also ours over it, paired by trace."""
+    found = []
+    for category, chosen in picks(traces).items():
+        tokens, steps = ([column[i] for i in chosen] for column in (got.tokens, got.steps))
+        row = {"category": category, "traces": len(chosen), "tokens_per_step": ratio_of_sums(tokens, steps)}
+        if ours is not None:
+            own = ([column[i] for i in chosen] for column in (ours.tokens, ours.steps))
+            row["ours_over_it"] = throughput_ratio(*own, tokens, steps)
+        found.append(row)
+    return found
+
+
+def compared(setting: Setting, corpus: Corpus, names: Sequence[str]) -> list[dict]:
+    """Tokens a step of each method at each number of nodes, and how long its draft takes."""
+    records = []
+    for nodes in setting.nodes:
+        ours = None
+        for name in names:
+            got = run(METHODS[name](corpus, nodes), setting.traces)
+            ours = ours or got
+            low, middle, high = np.percentile(got.nanoseconds / 1e3, (10, 50, 99)).tolist()
+            common = {
+                "method": name, "nodes": nodes, "p10_us": low, "p50_us": middle, "p99_us": high,
+                "drafted": float(got.drafted.mean()),
+            }  # fmt: skip
+            records += [common | row for row in rows(setting.traces, got, ours)]
+    return records
+
+
+def methods(setting: Setting) -> list[dict]:
+    """All methods with the prior (SSSD, figure 4; Double, table 9: with and without rejected)."""
+    return compared(setting, setting.corpus(setting.prior), available())
+
+
+def cold(setting: Setting) -> list[dict]:
+    """Those that can draft without a prior, without one."""
+    return compared(setting, setting.corpus(), [name for name in COLD if name in available()])
+
+
+def growing(documents: Documents) -> list[Documents]:
+    """None of the documents, then ever twice as many."""
+    ends = [len(documents) >> shift for shift in range(HALVINGS, -1, -1)]
+    return [documents[:end] for end in dict.fromkeys([0, *ends])]
+
+
+def with_corpus(corpus: Corpus, traces: Sequence[Trace], **labels: object) -> list[dict]:
+    """Ours at NODES with this prior. Live text is left out: what the prior alone adds is the question."""
+    got = run(Ours(corpus.segments, corpus.vocab_size, NODES, Tiers(live=False)), traces)
+    sizes = {
+        "documents": len(corpus.documents),
+        "tokens": corpus.tokens,
+        "bytes": sum(segment.nbytes for segment in corpus.segments),
+    }
+    return [labels | sizes | row for row in rows(traces, got)]
+
+
+def size(setting: Setting) -> list[dict]:
+    """A growing prior (SSSD, figure 5a; Double, table 3)."""
+    records = []
+    for part in growing(setting.prior):
+        records += with_corpus(setting.corpus(part), setting.traces)
+    return records
+
+
+def language(setting: Setting) -> list[dict]:
+    """Text in another language, growing from nothing and beside the prior (SSSD, figure 5b)."""
+    records = []
+    for beside, base in (("nothing", ()), ("the prior", setting.prior)):
+        for part in growing(setting.language):
+            labels = {"beside": beside, "added": sum(map(len, part))}
+            records += with_corpus(setting.corpus(base, part), setting.traces, **labels)
+    return records
+
+
+def entries(setting: Setting) -> list[dict]:
+    """The model's own answers as the prior, and a dataset's to the same questions (SSSD, figure 5c)."""
+    traces = [trace for trace in setting.traces if trace.category == setting.entries_category]
+    records = []
+    for whose, documents in setting.entries.items():
+        for part in growing(documents):
+            records += with_corpus(setting.corpus(part), traces, answers=whose)
+    return [record for record in records if record["category"] != ALL]
+
+
+EXPERIMENTS = {"methods": methods, "cold": cold, "size": size, "language": language, "entries": entries}

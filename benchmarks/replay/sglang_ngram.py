@@ -1,0 +1,76 @@
+"""SGLang's own n-gram drafting (0.5.23), through its own class: the trie of what was written, and the suffix automaton over
+an external corpus. Called in the order and with the arguments of SGLang's worker; settings are the server's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+
+from benchmarks.replay.method import Method, tree_of
+from datastore_service.engine.tree import DraftTree
+
+DEPTH = 18  # --speculative-ngram-max-trie-depth
+BREADTH = (1, 10)  # --speculative-ngram-min-bfs-breadth, -max-
+CAPACITY = 10_000_000  # --speculative-ngram-capacity
+CORPUS = "prior"
+
+
+class SglangNgram(Method):
+    """automaton: documents of the external corpus, which gets half the nodes (the server has no default; with one corpus and
+    one trie, halves are what the flag's purpose suggests). warm: documents written into the trie before, which no server
+    offers. match: --speculative-ngram-match-type."""
+
+    def __init__(
+        self,
+        nodes: int,
+        automaton: Sequence[np.ndarray] = (),
+        warm: Sequence[np.ndarray] = (),
+        match: str = "BFS",
+    ) -> None:
+        from sglang.srt.speculative.cpp_ngram.external_corpus import SEPARATOR_TOKEN
+        from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
+
+        self._nodes = nodes
+        self._corpus = NgramCorpus(
+            max_trie_depth=DEPTH,
+            min_bfs_breadth=BREADTH[0],
+            max_bfs_breadth=BREADTH[1],
+            draft_token_num=nodes + 1,
+            match_type=match,
+            capacity=CAPACITY,
+            external_sam_budget=nodes // 2 if automaton else 0,
+            external_corpus_max_tokens=CAPACITY,
+        )
+        if automaton:
+            chunks = [[SEPARATOR_TOKEN, *document.tolist()] for document in automaton]
+            loaded = self._corpus.load_external_corpus_named(CORPUS, [chunks[0][1:], *chunks[1:]])
+            self._corpus.commit_external_corpus_load(CORPUS, loaded)
+        for document in warm:
+            self._corpus.batch_put([document.tolist()])
+        self._corpus.synchronize()
+        self._numbers = count()
+        self._request = ""
+
+    def begin(self, prompt: np.ndarray) -> None:
+        self._request = f"request {next(self._numbers)}"
+
+    def draft(self, text: np.ndarray) -> DraftTree:
+        self._corpus.synchronize()
+        tokens, mask = self._corpus.batch_get([self._request], [text[-DEPTH:].tolist()], [len(text)])
+        return _tree(tokens, mask.reshape(self._nodes + 1, self._nodes + 1))
+
+    def verifying(self, text: np.ndarray) -> None:
+        self._corpus.batch_put([text[-DEPTH:].tolist()])
+
+    def end(self, text: np.ndarray) -> None:
+        self._corpus.erase_match_state([self._request])
+
+
+def _tree(tokens: np.ndarray, mask: np.ndarray) -> DraftTree:
+    """mask[i, j]: node j is an ancestor of node i, or i itself; node 0 is the root."""
+    size = len(tokens)
+    strictly = mask.astype(bool) & (np.arange(size) < np.arange(size)[:, None])
+    parents = (strictly * np.arange(size)).max(axis=1)[1:] - 1
+    return tree_of(tokens[1:].tolist(), parents.tolist())

@@ -1,0 +1,203 @@
+"""Every drafting method under one suite, and the arithmetic of a replay."""
+
+import gzip
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+from benchmarks.replay import command, sglang_ngram
+from benchmarks.replay.experiments import Setting, growing, run
+from benchmarks.replay.footprint import footprint
+from benchmarks.replay.method import Method, chain_of, replay, tree_of
+from benchmarks.replay.methods import METHODS, OURS, Corpus, available
+from benchmarks.replay.tables import strongest
+from benchmarks.traces import Trace, load_traces
+from datastore_service.engine.tree import EMPTY_TREE
+
+VOCABULARY = 1000
+RNG = np.random.default_rng(0)
+PHRASE = RNG.integers(1, VOCABULARY, 60).astype(np.int32)
+SESSION_METHODS = [OURS, "prompt lookup", "SGLang trie", "suffix decoding", "suffix decoding, tree"]
+PRIOR_METHODS = [
+    OURS,
+    f"{OURS}, prior alone",
+    "REST-style",
+    "SGLang trie + corpus",
+    "SGLang trie, warmed",
+    "suffix decoding",
+]
+LIVE_METHODS = [OURS, f"{OURS}, live alone", "SGLang trie", "suffix decoding, tree"]
+
+
+@pytest.fixture(autouse=True)
+def small_trie(monkeypatch):
+    """SGLang allocates its trie at once, for seconds."""
+    monkeypatch.setattr(sglang_ngram, "CAPACITY", 100_000)
+
+
+def made(name: str, documents=(), nodes: int = 8) -> Method:
+    if name not in available():
+        pytest.skip("arctic-inference is not installed (make peers)")
+    return METHODS[name](Corpus(list(documents), vocab_size=VOCABULARY), nodes)
+
+
+def unrelated(size: int) -> np.ndarray:
+    return RNG.integers(1, VOCABULARY, size).astype(np.int32)
+
+
+def tokens_per_step(method: Method, trace: Trace) -> float:
+    steps = list(replay(method, trace))
+    return sum(step.tokens for step in steps) / len(steps)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("nodes", [1, 4, 16])
+def test_drafts_are_valid_trees_within_the_budget(name, nodes):
+    method = made(name, [PHRASE, unrelated(100)], nodes)
+    for output in (PHRASE, np.tile(PHRASE[:5], 20), unrelated(50)):
+        trace = Trace("any", np.concatenate([unrelated(5), PHRASE[:20]]), output)
+        for step in replay(method, trace):
+            step.tree.check_integrity(nodes=nodes)
+            assert 1 <= step.tokens <= nodes + 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_token_of_an_answer_is_counted_once(name):
+    trace = Trace("any", PHRASE[:20], np.concatenate([PHRASE, PHRASE, unrelated(10)]))
+    steps = list(replay(made(name, [PHRASE]), trace))
+    assert sum(step.tokens for step in steps) == len(trace.output) - 1  # the first comes from the prefill
+
+
+@pytest.mark.parametrize("name", SESSION_METHODS)
+def test_text_of_the_session_is_found(name):
+    assert tokens_per_step(made(name), Trace("any", unrelated(5), np.tile(PHRASE, 4))) > 2
+
+
+@pytest.mark.parametrize("name", PRIOR_METHODS)
+def test_text_of_the_prior_is_found(name):
+    trace = Trace("any", PHRASE[:5], PHRASE[5:])
+    assert tokens_per_step(made(name, [PHRASE]), trace) > 2
+    assert tokens_per_step(made(name, [unrelated(60)]), trace) < 1.5
+
+
+@pytest.mark.parametrize("name", LIVE_METHODS)
+def test_an_earlier_answer_is_found(name):
+    method = made(name)
+    assert tokens_per_step(method, Trace("any", unrelated(5), PHRASE)) < 1.5
+    assert tokens_per_step(method, Trace("any", PHRASE[:5], PHRASE[5:])) > 2
+
+
+@pytest.mark.parametrize(
+    "name", [f"{OURS}, session alone", f"{OURS}, prior alone", "prompt lookup", "REST-style"]
+)
+def test_an_earlier_answer_is_not_known_without_a_tier_for_it(name):
+    method = made(name, [unrelated(50)])
+    tokens_per_step(method, Trace("any", unrelated(5), PHRASE))
+    assert tokens_per_step(method, Trace("any", PHRASE[:5], PHRASE[5:])) == 1
+
+
+def test_equal_siblings_become_one():
+    tree = tree_of([7, 7, 8, 9], [-1, -1, 1, 0])
+    assert (tree.tokens.tolist(), tree.parents.tolist()) == ([7, 8, 9], [-1, 0, 0])
+    assert len(tree_of([], [])) == 0 and chain_of([3, 4]).parents.tolist() == [-1, 0]
+
+
+def test_prompt_lookup_takes_the_first_place_of_the_longest_match():
+    text = np.array([1, 2, 3, 9, 9, 2, 3, 5, 1, 2, 3], np.int32)
+    assert made("prompt lookup", nodes=3).draft(text).tokens.tolist() == [9, 9, 2]
+
+
+def test_rest_takes_the_most_frequent_beginnings():
+    documents = [np.array(row, np.int32) for row in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6])]
+    tree = made("REST-style", documents, nodes=2).draft(np.array([8, 1, 2], np.int32))
+    assert (tree.tokens[0], tree.parents[0]) == (3, -1)
+    assert len(tree) == 2
+
+
+def test_paired_ratio_compares_with_ours():
+    class Nothing(Method):
+        draft = staticmethod(lambda text: EMPTY_TREE)
+
+    got = run(Nothing(), [Trace("any", PHRASE[:3], PHRASE)])
+    assert got.tokens == got.steps == [len(PHRASE) - 1]
+
+
+def test_growing_priors_double_and_start_empty():
+    assert list(map(len, growing(range(100)))) == [0, 1, 3, 6, 12, 25, 50, 100]
+    assert list(map(len, growing([]))) == [0]
+
+
+def test_strongest_is_never_one_of_ours():
+    def record(method: str, ratio: float) -> dict:
+        class Ratio:
+            value = ratio
+
+        return {"method": method, "nodes": 8, "category": "a", "ours_over_it": Ratio}
+
+    records = [record(OURS, 1.0), record(f"{OURS}, with rejected", 0.9), record("x", 1.2), record("y", 1.1)]
+    assert strongest(records, "a", 8)["method"] == "y"
+
+
+def test_footprint_measures_each_index_in_a_process_of_its_own():
+    rows = {row["method"]: row for row in footprint([unrelated(400_000)], VOCABULARY)}
+    assert rows[OURS]["tokens"] == 400_000
+    assert 2 < rows[OURS]["bytes_per_token"] < 20
+    assert rows["SGLang trie, warmed"]["bytes_per_token"] > rows[OURS]["bytes_per_token"]
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    def write(name: str, categories: dict[str, int]):
+        rows = [
+            {
+                "category": category,
+                "prompt_tokens": PHRASE[:9].tolist(),
+                "tokens": np.tile(PHRASE, 2)[i:].tolist(),
+            }
+            for category, count in categories.items()
+            for i in range(count)
+        ]
+        path = tmp_path / name
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return path
+
+    return write
+
+
+def test_command_writes_tables_plots_and_a_manifest(recorded, tmp_path, capsys):
+    traces, prior = recorded("traces.jsonl.gz", {"a": 3, "b": 2}), recorded("prior.jsonl", {"own": 4})
+    out = tmp_path / "out" / "replay.json"
+    files = ["--traces", str(traces), "--prior", str(prior), "--language", str(prior)]
+    command.main(
+        [*files, "--nodes", "4", "8", "--experiments", "cold", "size", "language", "--json", str(out)]
+    )
+    assert "ours over the best of the others" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert set(report["manifest"]["prompts"]) == {"traces.jsonl.gz", "prior.jsonl"}
+    assert {row["category"] for row in report["results"]["cold"]} == {"a", "b", "all"}
+    assert report["results"]["size"][0]["documents"] == 0
+    assert {path.name for path in out.parent.glob("*.png")} == {
+        f"replay-{name}.png" for name in ("cold", "size", "language")
+    }
+
+
+def test_traces_of_each_category_are_mixed_in_the_same_order_every_time(recorded):
+    traces = load_traces(recorded("t.jsonl", {"a": 5, "b": 5}))
+    order = partial(command.chosen, traces, 3)
+    assert [t.category for t in order(0)] == [t.category for t in order(0)]
+    assert sorted(t.category for t in order(1)) == ["a"] * 3 + ["b"] * 3
+
+
+def test_a_file_without_token_ids_is_named(tmp_path):
+    path = tmp_path / "old.jsonl"
+    path.write_text('{"category": "a", "prompt": "p"}\n')
+    with pytest.raises(ValueError, match=r"old.jsonl:1: no field prompt_tokens"):
+        load_traces(path)
+
+
+def test_setting_corpus_joins_its_parts():
+    setting = Setting([], [PHRASE], [PHRASE[:5]], {}, "", [8], VOCABULARY)
+    assert setting.corpus(setting.prior, setting.language).tokens == 65
