@@ -25,16 +25,22 @@ class Trace:
     output: np.ndarray
 
 
+def recorded_rows(path: Path) -> list[dict]:
+    """The lines of a recorded file, which may be compressed (.gz). Raises ValueError for one without the prompts' token ids."""
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    for number, row in enumerate(rows, 1):
+        if "prompt_tokens" not in row:
+            raise ValueError(f"{path}:{number}: no field prompt_tokens; record the answers anew")
+    return rows
+
+
 def load_traces(path: Path) -> list[Trace]:
-    """A file may be compressed (.gz). Raises ValueError for one without the prompts' token ids."""
-    traces = []
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        for number, row in enumerate(map(json.loads, file), 1):
-            if "prompt_tokens" not in row:
-                raise ValueError(f"{path}:{number}: no field prompt_tokens; record the answers anew")
-            fields = (np.array(row[name], np.int32) for name in ("prompt_tokens", "tokens"))
-            traces.append(Trace(row["category"], *fields))
-    return traces
+    """Raises ValueError as `recorded_rows`."""
+    return [
+        Trace(row["category"], np.array(row["prompt_tokens"], np.int32), np.array(row["tokens"], np.int32))
+        for row in recorded_rows(path)
+    ]
 
 
 def by_category(traces: Sequence[Trace]) -> dict[str, list[Trace]]:

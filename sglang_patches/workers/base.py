@@ -28,6 +28,7 @@ from sglang.srt.speculative.spec_utils import (
 
 from sglang_patches.host_api import drift_message
 from sglang_patches.workers.layout import TreeLayout, full_mask, lay_out
+from sglang_patches.workers.metrics import PhaseClock
 from sglang_patches.workers.verification import verify_tree
 
 if TYPE_CHECKING:
@@ -100,13 +101,17 @@ class TreeWorker(BaseSpecWorker):
 
     def _decode(self, batch: ScheduleBatch, on_publish) -> GenerationBatchResult:
         set_time_batch(batch.reqs, "set_spec_draft_start_time", trace_only=True)
+        clock = PhaseClock()
         lengths = (batch.seq_lens_cpu + 1).tolist()
         pending = self._pending(batch, lengths)
         packed, roots = self.draft_batch(batch, lengths, pending)
+        clock.end("draft")
         layout = lay_out(packed, roots, batch.seq_lens_cpu.numpy())
         self._prepare_verify(batch, layout)
         set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
+        clock.end("prepare")
         result = self.target_worker.forward_batch_generation(batch, is_verify=True)
+        clock.end("forward")
         grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
         predict, accept_lens, accept_index = verify_tree(
             batch.spec_info,
@@ -116,13 +121,18 @@ class TreeWorker(BaseSpecWorker):
             sampler=self.model_runner.sampler,
             pending=pending,
         )
+        clock.end("verify")
         accept_tokens = self._commit(batch, result, predict, accept_lens, accept_index)
         new_seq_lens = batch.seq_lens + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
         batch.forward_mode = ForwardMode.DECODE
         width = layout.mask.shape[1]
-        return self._result(result, accept_tokens.flatten(), accept_tokens, accept_lens, new_seq_lens, width)
+        generated = self._result(
+            result, accept_tokens.flatten(), accept_tokens, accept_lens, new_seq_lens, width
+        )
+        clock.end("commit")
+        return generated
 
     def _pending(self, batch: ScheduleBatch, lengths: list[int]) -> list[list[int]]:
         """Under overlap scheduling a request lags behind its KV by the last step; the batch's relay has the rest."""

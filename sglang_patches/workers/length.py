@@ -153,14 +153,18 @@ class LengthPolicy:
         enough = next((w for w in self.widths if w >= longest), self.widths[-1])
         return [w for w in self.widths if w <= enough]
 
-    def step_started(self, batch: int, width: int, comparable: bool = True) -> None:
+    def step_started(self, batch: int, width: int, comparable: bool = True) -> tuple[int, int, float] | None:
         """Called when a decode step's forward is launched: the time since the last launch is that step's time.
-        comparable: False when something else ran in between (a prefill, an idle gap)."""
+        comparable: False when something else ran in between (a prefill, an idle gap). Returns the last step's batch, width
+        and seconds if they count."""
         now = time.perf_counter()
+        finished = None
         if self._started is not None and comparable:
             started, last_batch, last_width = self._started
-            self.times.observe(last_batch, last_width, now - started)
+            finished = last_batch, last_width, now - started
+            self.times.observe(*finished)
         self._started = (now, batch, width)
+        return finished
 
     def interrupted(self) -> None:
         """The next step's time since the last one would not be a decode step's."""

@@ -18,6 +18,7 @@ from sglang_patches.options import load_options
 from sglang_patches.workers.base import TreeWorker
 from sglang_patches.workers.layout import pack
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
+from sglang_patches.workers.metrics import observe_step
 from sglang_patches.workers.requests import RequestTracker
 from sglang_patches.workers.row_cost import measure_row_seconds
 from sglang_patches.workers.target_sampling import needs_plain_step
@@ -86,7 +87,9 @@ class SSSDWorker(TreeWorker):
         if width > 1:
             for req, tree in zip(batch.reqs, trees, strict=True):
                 self.tracker.note_drafted(req, tree.first(width - 1))
-        self.policy.step_started(len(lengths), width, comparable=not batch.after_idle_gap)
+        finished = self.policy.step_started(len(lengths), width, comparable=not batch.after_idle_gap)
+        if finished is not None:
+            observe_step(*finished)
         self._sweep()
         return packed, roots
 

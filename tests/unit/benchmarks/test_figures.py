@@ -5,7 +5,6 @@ import json
 import pytest
 
 from benchmarks.prompts import Prompt, load_prompts, spec_bench_category, spread
-from benchmarks.serve import choose_prompts, difference_rate, first_difference, groups_of, summarise
 from benchmarks.statistics import ratio_of_sums, throughput_ratio
 
 
@@ -27,33 +26,6 @@ def test_pairing_cancels_slow_groups():
     assert interval.low == pytest.approx(2.0) and interval.high == pytest.approx(2.0)
 
 
-def test_groups_hold_one_category_each():
-    prompts = [Prompt("a", "1"), Prompt("b", "2"), Prompt("a", "3"), Prompt("a", "4"), Prompt("a", "5")]
-    assert [[p.text for p in group] for group in groups_of(prompts, 2)] == [["1", "3", "4"]]
-    assert [[p.text for p in group] for group in groups_of(prompts[:3], 1)] == [["1"], ["3"], ["2"]]
-
-
-def test_first_difference():
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-    assert difference_rate([{"outputs": [[1], [2]]}], [{"outputs": [[1], [3]]}]) == 0.5
-
-
-def test_summary_has_every_category_and_the_total():
-    def record(arm, group, category, seconds):
-        figures = {"tokens": 10, "decoded": 9, "steps": 3, "seconds": seconds, "outputs": [[1]]}
-        return {"batch": 1, "group": group, "category": category, "arm": arm, **figures}
-
-    records = [
-        record(a, g, c, s) for g, c in ((0, "x"), (1, "y")) for a, s in (("plain", 2.0), ("sssd", 1.0))
-    ]
-    summary = {(row["category"], row["arm"]): row for row in summarise(records)}
-    assert summary["x", "sssd"]["throughput_ratio"].value == 2.0
-    assert summary["all", "sssd"]["tokens_per_step"].value == 3.0
-    assert set(summary) == {(c, a) for c in ("x", "y", "all") for a in ("plain", "sssd")}
-
-
 def test_prompt_files_of_every_kind(tmp_path):
     file = tmp_path / "some.jsonl"
     rows = [{"question": "q"}, {"turns": ["first", "second"], "category": "qa"}, {"prompt": "p"}]
@@ -72,16 +44,3 @@ def test_spread_takes_categories_in_turn():
 
 def test_shipped_prompts_cover_several_categories():
     assert len({prompt.category for prompt in load_prompts()}) >= 6
-
-
-def test_no_prompt_is_asked_at_two_batch_sizes(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [
-        {"category": category, "prompt": f"{category} {i}"} for category in ("qa", "math") for i in range(7)
-    ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shares = choose_prompts([file], 3, [1, 8])
-    texts = [{prompt.text for prompt in share} for share in shares]
-    assert not texts[0] & texts[1]
-    assert [len(share) for share in shares] == [6, 6]
-    assert {prompt.category for prompt in shares[0]} == {"qa", "mt_bench"}

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from benchmarks.load import prompts_for, steady_load
+from benchmarks.serve.load import Answer, prompts_for, steady_load
 
 TOKEN_SECONDS = 0.005
 
@@ -12,7 +12,7 @@ TOKEN_SECONDS = 0.005
 class SleepingServer:
     """Streams prompt[0] tokens, prompt[1] a step, each step TOKEN_SECONDS long."""
 
-    def stream(self, prompt, stream_interval, **sampling):
+    def stream(self, prompt, **sampling):
         tokens: list[int] = []
         while len(tokens) < prompt[0]:
             time.sleep(TOKEN_SECONDS)
@@ -45,3 +45,9 @@ def test_tokens_between_two_chunks_come_evenly():
     assert answer.count_at(sum(answer.times) / 2) == pytest.approx(5)
     assert answer.count_at(answer.times[0] - 1) == 0
     assert answer.count_at(answer.times[-1] + 1) == 10
+
+
+def test_a_chunk_of_several_tokens_counts_as_so_many_gaps():
+    """The first token's wait is no gap."""
+    answer = Answer([1, 2, 3, 4], times=[0.0, 1.0, 1.5, 2.5], counts=[0, 1, 2, 4], steps=2)
+    assert answer.gaps() == [0.5, 0.5, 0.5]

@@ -17,8 +17,6 @@ import numpy as np
 
 from benchmarks.servers import SglangServer
 
-CHUNK_TOKENS = 8  # of a streamed answer; between two chunks tokens are taken to come evenly
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -32,6 +30,16 @@ class Answer:
 
     def count_at(self, when: float) -> float:
         return float(np.interp(when, self.times, self.counts, left=0))
+
+    def gaps(self) -> list[float]:
+        """Seconds between tokens after the first: a chunk of several tokens counts as so many equal gaps, as
+        sglang.bench_serving counts them."""
+        return [
+            (self.times[i] - self.times[i - 1]) / new
+            for i in range(2, len(self.times))
+            for new in [self.counts[i] - self.counts[i - 1]]
+            for _ in range(new)
+        ]
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def steady_load(
 def _answer(server: SglangServer, prompt: Sequence[int], sampling: dict[str, object]) -> Answer:
     times, counts = [time.perf_counter()], [0]
     last: dict = {}
-    for last in server.stream(prompt, stream_interval=CHUNK_TOKENS, **sampling):
+    for last in server.stream(prompt, **sampling):
         times.append(time.perf_counter())
         counts.append(len(last["output_ids"]))
     return Answer(

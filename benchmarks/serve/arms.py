@@ -1,0 +1,151 @@
+"""What is served. Arms:
+
+plain              no speculation
+ngram              SGLang's own n-gram drafting, which learns from what it answers
+ngram_corpus       the same with the prior as its external corpus, half of the nodes for it
+sssd               embedded datastore with the prior; chooses the rows of each step
+sssd_grpc          the same with the datastore as a service
+sssd_crowded       the same as sssd with four unrelated corpora beside the prior
+sssd_static        always verifies the whole node budget, as NGRAM does: drafts at equal budgets
+control            drafts that never match, all of them verified: what verification costs
+control_adaptive   drafts that never match, rows chosen for each step: what the plugin costs where it cannot help
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.servers import ServerSpec
+from benchmarks.sources import SUFFIXES, source_documents
+from benchmarks.traces import recorded_rows
+from sglang_patches.demo.processes import Child, free_port, wait_until
+from sglang_patches.demo.serve import SPECSTORE, datastore_command, datastore_healthy
+
+BASELINE = "plain"
+ARMS = (
+    "plain", "ngram", "ngram_corpus", "sssd", "sssd_grpc", "sssd_crowded", "sssd_static", "control", "control_adaptive",
+)  # fmt: skip
+CONTROLS = ("control", "control_adaptive")
+OURS = ("sssd", "sssd_grpc", "sssd_crowded", "sssd_static")  # those that draft from a datastore
+DISTRACTOR_TOKENS = 500_000  # of each unrelated corpus
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What arms know before the first request. prior, crowded: directories of `specstore build`. corpus: NGRAM's file."""
+
+    prior: Path
+    crowded: Path
+    corpus: Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """nodes: drafted tokens a tree; the root is one row more."""
+
+    model: Path
+    dtype: str
+    nodes: int
+    batches: tuple[int, ...]
+    max_tokens: int
+    overlap: bool
+
+
+def prepare(arms: Sequence[str], answers: Sequence[Path], tokenizer: Path, folder: Path) -> Knowledge:
+    """Builds from recorded answers what these arms need."""
+    knowledge = Knowledge(folder / "prior", folder / "crowded", folder / "corpus.jsonl")
+    rows = [row for file in answers for row in recorded_rows(file)]
+    own = folder / "answers.jsonl"
+    own.write_text("".join(json.dumps({"tokens": row["tokens"]}) + "\n" for row in rows))
+    knowledge.corpus.write_text("".join(json.dumps(row["answer"]) + "\n" for row in rows))
+    _build(tokenizer, knowledge.prior, [own])
+    if "sssd_crowded" in arms:
+        _build(tokenizer, knowledge.crowded, [own, *_distractors(tokenizer, folder)])
+    return knowledge
+
+
+def _distractors(tokenizer: Path, folder: Path) -> list[Path]:
+    loaded, files = Tokenizer.from_file(str(tokenizer)), []
+    for kind in SUFFIXES:
+        files.append(folder / f"{kind}.jsonl")
+        documents: list[np.ndarray] = source_documents(loaded, DISTRACTOR_TOKENS, kind=kind)
+        files[-1].write_text("".join(json.dumps({"tokens": row.tolist()}) + "\n" for row in documents))
+    return files
+
+
+def _build(tokenizer: Path, out: Path, files: Sequence[Path]) -> None:
+    command = [*SPECSTORE, "build", "--tokenizer", str(tokenizer), "--field", "tokens", "--out", str(out)]
+    subprocess.run([*command, *map(str, files)], check=True, stdout=subprocess.DEVNULL)
+
+
+def arm_spec(arm: str, settings: Settings, knowledge: Knowledge, ports: dict[str, int]) -> ServerSpec:
+    """The server of one arm. ports: of the services that run."""
+
+    def endpoint(service: str) -> tuple[str, str]:
+        return "--specstore-endpoint", f"127.0.0.1:{ports[service]}"
+
+    prior = ("--specstore-prior", str(knowledge.prior))
+    half = str(settings.nodes // 2)
+    corpus = ("--speculative-ngram-external-corpus-path", str(knowledge.corpus))
+    flags: dict[str, tuple[str, ...]] = {
+        "ngram_corpus": (*corpus, "--speculative-ngram-external-sam-budget", half),
+        "sssd": prior,
+        "sssd_static": (*prior, "--specstore-length", "static"),
+        "sssd_crowded": ("--specstore-prior", str(knowledge.crowded)),
+    }
+    if arm == "sssd_grpc":
+        flags[arm] = endpoint("datastore")
+    if arm in CONTROLS:
+        static = ("--specstore-length", "static") if arm == "control" else ()
+        flags[arm] = (*endpoint("control"), *static)
+    algorithm = {"plain": None, "ngram": "NGRAM", "ngram_corpus": "NGRAM"}.get(arm, "SSSD")
+    return ServerSpec(
+        arm,
+        settings.model,
+        algorithm,
+        settings.dtype,
+        settings.nodes,
+        flags=(*flags.get(arm, ()), "--enable-metrics"),
+        max_running_requests=max(settings.batches),
+        overlap=settings.overlap,
+    )
+
+
+@contextlib.contextmanager
+def services(
+    arms: Sequence[str], knowledge: Knowledge, unused_token: int, folder: Path
+) -> Iterator[dict[str, int]]:
+    """The gRPC services that the arms draft from, by name: the port of each."""
+    ports: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        if "sssd_grpc" in arms:
+            port = ports["datastore"] = free_port()
+            child = _child("datastore", datastore_command(knowledge.prior, port), folder, stack)
+            wait_until(lambda: datastore_healthy(port), [child])
+        if set(CONTROLS) & set(arms):
+            port = ports["control"] = free_port()
+            words = [
+                "-m",
+                "benchmarks.serve.never_matching",
+                "--port",
+                str(port),
+                "--token",
+                str(unused_token),
+            ]
+            _child("control", [sys.executable, *words], folder, stack)
+        yield ports
+
+
+def _child(name: str, words: list[str], folder: Path, stack: contextlib.ExitStack) -> Child:
+    child = Child(name, words, {}, folder / f"{name}-service.log", show=False)
+    stack.callback(child.stop)
+    return child

@@ -1,0 +1,168 @@
+"""What is asked. Cases:
+
+mixed       all categories in one batch
+tasks       one category of prompts a group: code and other languages are among them
+repeated    as mixed, and every server has answered each prompt once before it is timed
+sampled     as mixed, at temperature 0.7
+followup    the recorded answer stands in the prompt, and a second question is about it
+long        texts of several prompts in one, LONG tokens, to be summarized
+unrelated   random words in, sampled at temperature 1: nothing recurs, no draft can help
+streamed    as mixed, every token sent as it comes: the case for times between tokens
+
+Servers learn from what they answer, so mixed, tasks, repeated, sampled and streamed never ask one prompt twice, in whatever case and batch size. A group
+is one steady load (benchmarks.serve.load).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from benchmarks.prompts import spec_bench_category
+from benchmarks.serve.load import prompts_for
+
+LONG = 1500  # tokens
+WORDS = 60  # random tokens of an unrelated prompt
+FOLLOW_UPS = (
+    "Say the same in half the words.",
+    "Now turn your answer into a list of points.",
+    "Which part of your answer is the most important one, and why?",
+)
+SUMMARIZE = "Summarize all of the above in one paragraph."
+
+
+@dataclass(frozen=True)
+class Request:
+    """output: the greedy answer, if it is recorded."""
+
+    category: str
+    prompt: Sequence[int]
+    output: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """groups: of each batch size. sampling: parameters of the requests. seen: each group is answered once untimed. chunk:
+    tokens that a server sends together. One is what users get, but it costs a tenth of plain decoding's throughput at batch
+    8 on two cores and less where steps yield more, which would flatter speculation."""
+
+    name: str
+    groups: dict[int, list[list[Request]]]
+    sampling: dict[str, object] = field(default_factory=lambda: {"temperature": 0.0})
+    seen: bool = False
+    chunk: int = 8
+
+
+class Pool:
+    """Recorded rows (benchmarks.traces.recorded_rows) in a random order that is the same every time."""
+
+    def __init__(self, rows: Sequence[dict], tokenizer, seed: int = 0) -> None:
+        self.tokenizer = tokenizer
+        self.seed = seed
+        self.rows = list(rows)
+        random.Random(seed).shuffle(self.rows)
+        self._unused = list(self.rows)
+
+    def categories(self) -> list[str]:
+        return sorted({spec_bench_category(row["category"]) for row in self.rows})
+
+    def take(self, count: int, category: str | None = None) -> list[Request]:
+        """Unused ones, and fewer than `count` where there are no more."""
+        wanted = [row for row in self._unused if category in (None, spec_bench_category(row["category"]))][
+            :count
+        ]
+        taken = set(map(id, wanted))
+        self._unused = [row for row in self._unused if id(row) not in taken]
+        return [
+            Request(
+                spec_bench_category(row["category"]), row["prompt_tokens"], np.array(row["tokens"], np.int32)
+            )
+            for row in wanted
+        ]
+
+    def chat(self, *turns: str) -> list[int]:
+        roles = ("user", "assistant")
+        messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+
+Source = Callable[[int], list[Request]]  # the next ones, as many as asked for or all that are left
+
+
+def deal(source: Source, batches: Sequence[int], prompts: int) -> dict[int, list[list[Request]]]:
+    """About `prompts` of them for each batch size, at least one group; a group that cannot be filled is left out."""
+    dealt: dict[int, list[list[Request]]] = {}
+    for batch in batches:
+        size = prompts_for(batch)
+        groups = [source(size) for _ in range(max(1, prompts // size))]
+        dealt[batch] = [group for group in groups if len(group) == size]
+    return dealt
+
+
+def from_list(requests: Sequence[Request]) -> Source:
+    rest = iter(requests)
+    return lambda count: [request for request, _ in zip(rest, range(count), strict=False)]
+
+
+def tasks(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
+    groups: dict[int, list[list[Request]]] = {batch: [] for batch in batches}
+    for category in pool.categories():
+        for batch, dealt in deal(partial(pool.take, category=category), batches, prompts).items():
+            groups[batch] += dealt
+    return Case("tasks", groups)
+
+
+def mixed(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
+    return Case("mixed", deal(pool.take, batches, prompts))
+
+
+def repeated(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
+    return Case("repeated", deal(pool.take, batches, prompts), seen=True)
+
+
+def sampled(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
+    return Case("sampled", deal(pool.take, batches, prompts), {"temperature": 0.7})
+
+
+def followup(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
+    requests = [
+        Request("followup", pool.chat(row["prompt"], row["answer"], FOLLOW_UPS[i % len(FOLLOW_UPS)]))
+        for i, row in enumerate(pool.rows)
+    ]
+    return Case("followup", deal(from_list(requests), batches, prompts))
+
+
+def long(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
+    requests, texts, size = [], [], 0
+    for row in pool.rows:
+        texts.append(row["prompt"])
+        size += len(row["prompt_tokens"])
+        if size >= LONG:
+            requests.append(Request("long", pool.chat("\n\n".join([*texts, SUMMARIZE]))))
+            texts, size = [], 0
+    return Case("long", deal(from_list(requests), batches, prompts))
+
+
+def unrelated(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
+    rng, known = np.random.default_rng(pool.seed), len(pool.tokenizer)
+    common = known // 10  # special tokens and single bytes are below
+
+    def random_words(count: int) -> list[Request]:
+        return [Request("unrelated", rng.integers(common, known, WORDS).tolist()) for _ in range(count)]
+
+    sampling = {"temperature": 1.0, "ignore_eos": True}
+    return Case("unrelated", deal(random_words, batches, prompts), sampling)
+
+
+def streamed(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
+    return Case("streamed", deal(pool.take, batches, prompts), chunk=1)
+
+
+CASES: dict[str, Callable[[Pool, Sequence[int], int], Case]] = {
+    "mixed": mixed, "tasks": tasks, "repeated": repeated, "sampled": sampled, "followup": followup, "long": long,
+    "unrelated": unrelated, "streamed": streamed,
+}  # fmt: skip

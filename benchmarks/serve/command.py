@@ -1,0 +1,176 @@
+"""`python -m benchmarks.serve`: what speculation gains on real servers, against plain decoding in the same run.
+
+Prompts are recorded ones (benchmarks.record), whose answers also predict each figure before it is measured. Each group's
+prompts are prefilled first, then a steady load decodes them from the cached prefix: figures are decode throughput with
+a full batch. Before each batch size a pilot load on every server measures its step times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.manifest import manifest
+from benchmarks.replay.methods import Corpus
+from benchmarks.serve import plots, tables
+from benchmarks.serve.arms import ARMS, BASELINE, Settings, arm_spec, prepare, services
+from benchmarks.serve.cases import CASES, Case, Pool, deal
+from benchmarks.serve.measure import measure, run
+from benchmarks.serve.prediction import predict, step_time
+from benchmarks.serve.summary import summarise
+from benchmarks.servers import SglangServer, running
+from benchmarks.statistics import as_json
+from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
+
+WARM_UP_TOKENS = 24
+PILOT_PROMPTS = 8  # at least, of a pilot load
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument(
+        "--prompts", type=Path, nargs="+", default=[SHIPPED], help="files of python -m benchmarks.record"
+    )
+    parser.add_argument(
+        "--prior", type=Path, nargs="+", default=[SHIPPED_PRIOR], help="recorded answers to other prompts"
+    )
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=["plain", "ngram", "sssd", "control_adaptive"]
+    )
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=["mixed"])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="of the case mixed")
+    parser.add_argument(
+        "--case-batch", type=int, nargs="+", help="of the other cases; as --batch if left out"
+    )
+    parser.add_argument(
+        "--count", type=int, default=16, help="prompts of a case (of tasks: a category) and batch size"
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=15, help="drafted tokens a tree (the root is one row more)"
+    )
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--no-overlap", action="store_true")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of prompts")
+    parser.add_argument(
+        "--json", type=Path, default=Path("var/serve.json"), help="plots and a journal go beside it"
+    )
+    given = parser.parse_args(argv)
+    given.case_batch = given.case_batch or given.batch
+    if BASELINE not in given.arms:
+        parser.error(f"--arms: {BASELINE} is what the others are compared with")
+    for name in ("batch", "case_batch", "count", "nodes", "max_tokens"):
+        if np.min(getattr(given, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')}: {np.min(getattr(given, name))} is below 1")
+    return given
+
+
+def chosen_cases(given: argparse.Namespace, pool: Pool) -> list[Case]:
+    """Exits where no group of a case could be filled."""
+    cases = []
+    for name in given.cases:
+        cases.append(CASES[name](pool, given.batch if name == "mixed" else given.case_batch, given.count))
+        empty = [batch for batch, groups in cases[-1].groups.items() if not groups]
+        if empty:
+            sys.exit(f"--cases {name}: --prompts hold too few for batch {empty[0]}")
+    return cases
+
+
+def warm_up(servers: Sequence[SglangServer], prompts: Sequence[Sequence[int]], batch: int) -> None:
+    """One prompt alone first, so that every server computes the KV of the chat template's beginning, which all prompts share,
+    in a prefill of the same shape: in bfloat16 its last bits depend on that."""
+    for server in servers:
+        server.generate(prompts[0], temperature=0, max_new_tokens=1)
+        server.generate_many(list(prompts) * batch, batch, temperature=0, max_new_tokens=WARM_UP_TOKENS)
+
+
+def predictions(
+    given: argparse.Namespace, cases: Sequence[Case], pilots: dict[tuple[str, int], dict], corpus: Corpus
+) -> dict[tuple[str, int, str], float | None]:
+    """Tokens a second by (case, batch, arm), where recorded answers tell."""
+    predicted = {}
+    for case in cases:
+        replayable = not case.seen and case.sampling["temperature"] == 0
+        for batch, groups in case.groups.items() if replayable else ():
+            for arm in given.arms:
+                time = step_time(pilots[arm, batch], batch, 1 if arm == BASELINE else given.nodes + 1)
+                predicted[case.name, batch, arm] = predict(
+                    arm, groups, batch, given.nodes, time, corpus, given.max_tokens
+                )
+    return predicted
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    from transformers import AutoTokenizer
+
+    given = parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the servers are stopped on the way out
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    pool = Pool([row for file in given.prompts for row in recorded_rows(file)], tokenizer, given.seed)
+    batches = sorted({*given.batch, *given.case_batch})
+    pilot = Case("pilot", deal(pool.take, batches, PILOT_PROMPTS))
+    cases = chosen_cases(given, pool)
+    settings = Settings(
+        given.model, given.dtype, given.nodes, tuple(batches), given.max_tokens, not given.no_overlap
+    )
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    journal = given.json.with_suffix(".journal.jsonl")
+    journal.unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-serve-")))
+        knowledge = prepare(given.arms, given.prior, given.model / "tokenizer.json", folder)
+        unused = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+        ports = stack.enter_context(services(given.arms, knowledge, unused, folder))
+        servers = {
+            arm: stack.enter_context(running(arm_spec(arm, settings, knowledge, ports), folder))
+            for arm in given.arms
+        }
+        warm_up(
+            list(servers.values()), [request.prompt for request in pilot.groups[batches[0]][0]], max(batches)
+        )
+        pilots = {
+            (arm, batch): measure(
+                server, [r for group in groups for r in group], batch, given.max_tokens, pilot
+            )
+            for batch, groups in pilot.groups.items()
+            for arm, server in servers.items()
+        }
+        documents = [trace.output for file in given.prior for trace in load_traces(file)]
+        predicted = predictions(given, cases, pilots, Corpus(documents, vocab_size=len(tokenizer)))
+        records = run(
+            servers,
+            cases,
+            given.max_tokens,
+            journal,
+            lambda p: track(p, "groups", console=Console(stderr=True)),
+        )
+    summary = summarise(records, predicted)
+    tables.show(summary)
+    report = {
+        "manifest": manifest([*given.prompts, *given.prior], **vars(given)),
+        "pilots": [{"arm": arm, "batch": batch} | short(p) for (arm, batch), p in pilots.items()],
+        "summary": summary,
+        "records": [short(record) for record in records],
+    }
+    given.json.write_text(json.dumps(report, default=as_json, indent=1))
+    plots.draw(json.loads(given.json.read_text())["summary"], given.json)
+
+
+def short(record: dict) -> dict:
+    """Without what only the journal has."""
+    return {name: value for name, value in record.items() if name not in ("outputs", "gaps")}
+
+
+if __name__ == "__main__":
+    main()

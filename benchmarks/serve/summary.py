@@ -1,0 +1,80 @@
+"""From records (benchmarks.serve.measure) to the figures of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.serve.arms import BASELINE
+from benchmarks.serve.measure import breakdown
+from benchmarks.statistics import ratio_of_sums, throughput_ratio
+
+ALL = "all"
+
+
+def first_difference(reference: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first differing token; None if equal."""
+    for index, (a, b) in enumerate(zip(reference, other, strict=False)):
+        if a != b:
+            return index
+    return None if len(reference) == len(other) else min(len(reference), len(other))
+
+
+def difference_rate(rows: Sequence[dict], base: Sequence[dict]) -> float:
+    """Share of outputs that differ anywhere from the baseline's."""
+    pairs = [
+        pair
+        for row, plain in zip(rows, base, strict=True)
+        for pair in zip(plain["outputs"], row["outputs"], strict=True)
+    ]
+    return sum(first_difference(*pair) is not None for pair in pairs) / len(pairs)
+
+
+def summarise(records: Sequence[dict], predicted: dict[tuple[str, int, str], float | None]) -> list[dict]:
+    """One row a case, batch, category and arm: of cases with several categories also all of them together.
+
+    predicted: tokens a second by (case, batch, arm), of all categories together."""
+    summary = []
+    for case, batch in dict.fromkeys((r["case"], r["batch"]) for r in records):
+        chosen = [r for r in records if (r["case"], r["batch"]) == (case, batch)]
+        categories = list(dict.fromkeys(r["category"] for r in chosen))
+        for category in [*categories, ALL] if len(categories) > 1 else [ALL]:
+            of_category = [r for r in chosen if category in (ALL, r["category"])]
+            base = _of_arm(of_category, BASELINE)
+            for arm in dict.fromkeys(r["arm"] for r in chosen):
+                labels = {"case": case, "batch": batch, "category": category, "arm": arm}
+                row = labels | figures(_of_arm(of_category, arm), base)
+                if category == ALL:
+                    row["predicted_tokens_per_second"] = predicted.get((case, batch, arm))
+                summary.append(row)
+    return summary
+
+
+def _of_arm(records: Sequence[dict], arm: str) -> list[dict]:
+    rows = [r for r in records if r["arm"] == arm]
+    return sorted(rows, key=lambda r: (r["category"], r["group"]))
+
+
+def figures(rows: list[dict], base: list[dict]) -> dict:
+    """Of one arm against the baseline; element i of both is the same group."""
+    columns = [[r[key] for r in side] for side in (rows, base) for key in ("tokens", "seconds")]
+    per_second = sum(r["tokens"] for r in rows) / sum(r["seconds"] for r in rows)
+    gaps = [gap for r in rows for gap in r["gaps"]] or [0.0]
+    per_step = ratio_of_sums([r["decoded"] for r in rows], [r["steps"] for r in rows])
+    return {
+        "groups": len(rows),
+        "throughput_ratio": throughput_ratio(*columns),
+        "tokens_per_step": per_step,
+        "milliseconds_per_step": 1e3 * rows[0]["batch"] * per_step.value / per_second,
+        "tokens_per_second": per_second,
+        "spread": [
+            float(np.percentile([r["tokens"] / r["seconds"] for r in rows], p)) for p in (0, 25, 50, 75, 100)
+        ],
+        "ttft_p50": float(np.median([second for r in rows for second in r["ttft_seconds"]])),
+        "gap_mean": float(np.mean(gaps)),
+        "gap_p50": float(np.percentile(gaps, 50)),
+        "gap_p99": float(np.percentile(gaps, 99)),
+        "outputs_differing": difference_rate(rows, base),
+        "breakdown": breakdown(rows),
+    }

@@ -1,0 +1,34 @@
+"""Metrics of decode steps, in prometheus-client's default registry: SGLang's /metrics shows them."""
+
+import time
+
+from prometheus_client import Counter, Summary
+
+# Where the worker's own time goes. On a GPU "forward" is the launch alone: what the device computes meanwhile shows in the
+# time of the whole step.
+PHASES = ("draft", "prepare", "forward", "verify", "commit")
+PHASE_SECONDS = Counter("specstore_decode_phase_seconds", "Time of decode steps by phase", ["phase"])
+STEP_SECONDS = Summary(
+    "specstore_decode_step_seconds",
+    "Time from a decode step's launch to the next one's, by requests (rounded up to a power of two) and rows of each",
+    ["batch", "width"],
+)
+
+
+class PhaseClock:
+    """Of one step: each `end` ends a phase and begins the next."""
+
+    _seconds = {phase: PHASE_SECONDS.labels(phase) for phase in PHASES}
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._seconds[phase].inc(now - self._began)
+        self._began = now
+
+
+def observe_step(batch: int, width: int, seconds: float) -> None:
+    rounded = 1 << (batch - 1).bit_length()
+    STEP_SECONDS.labels(rounded, width).observe(seconds)

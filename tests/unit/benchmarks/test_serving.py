@@ -1,0 +1,224 @@
+"""The serving benchmark without servers: who is asked what, what is expected, how figures are made."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from benchmarks.replay.methods import Corpus
+from benchmarks.serve import plots
+from benchmarks.serve.arms import ARMS, Knowledge, Settings, arm_spec
+from benchmarks.serve.cases import CASES, Pool, Request, deal
+from benchmarks.serve.load import prompts_for
+from benchmarks.serve.measure import Counters, breakdown, points
+from benchmarks.serve.prediction import StepTime, predict, step_time
+from benchmarks.serve.summary import difference_rate, first_difference, summarise
+from benchmarks.statistics import as_json
+
+VOCABULARY = 1000
+RNG = np.random.default_rng(0)
+
+
+class Tokenizer:
+    """One token a character."""
+
+    def apply_chat_template(self, messages, **options):
+        return [ord(letter) for message in messages for letter in message["content"]]
+
+    def __len__(self):
+        return VOCABULARY
+
+
+def rows(**counts: int) -> list[dict]:
+    return [
+        {
+            "category": name,
+            "prompt": f"{name} {i}",
+            "prompt_tokens": [i] * 9,
+            "answer": "yes",
+            "tokens": [i] * 20,
+        }
+        for name, count in counts.items()
+        for i in range(count)
+    ]
+
+
+def pool(**counts: int) -> Pool:
+    return Pool(rows(**counts), Tokenizer())
+
+
+def identities(groups) -> list[tuple]:
+    return [(request.category, tuple(request.prompt)) for group in groups for request in group]
+
+
+def test_no_prompt_is_asked_twice():
+    shared = pool(qa=60, rag=60)
+    cases = [CASES[name](shared, [1, 4], 7) for name in ("mixed", "tasks", "repeated", "sampled", "streamed")]
+    asked = [one for case in cases for groups in case.groups.values() for one in identities(groups)]
+    assert len(asked) == len(set(asked)) > 40
+
+
+def test_groups_of_tasks_hold_one_category_each_and_are_full():
+    case = CASES["tasks"](pool(qa=20, rag=9, writing=9), [1, 4], 6)
+    for batch, groups in case.groups.items():
+        assert all(len(group) == prompts_for(batch) for group in groups)
+        assert all(len({request.category for request in group}) == 1 for group in groups)
+    assert {group[0].category for group in case.groups[1]} == {"qa", "rag", "mt_bench"}
+    assert [group[0].category for group in case.groups[4]] == ["qa"]  # the others have too few left
+
+
+def test_a_case_has_at_least_one_group_a_batch():
+    dealt = deal(pool(qa=40).take, [1, 8], 4)
+    assert {batch: len(groups) for batch, groups in dealt.items()} == {1: 4, 8: 1}
+
+
+def test_order_is_the_same_every_time():
+    first, second = (identities(CASES["mixed"](pool(qa=20), [1], 5).groups[1]) for _ in range(2))
+    assert first == second
+
+
+def test_followups_hold_the_recorded_answer():
+    (group, *_) = CASES["followup"](pool(qa=3), [1], 1).groups[1]
+    text = "".join(map(chr, group[0].prompt))
+    assert "qa" in text and "yes" in text and text.endswith((".", "?"))
+
+
+def test_long_prompts_are_long():
+    case = CASES["long"](pool(qa=400), [1], 1)
+    assert len(case.groups[1][0][0].prompt) > 1000
+
+
+def test_unrelated_prompts_share_nothing():
+    prompts = [
+        request.prompt for group in CASES["unrelated"](pool(qa=1), [1], 6).groups[1] for request in group
+    ]
+    assert len(prompts) == 6
+    assert all(len(set(a) & set(b)) < 20 for a, b in pairwise(prompts))
+
+
+def test_points_keep_the_order_of_cases_and_batches():
+    case = CASES["mixed"](pool(qa=40), [1, 4], 3)
+    assert [(point.batch, point.index) for point in points([case])] == [(1, 0), (1, 1), (1, 2), (4, 0)]
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_has_a_server(arm, tmp_path):
+    knowledge = Knowledge(tmp_path / "prior", tmp_path / "crowded", tmp_path / "corpus.jsonl")
+    settings = Settings(tmp_path, "bfloat16", 15, (1, 8), 64, True)
+    words = arm_spec(arm, settings, knowledge, {"control": 7, "datastore": 8}).command(1)
+    assert ("--speculative-algorithm" in words) == (arm != "plain")
+    assert words[words.index("--max-running-requests") + 1] == "8"
+
+
+def pilot(cells) -> dict:
+    return {
+        "cells": cells, "decoded": 60, "steps": 30, "seconds": 1.2, "tokens": 60, "wall_seconds": 4.0,
+        "outputs": [[1]] * 4,
+    }  # fmt: skip
+
+
+def test_step_time_of_a_server_without_counters_is_its_mean_step():
+    assert step_time(pilot([]), 1, 16)(16) == pytest.approx(1.2 / 30)
+
+
+def test_step_time_between_and_beyond_measured_rows():
+    time = step_time(pilot([[4, 1, 10, 0.1], [4, 8, 10, 0.8], [2, 1, 5, 0.5]]), 4, 16)
+    assert [time(1), time(8)] == pytest.approx([0.01, 0.08])
+    assert time(4) == pytest.approx(0.04)
+    assert time(16) == pytest.approx(0.16)
+    assert time.admission == pytest.approx((4.0 - 1.4) / 4)
+
+
+def group_of(*texts: np.ndarray) -> list[Request]:
+    return [Request("any", text[:10].tolist(), text[10:]) for text in texts]
+
+
+PHRASE = RNG.integers(1, VOCABULARY, 12).astype(np.int32)
+PERIODIC = [np.roll(np.tile(PHRASE, 12), shift) for shift in range(3)]
+CORPUS = Corpus([], vocab_size=VOCABULARY)
+
+
+def test_plain_prediction_is_one_token_a_request_and_step():
+    time = StepTime([1], [0.05])
+    assert predict("plain", [group_of(*PERIODIC)], 2, 15, time, CORPUS, 64) == pytest.approx(2 / 0.05)
+
+
+def test_sssd_is_predicted_to_gain_where_text_recurs_and_rows_are_free():
+    time = StepTime([1, 16], [0.05, 0.05])
+    assert predict("sssd", [group_of(*PERIODIC)], 2, 15, time, CORPUS, 64) > 4 * 2 / 0.05
+
+
+def test_sssd_is_predicted_to_decode_plainly_where_rows_cost_too_much():
+    time = StepTime([1, 16], [0.05, 4.0])
+    assert predict("sssd", [group_of(*PERIODIC)], 2, 15, time, CORPUS, 64) == pytest.approx(2 / 0.05, rel=0.1)
+
+
+def test_unrelated_text_is_predicted_to_gain_nothing():
+    texts = [RNG.integers(1, VOCABULARY, 100).astype(np.int32) for _ in range(3)]
+    time = StepTime([1, 16], [0.05, 0.06])
+    assert predict("sssd", [group_of(*texts)], 2, 15, time, CORPUS, 64) == pytest.approx(2 / 0.05, rel=0.1)
+
+
+def test_ngram_prediction_comes_from_its_replay():
+    time = StepTime([16], [0.05])
+    assert predict("ngram", [group_of(*PERIODIC)], 2, 15, time, CORPUS, 64) > 2 * 2 / 0.05
+
+
+def test_answers_that_are_not_recorded_are_not_predicted():
+    assert predict("plain", [[Request("any", [1, 2, 3])]], 1, 15, StepTime([1], [0.05]), CORPUS, 64) is None
+
+
+def test_first_difference():
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert difference_rate([{"outputs": [[1], [2]]}], [{"outputs": [[1], [3]]}]) == 0.5
+
+
+def record(arm: str, group: int, category: str, seconds: float) -> dict:
+    phases = (
+        {"draft": 0.2, "prepare": 0.1, "forward": 0.5, "verify": 0.1, "commit": 0.0} if arm != "plain" else {}
+    )
+    return {
+        "case": "tasks", "batch": 1, "group": group, "category": category, "arm": arm, "tokens": 10, "decoded": 9,
+        "steps": 3, "seconds": seconds, "outputs": [[1]], "ttft_seconds": [0.1], "gaps": [0.1, 0.2],
+        "wall_seconds": 1.0, "cells": [[1, 2, 3, 1.0]] if phases else [], "phases": phases, "draft_wait": 0.1,
+    }  # fmt: skip
+
+
+RECORDS = [record(a, g, c, s) for g, c in ((0, "x"), (0, "y")) for a, s in (("plain", 2.0), ("sssd", 1.0))]
+
+
+def test_summary_has_every_category_and_the_total():
+    predicted = {("tasks", 1, "sssd"): 9.0}
+    summary = {(row["category"], row["arm"]): row for row in summarise(RECORDS, predicted)}
+    assert summary["x", "sssd"]["throughput_ratio"].value == 2.0
+    assert summary["all", "sssd"]["tokens_per_step"].value == 3.0
+    assert summary["all", "sssd"]["predicted_tokens_per_second"] == 9.0
+    assert set(summary) == {(c, a) for c in ("x", "y", "all") for a in ("plain", "sssd")}
+
+
+def test_breakdown_sums_to_one_and_keeps_waiting_apart():
+    shares = breakdown([record("sssd", 0, "x", 1.0)])
+    assert sum(shares.values()) == pytest.approx(1)
+    assert (shares["retrieval"], shares["forward"]) == (0.1, 0.5)
+    assert shares["bookkeeping"] == pytest.approx(0.2)
+    assert breakdown([record("plain", 0, "x", 1.0)]) == {}
+
+
+def test_counters_are_differences():
+    before = Counters({"forward": 1.0}, 0.5, {(1, 1): (10, 1.0)})
+    after = Counters({"forward": 1.5, "draft": 0.1}, 0.7, {(1, 1): (10, 1.0), (1, 4): (3, 0.6)})
+    spent = after.since(before)
+    assert spent.phases == {"forward": 0.5, "draft": 0.1}
+    assert spent.cells == {(1, 4): (3, 0.6)}
+
+
+def test_plots_are_drawn_from_the_report(tmp_path):
+    mixed = [row | {"case": "mixed"} for row in RECORDS]
+    summary = json.loads(json.dumps(summarise(mixed, {("mixed", 1, "sssd"): 9.0}), default=as_json))
+    plots.draw(summary, tmp_path / "serve.json")
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        f"serve-{name}.png" for name in ("curve", "cases", "predicted")
+    }
