@@ -187,7 +187,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(
-            json.dumps({"manifest": manifest([], **vars(given)), "records": records}, default=str, indent=1)
+            json.dumps(
+                {"manifest": manifest("engine", [], **vars(given)), "records": records}, default=str, indent=1
+            )
         )
     if given.png:
         plot(records, given.png)

@@ -16,9 +16,11 @@ PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("specstore", "sglang", "torch", "numba", "numpy", "grpcio")
 
 
-def manifest(prompt_files: Iterable[Path], **settings: object) -> dict:
-    """Versions, commit, lock hash, processor, the prompts' hashes and the run's settings."""
+def manifest(command: str, prompt_files: Iterable[Path], **settings: object) -> dict:
+    """Versions, commit, lock hash, processor, the prompts' hashes and the run's settings. command: the benchmark's module.
+    Files are given by their names alone: where they lie is nobody else's business."""
     return {
+        "command": command,
         "packages": {name: version(name) for name in PACKAGES},
         "commit": subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True
@@ -28,8 +30,14 @@ def manifest(prompt_files: Iterable[Path], **settings: object) -> dict:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "prompts": {file.name: digest(file) for file in prompt_files},
-        "settings": settings,
+        "settings": {name: _without_folder(value) for name, value in settings.items()},
     }
+
+
+def _without_folder(value: object) -> object:
+    if isinstance(value, Path):
+        return value.name
+    return [_without_folder(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _processor() -> str:

@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         report = {
-            "manifest": manifest([], **vars(given)), "model": asdict(model), "ridge": hardware.ridge, "results": found
+            "manifest": manifest("roofline", [], **vars(given)), "model": asdict(model), "ridge": hardware.ridge, "results": found
         }  # fmt: skip
         given.json.write_text(json.dumps(report, default=str, indent=1))
         plot(found, given.json.with_suffix(".png"))

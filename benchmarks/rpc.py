@@ -174,7 +174,11 @@ def report(results: Sequence[dict[str, float]], given: argparse.Namespace) -> No
         f"over {len(results)} rounds"
     )
     if given.json:
-        document = {"manifest": manifest([], **vars(given)), "summary": summary, "rounds": list(results)}
+        document = {
+            "manifest": manifest("rpc", [], **vars(given)),
+            "summary": summary,
+            "rounds": list(results),
+        }
         given.json.write_text(json.dumps(document, default=str, indent=1))
 
 

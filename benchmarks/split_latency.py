@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     result["p99_unsplit_over_split_by_round"] = [round(ratio, 2) for ratio in ratios]
     print(json.dumps(result, indent=1))
     if given.json:
-        record = {"manifest": manifest([], **{k: str(v) for k, v in vars(given).items()}), **result}
+        record = {"manifest": manifest("split_latency", [], **vars(given)), **result}
         given.json.write_text(json.dumps(record, indent=1))
     if given.plot:
         plot(arms, given.plot)

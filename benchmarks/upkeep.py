@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     Console().print(results)
     if given.json:
-        document = {"manifest": manifest([], **vars(given)), **results}
+        document = {"manifest": manifest("upkeep", [], **vars(given)), **results}
         given.json.write_text(json.dumps(document, default=str, indent=1))
 
 

@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         document = {
-            "manifest": manifest(files_of(given), **vars(given)),
+            "manifest": manifest("replay", files_of(given), **vars(given)),
             "missing": missing,
             "results": results,
         }

@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     summary = summarise(records, predicted)
     tables.show(summary)
     report = {
-        "manifest": manifest([*given.prompts, *given.prior], **vars(given)),
+        "manifest": manifest("serve", [*given.prompts, *given.prior], **vars(given)),
         "pilots": [{"arm": arm, "batch": batch} | short(p) for (arm, batch), p in pilots.items()],
         "summary": summary,
         "records": [short(record) for record in records],

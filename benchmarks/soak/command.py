@@ -197,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show(summary)
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        record = {"manifest": manifest([], **vars(given)), **summary}
+        record = {"manifest": manifest("soak", [], **vars(given)), **summary}
         given.json.write_text(json.dumps(record, default=str, indent=1))
     return 1 if summary["violations"] else 0
 

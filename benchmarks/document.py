@@ -1,0 +1,338 @@
+"""`python -m benchmarks.document`: docs/benchmarks.md from the committed results of one named run.
+
+The folder holds the JSON files of benchmarks.replay, benchmarks.serve and benchmarks.roofline, with the plots beside them. What
+is worse than plain decoding or than another method is listed by the same rule as what is better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.replay.experiments import ALL
+from benchmarks.replay.methods import OURS, OWN
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+BUDGETS = (8, 16, 32)  # of the comparison by category
+PRIMARY = "sssd"
+
+
+@dataclass(frozen=True)
+class Run:
+    """name: of the folder. reports: by the JSON files' names."""
+
+    name: str
+    reports: dict[str, dict]
+
+    @staticmethod
+    def read(folder: Path) -> Run:
+        return Run(
+            folder.name, {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+        )
+
+    def serving(self) -> list[dict]:
+        """The rows of all serving reports, the one it came from as `report`."""
+        return [
+            {"report": name, **row}
+            for name, report in self.reports.items()
+            if "summary" in report
+            for row in report["summary"]
+        ]
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    return [*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows), ""]
+
+
+def interval(value: dict) -> str:
+    return f"{value['value']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+
+
+def in_order(rows: Iterable[dict], key: str) -> list:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def document(run: Run) -> str:
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Made by `python -m benchmarks.document` from the results of the run *{run.name}*, which lie in"
+        f" [benchmarks/{run.name}](benchmarks/{run.name}) with their manifests; not written by hand. Brackets are 95% bootstrap"
+        " intervals, over answers in replay and over groups of prompts in serving. How to repeat it stands at the end.",
+        "",
+    ]
+    serving = run.serving()
+    if serving:
+        lines += short_answer(serving)
+    if "replay" in run.reports:
+        lines += replay(run)
+    if serving:
+        lines += serving_tables(run, serving)
+    if "roofline" in run.reports:
+        lines += roofline(run)
+    return "\n".join([*lines, *how_made(run)]) + "\n"
+
+
+def short_answer(serving: Sequence[dict]) -> list[str]:
+    """Wins and losses of SSSD against plain decoding, by one rule."""
+    own = [row for row in serving if row["arm"] == PRIMARY]
+    lines = ["## Does it help, and when not?", "", f"Throughput of `{PRIMARY}` over plain decoding:", ""]
+    sorts = (
+        ("Faster", lambda ratio: ratio["low"] > 1),
+        ("No difference that this run could see", lambda ratio: ratio["low"] <= 1 <= ratio["high"]),
+        ("Slower", lambda ratio: ratio["high"] < 1),
+    )
+    for name, belongs in sorts:
+        rows = [row for row in own if belongs(row["throughput_ratio"])]
+        rows.sort(key=lambda row: -row["throughput_ratio"]["value"])
+        shown = "; ".join(f"{place(row)} {interval(row['throughput_ratio'])}" for row in rows)
+        lines.append(f"- **{name}** ({len(rows)} of {len(own)}): {shown or 'none'}")
+    return [*lines, ""]
+
+
+def place(row: dict) -> str:
+    name = row["case"] if row["category"] in (ALL, row["case"]) else row["category"]
+    return f"{name} at batch {row['batch']}"
+
+
+def replay(run: Run) -> list[str]:
+    results = run.reports["replay"]["results"]
+    lines = ["## Replay: tokens a step without a model in the loop", ""]
+    for name, title in (("methods", "With a prior"), ("cold", "Without a prior")):
+        if name in results:
+            lines += [
+                f"### {title}",
+                "",
+                *compared(results[name]),
+                f"![{title}](benchmarks/{run.name}/replay-{name}.png)",
+                "",
+            ]
+    for name, title in (
+        ("size", "A growing prior (SSSD, figure 5a; Double, table 3)"),
+        ("language", "Another language (SSSD, figure 5b)"),
+        ("entries", "Whose answers (SSSD, figure 5c)"),
+    ):
+        if results.get(name):
+            lines += [
+                f"### {title}",
+                "",
+                *grown(results[name]),
+                f"![{title}](benchmarks/{run.name}/replay-{name}.png)",
+                "",
+            ]
+    if "footprint" in results:
+        rows = (
+            (row["method"], row["tokens"], f"{row['build_seconds']:.1f}", f"{row['bytes_per_token']:.1f}")
+            for row in results["footprint"]
+        )
+        headings = ("method", "tokens", "seconds to build", "bytes a token, memory that stays")
+        lines += ["### What an index costs", "", *table(headings, rows)]
+    return lines
+
+
+def compared(records: Sequence[dict]) -> list[str]:
+    """Every method over node budgets, then ours against the strongest other by category."""
+    budgets = sorted({record["nodes"] for record in records})
+    rows = []
+    for method in in_order(records, "method"):
+        own = {r["nodes"]: r for r in records if r["method"] == method and r["category"] == ALL}
+        middle = own[16] if 16 in own else own[budgets[-1]]
+        values = (interval(own[nodes]["tokens_per_step"]) for nodes in budgets)
+        name = f"**{method}**" if method == OURS else method
+        rows.append((name, *values, f"{middle['p50_us']:.0f}", f"{middle['p99_us']:.0f}"))
+    headings = (
+        "tokens a step, all answers",
+        *(f"{nodes} nodes" for nodes in budgets),
+        "µs a draft, p50",
+        "p99",
+    )
+    return [*table(headings, rows), *against_others(records)]
+
+
+def against_others(records: Sequence[dict]) -> list[str]:
+    others = [record for record in records if record["method"] not in OWN]
+    rows, losses = [], []
+    for category in in_order(records, "category"):
+        cells = []
+        for nodes in BUDGETS:
+            here = [r for r in others if (r["category"], r["nodes"]) == (category, nodes)]
+            if not here:
+                continue
+            best = min(here, key=lambda r: r["ours_over_it"]["value"])
+            cells.append(f"{interval(best['ours_over_it'])} {best['method']}")
+            losses += [(category, nodes, best)] if best["ours_over_it"]["value"] < 1 else []
+        rows.append((category, *cells))
+    headings = ("ours over the strongest other", *(f"{nodes} nodes" for nodes in BUDGETS))
+    lines = table(headings, rows)
+    if not losses:
+        return [*lines, "Ours is behind nowhere.", ""]
+    shown = "; ".join(
+        f"{category}, {nodes} nodes: {interval(best['ours_over_it'])} of {best['method']}"
+        for category, nodes, best in losses
+    )
+    return [*lines, f"Ours is behind in: {shown}.", ""]
+
+
+def grown(records: Sequence[dict]) -> list[str]:
+    """Categories over what the prior holds."""
+    labels = [key for key in ("beside", "answers") if key in records[0]]
+    categories = in_order(records, "category")
+    groups: dict[tuple, dict] = {}
+    for r in records:
+        key = (*(r[label] for label in labels), r["documents"], r["tokens"], f"{r['bytes'] / 1e3:.0f}")
+        groups.setdefault(key, {})[r["category"]] = f"{r['tokens_per_step']['value']:.2f}"
+    rows = ((*key, *(cells[category] for category in categories)) for key, cells in groups.items())
+    return table((*labels, "documents", "tokens", "KB", *categories), rows)
+
+
+def serving_tables(run: Run, serving: Sequence[dict]) -> list[str]:
+    lines = ["## Serving: real servers, real load", ""]
+    for name in in_order(serving, "report"):
+        rows = [row for row in serving if row["report"] == name]
+        arms = [arm for arm in in_order(rows, "arm") if arm != "plain"]
+        lines += [f"### {name}", "", f"`{command(run.reports[name])}`", ""]
+        lines += [
+            "Throughput over plain decoding, and tokens a step in parentheses.",
+            "",
+            *by_arm(rows, arms),
+        ]
+        for plot in ("curve", "cases", "predicted"):
+            if (DOCS / "benchmarks" / run.name / f"{name}-{plot}.png").exists():
+                lines += [f"![{name}, {plot}](benchmarks/{run.name}/{name}-{plot}.png)", ""]
+    return [*lines, *latencies(serving), *shares(serving), *predicted(serving)]
+
+
+def by_arm(rows: Sequence[dict], arms: Sequence[str]) -> list[str]:
+    found = []
+    for case, batch, category in dict.fromkeys((r["case"], r["batch"], r["category"]) for r in rows):
+        here = {
+            r["arm"]: r for r in rows if (r["case"], r["batch"], r["category"]) == (case, batch, category)
+        }
+        cells = (
+            f"{interval(here[arm]['throughput_ratio'])} ({here[arm]['tokens_per_step']['value']:.2f})"
+            for arm in arms
+        )
+        plain = f"{here['plain']['tokens_per_second']:.0f}" if "plain" in here else ""
+        found.append((place(here[arms[0]]), here[arms[0]]["groups"], plain, *cells))
+    return table(("case", "groups", "plain, tokens/s", *arms), found)
+
+
+def latencies(serving: Sequence[dict]) -> list[str]:
+    rows = [row for row in serving if row["case"] == "streamed"]
+    if not rows:
+        return []
+    cells = (
+        (
+            row["batch"],
+            row["arm"],
+            *(f"{1e3 * row[key]:.0f}" for key in ("ttft_p50", "gap_p50", "gap_p99", "gap_mean")),
+        )
+        for row in rows
+    )
+    headings = ("batch", "arm", "first token, p50 ms", "between tokens: p50 ms", "p99 ms", "mean ms")
+    return ["### Latency, every token streamed", "", *table(headings, cells)]
+
+
+def shares(serving: Sequence[dict]) -> list[str]:
+    rows = [
+        row
+        for row in serving
+        if row["breakdown"] and row["category"] == ALL and row["case"] in ("mixed", "tasks")
+    ]
+    if not rows:
+        return []
+    parts = list(rows[0]["breakdown"])
+    cells = (
+        (row["case"], row["batch"], row["arm"], *(f"{row['breakdown'][part]:.1%}" for part in parts))
+        for row in rows
+    )
+    return ["### Where the time goes (Double, table 10)", "", *table(("case", "batch", "arm", *parts), cells)]
+
+
+def predicted(serving: Sequence[dict]) -> list[str]:
+    rows = [row for row in serving if row.get("predicted_tokens_per_second")]
+    if not rows:
+        return []
+    errors = [row["predicted_tokens_per_second"] / row["tokens_per_second"] - 1 for row in rows]
+    near = sum(abs(error) <= 0.1 for error in errors)
+    cells = (
+        (
+            place(row), row["arm"], f"{row['predicted_tokens_per_second']:.1f}", f"{row['tokens_per_second']:.1f}",
+            f"{error:+.0%}",
+        )
+        for row, error in zip(rows, errors, strict=True)
+    )  # fmt: skip
+    text = (
+        f"{near} of {len(rows)} predictions, each made before its run, are within 10% of what was measured."
+    )
+    headings = ("case", "arm", "predicted tokens/s", "measured", "error")
+    return ["### Predicted and measured", "", text, "", *table(headings, cells)]
+
+
+def roofline(run: Run) -> list[str]:
+    report = run.reports["roofline"]
+    lengths = list(report["results"][0]["cost"])
+    rows = (
+        (
+            row["batch"],
+            f"{row['plain_ms']:.2f}",
+            row["speculation_length"],
+            *(f"{cost:.2f}" for cost in row["cost"].values()),
+        )
+        for row in report["results"]
+    )
+    settings = report["manifest"]["settings"]
+    text = (
+        f"A calculation, not a measurement (SSSD, appendix B): {settings['teraflops']} TFLOP/s, {settings['bandwidth']} TB/s,"
+        f" context {settings['context']}. The ridge point is {report['ridge']:.0f} FLOPs a byte. Step time over plain decoding by"
+        " rows of each request:"
+    )
+    headings = ("batch", "plain step, ms", "rows by the rule", *lengths)
+    return ["## What verification costs on a GPU", "", text, "", *table(headings, rows)]
+
+
+def command(report: dict) -> str:
+    """The words that repeat a report, files by their names."""
+    words = ["python -m benchmarks." + report["manifest"]["command"]]
+    for name, value in report["manifest"]["settings"].items():
+        if value in (None, False, [], "", 0) or name == "json":
+            continue
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words.append(" ".join([f"--{name.replace('_', '-')}", *(os.path.basename(str(v)) for v in values)]))
+    return " ".join(words)
+
+
+def how_made(run: Run) -> list[str]:
+    lines = ["## How this was made", ""]
+    for name, report in run.reports.items():
+        made = report["manifest"]
+        packages = ", ".join(f"{package} {version}" for package, version in made["packages"].items())
+        prompts = ", ".join(f"{file} {digest[:12]}" for file, digest in made["prompts"].items()) or "none"
+        lines.append(
+            f"- **{name}**: `{command(report)}`; {made['cores']} cores of {made['processor']}, Python {made['python']};"
+            f" {packages}; commit {made['commit'][:12]}, lock {made['lock'][:12]}; prompts: {prompts}."
+        )
+    return lines
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.document", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("folder", type=Path, help="the named run: docs/benchmarks/NAME")
+    parser.add_argument("--out", type=Path, default=DOCS / "benchmarks.md")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
+    given.out.write_text(document(Run.read(given.folder)))
+
+
+if __name__ == "__main__":
+    main()
