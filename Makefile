@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test lint serve serve-pd bench lock clean
+.PHONY: help env test lint serve serve-pd bench peers lock clean
 
 # Every target runs in the environment of the lock file; made on first use, quick afterwards.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
@@ -10,7 +10,8 @@ help:
 	echo "make serve-pd  the same with prefill and decode on instances of their own, behind a router (PREFILLS= DECODES=)"
 	echo "make test    every test (ARGS='tests/unit -k name' for some)"
 	echo "make lint    ruff, import contracts, mypy"
-	echo "make bench   plain decoding, NGRAM, SSSD and a control on the demo model, about ten minutes (ARGS= for others)"
+	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served; about ten minutes"
+	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks to compare with"
 	echo "make env     the environment alone; prints its path"
 	echo "make lock    resolve pyproject.toml into requirements/lock.txt"
 	echo "make clean   what running leaves in the checkout"
@@ -32,7 +33,14 @@ serve-pd:
 
 bench:
 	$(IN_ENV) && export PATH && model=$$(python -m sglang_patches.demo.model | tail -n 1) && \
-	  python -m benchmarks.serve --model "$$model" --batch 1 --max-tokens 64 --json var/bench.json $(ARGS)
+	  python -m benchmarks.replay --nodes 8 16 32 --json var/bench/replay.json && \
+	  python -m benchmarks.serve --model "$$model" --arms plain ngram sssd --batch 1 8 --count 12 --json var/bench/serve.json && \
+	  python -m benchmarks.roofline --json var/bench/roofline.json && \
+	  python -m benchmarks.document var/bench --out var/bench/README.md && echo "bench: var/bench/README.md"
+
+# What benchmarks compare with and the lock does not hold: arctic-inference comes as source alone and is compiled (CMake).
+peers:
+	$(IN_ENV) && "$$env/bin/python" -m pip install --no-deps arctic-inference==0.3.0
 
 # No index address reaches the file: whoever installs it uses their own registry.
 lock:

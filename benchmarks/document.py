@@ -23,16 +23,24 @@ PRIMARY = "sssd"
 
 @dataclass(frozen=True)
 class Run:
-    """name: of the folder. reports: by the JSON files' names."""
+    """folder: its name is the run's. link: where the page finds it. reports: by the JSON files' names."""
 
-    name: str
+    folder: Path
+    link: str
     reports: dict[str, dict]
 
     @staticmethod
-    def read(folder: Path) -> Run:
-        return Run(
-            folder.name, {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-        )
+    def read(folder: Path, page: Path) -> Run:
+        """Raises ValueError for a folder without results."""
+        reports = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+        if not reports:
+            raise ValueError(f"{folder}: holds no results (*.json)")
+        return Run(folder, os.path.relpath(folder, page.parent), reports)
+
+    def picture(self, name: str, title: str) -> list[str]:
+        """Nothing if the run has no such plot."""
+        drawn = (self.folder / f"{name}.png").exists()
+        return [f"![{title}]({self.link}/{name}.png)", ""] if drawn else []
 
     def serving(self) -> list[dict]:
         """The rows of all serving reports, the one it came from as `report`."""
@@ -61,9 +69,9 @@ def document(run: Run) -> str:
     lines = [
         "# Benchmarks",
         "",
-        f"Made by `python -m benchmarks.document` from the results of the run *{run.name}*, which lie in"
-        f" [benchmarks/{run.name}](benchmarks/{run.name}) with their manifests; not written by hand. Brackets are 95% bootstrap"
-        " intervals, over answers in replay and over groups of prompts in serving. How to repeat it stands at the end.",
+        f"Made by `python -m benchmarks.document` from the results of the run *{run.folder.resolve().name}*, which lie"
+        f" [here]({run.link}) with their manifests; not written by hand. Brackets are 95% bootstrap intervals, over"
+        " answers in replay and over groups of prompts in serving. How to repeat it stands at the end.",
         "",
     ]
     serving = run.serving()
@@ -103,28 +111,16 @@ def place(row: dict) -> str:
 def replay(run: Run) -> list[str]:
     results = run.reports["replay"]["results"]
     lines = ["## Replay: tokens a step without a model in the loop", ""]
-    for name, title in (("methods", "With a prior"), ("cold", "Without a prior")):
-        if name in results:
-            lines += [
-                f"### {title}",
-                "",
-                *compared(results[name]),
-                f"![{title}](benchmarks/{run.name}/replay-{name}.png)",
-                "",
-            ]
-    for name, title in (
-        ("size", "A growing prior (SSSD, figure 5a; Double, table 3)"),
-        ("language", "Another language (SSSD, figure 5b)"),
-        ("entries", "Whose answers (SSSD, figure 5c)"),
-    ):
+    sections = (
+        ("methods", "With a prior", compared),
+        ("cold", "Without a prior", compared),
+        ("size", "A growing prior (SSSD, figure 5a; Double, table 3)", grown),
+        ("language", "Another language (SSSD, figure 5b)", grown),
+        ("entries", "Whose answers (SSSD, figure 5c)", grown),
+    )
+    for name, title, tabulate in sections:
         if results.get(name):
-            lines += [
-                f"### {title}",
-                "",
-                *grown(results[name]),
-                f"![{title}](benchmarks/{run.name}/replay-{name}.png)",
-                "",
-            ]
+            lines += [f"### {title}", "", *tabulate(results[name]), *run.picture(f"replay-{name}", title)]
     if "footprint" in results:
         rows = (
             (row["method"], row["tokens"], f"{row['build_seconds']:.1f}", f"{row['bytes_per_token']:.1f}")
@@ -202,8 +198,7 @@ def serving_tables(run: Run, serving: Sequence[dict]) -> list[str]:
             *by_arm(rows, arms),
         ]
         for plot in ("curve", "cases", "predicted"):
-            if (DOCS / "benchmarks" / run.name / f"{name}-{plot}.png").exists():
-                lines += [f"![{name}, {plot}](benchmarks/{run.name}/{name}-{plot}.png)", ""]
+            lines += run.picture(f"{name}-{plot}", f"{name}, {plot}")
     return [*lines, *latencies(serving), *shares(serving), *predicted(serving)]
 
 
@@ -331,7 +326,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
-    given.out.write_text(document(Run.read(given.folder)))
+    given.out.write_text(document(Run.read(given.folder, given.out)))
 
 
 if __name__ == "__main__":

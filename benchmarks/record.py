@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.prompts import Prompt, chat_ids, load_prompts
-from benchmarks.servers import Endpoint, ServerSpec, running
+from benchmarks.servers import Endpoint, ServerSpec, exit_when_terminated, running
 
 OWN_CATEGORY = "own"  # of prompts that the model wrote
 QUESTION_TOKENS = (4, 128)  # of them
@@ -99,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from transformers import AutoTokenizer
 
     given = parse(argv)
+    exit_when_terminated()
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     done = answered(given.out)
     prompts = [prompt for file in given.prompts or () for prompt in load_prompts(file)[: given.count]]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -137,6 +138,11 @@ class SglangServer(Endpoint):
 
     def stop(self) -> None:
         self._child.stop()
+
+
+def exit_when_terminated() -> None:
+    """SIGTERM ends this process by an exception, so that the servers it started are stopped on the way out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
 
 
 @contextlib.contextmanager

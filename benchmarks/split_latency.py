@@ -24,7 +24,7 @@ import numpy as np
 import requests
 
 from benchmarks.manifest import manifest
-from benchmarks.servers import Endpoint, ServerSpec, running
+from benchmarks.servers import Endpoint, ServerSpec, exit_when_terminated, running
 from benchmarks.split import split
 from sglang_patches.demo.model import ensure
 
@@ -224,6 +224,7 @@ def take_turns(arms: Sequence[Arm], given: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
+    exit_when_terminated()
     with tempfile.TemporaryDirectory(prefix="split-latency-") as folder:
         arms = run(given, Path(folder))
     result = {arm.name: summary(arm) for arm in arms}

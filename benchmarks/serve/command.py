@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from benchmarks.serve.cases import CASES, Case, Pool, deal
 from benchmarks.serve.measure import measure, run
 from benchmarks.serve.prediction import predict, step_time
 from benchmarks.serve.summary import summarise
-from benchmarks.servers import SglangServer, running
+from benchmarks.servers import SglangServer, exit_when_terminated, running
 from benchmarks.statistics import as_json
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
 
@@ -115,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from transformers import AutoTokenizer
 
     given = parse(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the servers are stopped on the way out
+    exit_when_terminated()
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     pool = Pool([row for file in given.prompts for row in recorded_rows(file)], tokenizer, given.seed)
     batches = sorted({*given.batch, *given.case_batch})
