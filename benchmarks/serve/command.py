@@ -100,7 +100,7 @@ def predictions(
     """Tokens a second by (case, batch, arm), where recorded answers tell."""
     predicted = {}
     for case in cases:
-        replayable = not case.seen and case.sampling["temperature"] == 0
+        replayable = not case.seen and case.sampling["temperature"] == 0 and case.chunk == Case.chunk
         for batch, groups in case.groups.items() if replayable else ():
             for arm in given.arms:
                 time = step_time(pilots[arm, batch], batch, 1 if arm == BASELINE else given.nodes + 1)
@@ -110,52 +110,38 @@ def predictions(
     return predicted
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    from transformers import AutoTokenizer
+def started(
+    given: argparse.Namespace,
+    settings: Settings,
+    unused_token: int,
+    folder: Path,
+    stack: contextlib.ExitStack,
+) -> dict[str, SglangServer]:
+    """A healthy server an arm, and the services they draft from; all are stopped with the stack."""
+    knowledge = prepare(given.arms, given.prior, given.model / "tokenizer.json", folder)
+    ports = stack.enter_context(services(given.arms, knowledge, unused_token, folder))
+    return {
+        arm: stack.enter_context(running(arm_spec(arm, settings, knowledge, ports), folder))
+        for arm in given.arms
+    }
 
-    given = parse(argv)
-    exit_when_terminated()
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
-    pool = Pool([row for file in given.prompts for row in recorded_rows(file)], tokenizer, given.seed)
-    batches = sorted({*given.batch, *given.case_batch})
-    pilot = Case("pilot", deal(pool.take, batches, PILOT_PROMPTS))
-    cases = chosen_cases(given, pool)
-    settings = Settings(
-        given.model, given.dtype, given.nodes, tuple(batches), given.max_tokens, not given.no_overlap
-    )
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    journal = given.json.with_suffix(".journal.jsonl")
-    journal.unlink(missing_ok=True)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-serve-")))
-        knowledge = prepare(given.arms, given.prior, given.model / "tokenizer.json", folder)
-        unused = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-        ports = stack.enter_context(services(given.arms, knowledge, unused, folder))
-        servers = {
-            arm: stack.enter_context(running(arm_spec(arm, settings, knowledge, ports), folder))
-            for arm in given.arms
-        }
-        warm_up(
-            list(servers.values()), [request.prompt for request in pilot.groups[batches[0]][0]], max(batches)
-        )
-        pilots = {
-            (arm, batch): measure(
-                server, [r for group in groups for r in group], batch, given.max_tokens, pilot
-            )
-            for batch, groups in pilot.groups.items()
-            for arm, server in servers.items()
-        }
-        documents = [trace.output for file in given.prior for trace in load_traces(file)]
-        predicted = predictions(given, cases, pilots, Corpus(documents, vocab_size=len(tokenizer)))
-        records = run(
-            servers,
-            cases,
-            given.max_tokens,
-            journal,
-            lambda p: track(p, "groups", console=Console(stderr=True)),
-        )
-    summary = summarise(records, predicted)
-    tables.show(summary)
+
+def pilot_loads(
+    servers: dict[str, SglangServer], pilot: Case, max_tokens: int
+) -> dict[tuple[str, int], dict]:
+    """By arm and batch size: a load after which step times are known."""
+    batches = list(pilot.groups)
+    warm_up(list(servers.values()), [request.prompt for request in pilot.groups[batches[0]][0]], max(batches))
+    return {
+        (arm, batch): measure(server, [r for group in groups for r in group], batch, max_tokens, pilot)
+        for batch, groups in pilot.groups.items()
+        for arm, server in servers.items()
+    }
+
+
+def write_report(
+    given: argparse.Namespace, pilots: dict[tuple[str, int], dict], summary: list[dict], records: list[dict]
+) -> None:
     report = {
         "manifest": manifest("serve", [*given.prompts, *given.prior], **vars(given)),
         "pilots": [{"arm": arm, "batch": batch} | short(p) for (arm, batch), p in pilots.items()],
@@ -171,5 +157,34 @@ def short(record: dict) -> dict:
     return {name: value for name, value in record.items() if name not in ("outputs", "gaps")}
 
 
-if __name__ == "__main__":
-    main()
+def main(argv: Sequence[str] | None = None) -> None:
+    from transformers import AutoTokenizer
+
+    given = parse(argv)
+    exit_when_terminated()
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    unused_token = next(token for token in tokenizer.all_special_ids if token != tokenizer.eos_token_id)
+    pool = Pool([row for file in given.prompts for row in recorded_rows(file)], tokenizer, given.seed)
+    batches = sorted({*given.batch, *given.case_batch})
+    pilot = Case("pilot", deal(pool.take, batches, PILOT_PROMPTS))
+    cases = chosen_cases(given, pool)
+    documents = [trace.output for file in given.prior for trace in load_traces(file)]
+    corpus = Corpus(documents, vocab_size=len(tokenizer))
+    settings = Settings(
+        given.model, given.dtype, given.nodes, tuple(batches), given.max_tokens, not given.no_overlap
+    )
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    journal = given.json.with_suffix(".journal.jsonl")
+    journal.unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-serve-")))
+        servers = started(given, settings, unused_token, folder, stack)
+        pilots = pilot_loads(servers, pilot, given.max_tokens)
+        predicted = predictions(given, cases, pilots, corpus)
+        console = Console(stderr=True)
+        records = run(
+            servers, cases, given.max_tokens, journal, lambda p: track(p, "groups", console=console)
+        )
+    summary = summarise(records, predicted)
+    tables.show(summary)
+    write_report(given, pilots, summary, records)

@@ -8,21 +8,27 @@ decide: the width with the most expected tokens a second wins, and 1 (no draft) 
 from __future__ import annotations
 
 import functools
+import math
 import time
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from statistics import median
 
 import numpy as np
 
 from datastore_service.engine.tree import DraftTree, Tier
 
 CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-WINDOW = 15  # step times kept per (batch, width)
-TRUSTED = 3  # measurements before a width's own time replaces the prediction
+FIRST = 1  # steps of a (batch, width) that are not counted
+TRUSTED = 3  # steps before a cell's own time replaces the prediction
+SLOWEST_GAIN = 0.1  # of a cell with many ratios
+NEW_GAIN = 0.3  # of a cell with few
+LARGEST_ERROR = (
+    0.7  # of a logarithm, in a known cell's ratio: a step that took ten times as long was disturbed
+)
 PACE_WEIGHT = 0.2  # of the newest step in the pace
-STALE_STEPS = 400  # a measurement older than so many steps counts no more: the width may be tried again
+STALE_STEPS = 400  # in which a cell that is not visited loses OPTIMISM of its time
+OPTIMISM, MOST_STALE = 0.9, 3
 PLAIN_STREAK = 16  # steps without a paying draft at a batch size before asking becomes rare
 PROBE_STEPS = 32
 # By which a draft must promise to beat a plain step: the largest of noisy estimates is too large.
@@ -57,59 +63,87 @@ class AcceptanceModel:
 
 
 class StepTimes:
-    """Seconds of a decode step by (batch, width): measured medians, before that a prediction.
+    """How long decode steps take by (batch, width), relative to one another: measured, before that predicted.
 
-    A machine's pace changes while widths go unmeasured (clocks, neighbours, growing contexts), and a comparison of an
-    old time with a new one would choose by that. So times are kept as at pace 1, the pace being how slow the latest
-    steps were against what their cells say; a cell learns from the steps that follow on another cell's.
+    A machine's pace changes within seconds (clocks, neighbours, growing contexts), and a choice between an old time of one
+    width and a new time of another would follow that. So what is learned is the *ratio* of two cells, from steps that
+    follow each other, whose pace is the same. Only a cell that is new is placed by the pace of the steps before it.
 
     linear_seconds: rows -> seconds of the target's linear layers over that many rows (see measure_row_seconds).
     """
 
     def __init__(self, linear_seconds: Callable[[float], float]) -> None:
         self._linear_seconds = functools.lru_cache(maxsize=None)(linear_seconds)
-        self._samples: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
-        self._measured: dict[tuple[int, int], tuple[float, int]] = {}  # median, step of the newest sample
+        self._cells: dict[tuple[int, int], _Cell] = {}
         self._steps = 0
-        self._pace = 1.0
-        self._last: tuple[int, int] | None = None
+        self._pace = 0.0  # logarithm of how slow the latest steps were against their cells
+        self._last: tuple[_Cell, float] | None = None
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
         self._steps += 1
-        cell = batch, width
-        if cell != self._last or cell not in self._measured:
-            self._learn(cell, seconds / self._pace)
-        else:
-            self._measured[cell] = self._measured[cell][0], self._steps
-            self._pace += PACE_WEIGHT * (seconds / self._measured[cell][0] - self._pace)
-        self._last = cell
-
-    def _learn(self, cell: tuple[int, int], seconds: float) -> None:
-        samples = self._samples[cell]
-        samples.append(seconds)
-        if len(samples) >= TRUSTED:
-            self._measured[cell] = median(samples), self._steps
+        cell = self._cells.setdefault((batch, width), _Cell())
+        cell.seen, cell.newest = cell.seen + 1, self._steps
+        took = math.log(seconds)
+        if cell.seen <= FIRST:  # a shape's first step also makes what later ones reuse
+            self._last = None
+            return
+        if cell.seen == FIRST + 1:
+            cell.level = took - self._pace
+        elif self._last is not None and self._last[0] is not cell:
+            _settle(cell, self._last[0], took - self._last[1])
+        self._pace += PACE_WEIGHT * (took - cell.level - self._pace)
+        self._last = cell, took
 
     def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
-        """Of steps with this batch at pace 1, one for each width."""
-        fresh = {cell: took for cell, (took, at) in self._measured.items() if self._steps - at < STALE_STEPS}
-        by_rows = sorted((size * width, took) for (size, width), took in fresh.items())
+        """Of steps with this batch, one for each width, in units that all cells share."""
+        known = {key: self._estimate(cell) for key, cell in self._cells.items() if cell.seen >= TRUSTED}
+        by_rows = sorted((size * width, took) for (size, width), took in known.items())
         return [
-            fresh[batch, width] if (batch, width) in fresh else self._predicted(batch * width, by_rows)
+            known[batch, width] if (batch, width) in known else self._predicted(batch * width, by_rows)
             for width in widths
         ]
 
-    def _predicted(self, rows: int, measured: list[tuple[int, float]]) -> float:
-        """Between the nearest measured row counts on either side; beyond them, as the linear layers go on."""
-        if not measured:
+    def _estimate(self, cell: _Cell) -> float:
+        """A cell that was not visited for long looks a little cheaper, so that an unlucky estimate is tried again."""
+        age = self._steps - cell.newest
+        return math.exp(cell.level) * OPTIMISM ** min(age / STALE_STEPS, MOST_STALE)
+
+    def _predicted(self, rows: int, known: list[tuple[int, float]]) -> float:
+        """Between the nearest known row counts on either side; beyond them, as the linear layers go on."""
+        if not known:
             return self._linear_seconds(rows)
-        place = bisect_left(measured, (rows, 0.0))
-        if 0 < place < len(measured):
-            (below, took_below), (above, took_above) = measured[place - 1], measured[place]
-            return took_below + (took_above - took_below) * (rows - below) / (above - below)
-        near, took = measured[min(place, len(measured) - 1)]
+        place = bisect_left(known, (rows, 0.0))
+        if 0 < place < len(known):
+            (below, took_below), (above, took_above) = known[place - 1], known[place]
+            return took_below + (took_above - took_below) * (rows - below) / max(above - below, 1)
+        near, took = known[min(place, len(known) - 1)]
         difference = self._linear_seconds(rows) - self._linear_seconds(near)
         return max(took + difference, took * min(1.0, rows / near))
+
+
+class _Cell:
+    """level: logarithm of its time. seen, newest: its steps, and the number of the last one. ratios: learned ones."""
+
+    __slots__ = ("level", "newest", "ratios", "seen")
+
+    def __init__(self) -> None:
+        self.level, self.seen, self.newest, self.ratios = 0.0, 0, 0, 0
+
+    @property
+    def gain(self) -> float:
+        """How far one more ratio moves it: a mean at first, then one that forgets."""
+        return max(1.0 / (self.ratios + 1), SLOWEST_GAIN)
+
+
+def _settle(cell: _Cell, other: _Cell, difference: float) -> None:
+    """Moves two levels towards an observed difference, the less known one further."""
+    error, gain = difference - (cell.level - other.level), max(cell.gain, other.gain)
+    if gain < NEW_GAIN:
+        error = min(max(error, -LARGEST_ERROR), LARGEST_ERROR)
+    share = cell.gain / (cell.gain + other.gain)
+    cell.level += gain * error * share
+    other.level -= gain * error * (1.0 - share)
+    cell.ratios, other.ratios = cell.ratios + 1, other.ratios + 1
 
 
 class LengthPolicy:

@@ -5,11 +5,12 @@ import pytest
 
 from datastore_service.engine.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.workers.length import (
+    MOST_STALE,
+    OPTIMISM,
     PLAIN_STREAK,
     PROBE_STEPS,
     STALE_STEPS,
     TRUSTED,
-    WINDOW,
     AcceptanceModel,
     LengthPolicy,
     StepTimes,
@@ -50,9 +51,9 @@ def test_measured_times_replace_the_prediction():
     assert policy.choose([tree]) == 8
 
 
-def _times(linear_seconds, measured):
+def _times(linear_seconds, measured, rounds=TRUSTED):
     times = StepTimes(linear_seconds)
-    for _ in range(TRUSTED):
+    for _ in range(rounds):
         for (batch, width), seconds in measured.items():
             times.observe(batch, width, seconds)
     return times
@@ -71,19 +72,53 @@ def test_fewer_rows_never_take_less_than_their_share():
 
 def test_between_measured_widths_times_are_interpolated():
     times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 16): 120.0})
-    assert times.seconds(8, [2, 8]) == pytest.approx([50 + 70 * 8 / 120, 50 + 70 * 56 / 120])
+    assert times.seconds(8, [2, 8]) == pytest.approx([50 + 70 * 8 / 120, 50 + 70 * 56 / 120], rel=0.001)
 
 
-def test_old_measurements_give_way_to_the_prediction():
+def test_a_cell_that_was_not_visited_for_long_is_tried_again():
     times = _times(lambda rows: 1.0, {(1, 1): 1.0, (1, 8): 9.0})
-    assert times.seconds(1, [8]) == [9.0]
     for _ in range(STALE_STEPS):
         times.observe(1, 1, 1.0)
-    assert times.seconds(1, [8]) == [1.0]
+    assert times.seconds(1, [8]) == pytest.approx([9.0 * OPTIMISM])
+    for _ in range(9 * STALE_STEPS):
+        times.observe(1, 1, 1.0)
+    assert times.seconds(1, [8]) == pytest.approx([9.0 * OPTIMISM**MOST_STALE])
+
+
+def test_a_shapes_first_step_does_not_count():
+    times = _times(lambda rows: 1.0, {(1, 1): 1.0})
+    times.observe(1, 8, 60.0)
+    for _ in range(TRUSTED):
+        times.observe(1, 1, 1.0)
+        times.observe(1, 8, 2.0)
+    assert times.seconds(1, [8]) == pytest.approx([2.0], rel=0.01)
+
+
+def test_a_pace_that_changed_at_another_batch_size_changes_no_comparison():
+    """What went wrong before: the pace of a slow minute at batch 1 was taken for that of a new width at batch 8, whose time
+    then looked short, and stayed so while that width ran."""
+    times = _times(lambda rows: 1.0, {(8, 3): 62.0, (1, 1): 50.0, (1, 16): 68.0}, rounds=20)
+    for slowness in np.linspace(1.0, 4.0, 300):
+        times.observe(1, 16, 68.0 * slowness)
+    for _ in range(10):
+        times.observe(8, 16, 210.0)
+    for _ in range(5):
+        times.observe(8, 3, 62.0)
+        times.observe(8, 16, 210.0)
+        times.observe(8, 16, 210.0)
+    narrow, wide = times.seconds(8, [3, 16])
+    assert wide / narrow == pytest.approx(210 / 62, rel=0.1)
+
+
+def test_one_step_that_was_interrupted_moves_little():
+    times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 4): 80.0}, rounds=20)
+    times.observe(8, 1, 5000.0)
+    times.observe(8, 4, 80.0)
+    assert times.seconds(8, [1, 4]) == pytest.approx([50.0, 80.0], rel=0.1)
 
 
 def test_a_slower_machine_changes_no_comparison():
-    times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 4): 80.0})
+    times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 4): 80.0}, rounds=20)
     for _ in range(100):
         times.observe(8, 1, 100.0)
     times.observe(8, 4, 160.0)
@@ -94,7 +129,7 @@ def test_a_slower_machine_changes_no_comparison():
 
 def test_a_cell_follows_a_lasting_change_of_its_own():
     times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 4): 80.0})
-    for _ in range(3 * WINDOW):
+    for _ in range(45):
         for _ in range(4):
             times.observe(8, 1, 50.0)
         times.observe(8, 4, 120.0)
