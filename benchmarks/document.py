@@ -199,7 +199,7 @@ def serving_tables(run: Run, serving: Sequence[dict]) -> list[str]:
         ]
         for plot in ("curve", "cases", "predicted"):
             lines += run.picture(f"{name}-{plot}", f"{name}, {plot}")
-    return [*lines, *latencies(serving), *shares(serving), *predicted(serving)]
+    return [*lines, *latencies(serving), *by_bench_serving(run), *shares(serving), *predicted(serving)]
 
 
 def by_arm(rows: Sequence[dict], arms: Sequence[str]) -> list[str]:
@@ -231,6 +231,32 @@ def latencies(serving: Sequence[dict]) -> list[str]:
     )
     headings = ("batch", "arm", "first token, p50 ms", "between tokens: p50 ms", "p99 ms", "mean ms")
     return ["### Latency, every token streamed", "", *table(headings, cells)]
+
+
+def by_bench_serving(run: Run) -> list[str]:
+    rows = [row for report in run.reports.values() for row in report.get("bench_serving", ())]
+    if not rows:
+        return []
+    plain = {row["batch"]: row["output_throughput"] for row in rows if row["arm"] == "plain"}
+    cells = (
+        (
+            row["batch"], row["arm"], f"{row['output_throughput']:.1f}",
+            f"{row['output_throughput'] / plain[row['batch']]:.2f}",
+            *(f"{row[key]:.0f}" for key in ("median_ttft_ms", "median_itl_ms", "p99_itl_ms")),
+        )
+        for row in rows
+    )  # fmt: skip
+    headings = (
+        "batch",
+        "arm",
+        "tokens/s",
+        "x plain",
+        "first token, median ms",
+        "between tokens: median ms",
+        "p99 ms",
+    )
+    text = "Prefills are within its timed part, and it ends with the slowest request. One run each, so without an interval."
+    return ["### The same servers under `sglang.bench_serving`", "", text, "", *table(headings, cells)]
 
 
 def shares(serving: Sequence[dict]) -> list[str]:

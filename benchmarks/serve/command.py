@@ -23,6 +23,7 @@ from benchmarks.manifest import manifest
 from benchmarks.replay.methods import Corpus
 from benchmarks.serve import plots, tables
 from benchmarks.serve.arms import ARMS, BASELINE, Settings, arm_spec, prepare, services
+from benchmarks.serve.bench_serving import cross_check
 from benchmarks.serve.cases import CASES, Case, Pool, deal
 from benchmarks.serve.measure import measure, run
 from benchmarks.serve.prediction import predict, step_time
@@ -140,12 +141,17 @@ def pilot_loads(
 
 
 def write_report(
-    given: argparse.Namespace, pilots: dict[tuple[str, int], dict], summary: list[dict], records: list[dict]
+    given: argparse.Namespace,
+    pilots: dict[tuple[str, int], dict],
+    summary: list[dict],
+    records: list[dict],
+    checked: list[dict],
 ) -> None:
     report = {
         "manifest": manifest("serve", [*given.prompts, *given.prior], **vars(given)),
         "pilots": [{"arm": arm, "batch": batch} | short(p) for (arm, batch), p in pilots.items()],
         "summary": summary,
+        "bench_serving": checked,
         "records": [short(record) for record in records],
     }
     given.json.write_text(json.dumps(report, default=as_json, indent=1))
@@ -185,6 +191,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         records = run(
             servers, cases, given.max_tokens, journal, lambda p: track(p, "groups", console=console)
         )
+        groups = {batch: pool.take(given.bench_serving) for batch in given.case_batch if given.bench_serving}
+        checked = cross_check(servers, groups, tokenizer, given.max_tokens, folder)
     summary = summarise(records, predicted)
-    tables.show(summary)
-    write_report(given, pilots, summary, records)
+    tables.show(summary, checked)
+    write_report(given, pilots, summary, records, checked)

@@ -13,7 +13,7 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def show(summary: Sequence[dict]) -> None:
+def show(summary: Sequence[dict], checked: Sequence[dict] = ()) -> None:
     console = Console(width=180)
     table = Table(title="decode throughput over plain decoding, 95% bootstrap intervals over groups")
     for heading in HEADINGS:
@@ -31,6 +31,17 @@ def show(summary: Sequence[dict]) -> None:
             shares.add_row(row["case"], str(row["batch"]), row["arm"], *values)
     if parts:
         console.print(shares)
+    if checked:
+        console.print(by_bench_serving(checked))
+
+
+def by_bench_serving(checked: Sequence[dict]) -> Table:
+    table = Table(title="the same servers under sglang.bench_serving")
+    for heading in checked[0]:
+        table.add_column(heading)
+    for row in checked:
+        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row.values()))
+    return table
 
 
 def cells(row: dict) -> list[object]:
