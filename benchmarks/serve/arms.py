@@ -124,12 +124,14 @@ def arm_spec(arm: str, settings: Settings, knowledge: Knowledge, ports: dict[str
 def services(
     arms: Sequence[str], knowledge: Knowledge, unused_token: int, folder: Path
 ) -> Iterator[dict[str, int]]:
-    """The gRPC services that the arms draft from, by name: the port of each."""
+    """The gRPC services that the arms draft from, by name: the port of each, and of the datastore's metrics."""
     ports: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
         if "sssd_grpc" in arms:
-            port = ports["datastore"] = free_port()
-            child = _child("datastore", datastore_command(knowledge.prior, port), folder, stack)
+            port, ports["metrics"] = free_port(), free_port()
+            ports["datastore"] = port
+            words = [*datastore_command(knowledge.prior, port), "--metrics-port", str(ports["metrics"])]
+            child = _child("datastore", words, folder, stack)
             wait_until(lambda: datastore_healthy(port), [child])
         if set(CONTROLS) & set(arms):
             port = ports["control"] = free_port()

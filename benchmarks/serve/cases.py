@@ -84,6 +84,13 @@ class Pool:
             for row in wanted
         ]
 
+    def take_longest(self, count: int) -> list[Request]:
+        """As `take`, those with the most tokens."""
+        self._unused.sort(key=lambda row: -len(row["prompt_tokens"]))
+        taken = self.take(count)
+        random.Random(self.seed).shuffle(self._unused)
+        return taken
+
     def chat(self, *turns: str) -> list[int]:
         roles = ("user", "assistant")
         messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]

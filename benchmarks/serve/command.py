@@ -34,6 +34,9 @@ from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
 
 WARM_UP_TOKENS = 24
 PILOT_PROMPTS = 8  # at least, of a pilot load
+LONG_PILOT_PROMPTS = 2  # the same of one with long prompts
+
+Pilots = dict[tuple[str, int, str], dict]  # records by arm, batch size and name of the load
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -96,7 +99,7 @@ def warm_up(servers: Sequence[SglangServer], prompts: Sequence[Sequence[int]], b
 
 
 def predictions(
-    given: argparse.Namespace, cases: Sequence[Case], pilots: dict[tuple[str, int], dict], corpus: Corpus
+    given: argparse.Namespace, cases: Sequence[Case], pilots: Pilots, corpus: Corpus
 ) -> dict[tuple[str, int, str], float | None]:
     """Tokens a second by (case, batch, arm), where recorded answers tell."""
     predicted = {}
@@ -104,7 +107,8 @@ def predictions(
         replayable = not case.seen and case.sampling["temperature"] == 0 and case.chunk == Case.chunk
         for batch, groups in case.groups.items() if replayable else ():
             for arm in given.arms:
-                time = step_time(pilots[arm, batch], batch, 1 if arm == BASELINE else given.nodes + 1)
+                rows = 1 if arm == BASELINE else given.nodes + 1
+                time = step_time(pilots[arm, batch, "pilot"], pilots[arm, batch, "long"], batch, rows)
                 predicted[case.name, batch, arm] = predict(
                     arm, groups, batch, given.nodes, time, corpus, given.max_tokens
                 )
@@ -117,8 +121,9 @@ def started(
     unused_token: int,
     folder: Path,
     stack: contextlib.ExitStack,
-) -> dict[str, SglangServer]:
-    """A healthy server an arm, and the services they draft from; all are stopped with the stack."""
+) -> tuple[dict[str, SglangServer], dict[str, int]]:
+    """A healthy server an arm, and the services they draft from, all of which are stopped with the stack; and by arm the
+    port of its service's metrics."""
     knowledge = prepare(given.arms, given.prior, given.model / "tokenizer.json", folder)
     ports = stack.enter_context(services(given.arms, knowledge, unused_token, folder))
     return {
@@ -127,14 +132,16 @@ def started(
     }
 
 
-def pilot_loads(
-    servers: dict[str, SglangServer], pilot: Case, max_tokens: int
-) -> dict[tuple[str, int], dict]:
-    """By arm and batch size: a load after which step times are known."""
-    batches = list(pilot.groups)
-    warm_up(list(servers.values()), [request.prompt for request in pilot.groups[batches[0]][0]], max(batches))
+def pilot_loads(servers: dict[str, SglangServer], pilots: Sequence[Case], max_tokens: int) -> Pilots:
+    """Loads after which step times are known: of ordinary prompts, and of long ones."""
+    batches = list(pilots[0].groups)
+    first = pilots[0].groups[batches[0]][0]
+    warm_up(list(servers.values()), [request.prompt for request in first], max(batches))
     return {
-        (arm, batch): measure(server, [r for group in groups for r in group], batch, max_tokens, pilot)
+        (arm, batch, pilot.name): measure(
+            server, [r for group in groups for r in group], batch, max_tokens, pilot
+        )
+        for pilot in pilots
         for batch, groups in pilot.groups.items()
         for arm, server in servers.items()
     }
@@ -142,14 +149,14 @@ def pilot_loads(
 
 def write_report(
     given: argparse.Namespace,
-    pilots: dict[tuple[str, int], dict],
+    pilots: Pilots,
     summary: list[dict],
     records: list[dict],
     checked: list[dict],
 ) -> None:
     report = {
         "manifest": manifest("serve", [*given.prompts, *given.prior], **vars(given)),
-        "pilots": [{"arm": arm, "batch": batch} | short(p) for (arm, batch), p in pilots.items()],
+        "pilots": [{"arm": a, "batch": b, "case": c} | short(p) for (a, b, c), p in pilots.items()],
         "summary": summary,
         "bench_serving": checked,
         "records": [short(record) for record in records],
@@ -172,7 +179,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     unused_token = next(token for token in tokenizer.all_special_ids if token != tokenizer.eos_token_id)
     pool = Pool([row for file in given.prompts for row in recorded_rows(file)], tokenizer, given.seed)
     batches = sorted({*given.batch, *given.case_batch})
-    pilot = Case("pilot", deal(pool.take, batches, PILOT_PROMPTS))
+    pilots = [
+        Case("pilot", deal(pool.take, batches, PILOT_PROMPTS)),
+        Case("long", deal(pool.take_longest, batches, LONG_PILOT_PROMPTS)),
+    ]
     cases = chosen_cases(given, pool)
     documents = [trace.output for file in given.prior for trace in load_traces(file)]
     corpus = Corpus(documents, vocab_size=len(tokenizer))
@@ -184,15 +194,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     journal.unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-serve-")))
-        servers = started(given, settings, unused_token, folder, stack)
-        pilots = pilot_loads(servers, pilot, given.max_tokens)
-        predicted = predictions(given, cases, pilots, corpus)
+        servers, ports = started(given, settings, unused_token, folder, stack)
+        piloted = pilot_loads(servers, pilots, given.max_tokens)
+        predicted = predictions(given, cases, piloted, corpus)
         console = Console(stderr=True)
         records = run(
-            servers, cases, given.max_tokens, journal, lambda p: track(p, "groups", console=console)
+            servers, ports, cases, given.max_tokens, journal, lambda p: track(p, "groups", console=console)
         )
         groups = {batch: pool.take(given.bench_serving) for batch in given.case_batch if given.bench_serving}
         checked = cross_check(servers, groups, tokenizer, given.max_tokens, folder)
     summary = summarise(records, predicted)
     tables.show(summary, checked)
-    write_report(given, pilots, summary, records, checked)
+    write_report(given, piloted, summary, records, checked)

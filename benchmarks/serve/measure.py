@@ -9,52 +9,63 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.load import steady_load
 from benchmarks.servers import SglangServer
-from sglang_patches.workers.metrics import PHASES
+from sglang_patches.workers.metrics import PHASES, RETRIEVE
 
 STEP = "specstore_decode_step_seconds"
+ENGINE_SECONDS = "specstore_engine_seconds_sum"
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What an SSSD server counts of its decode steps; empty for other servers. cells: (batch, width) -> (steps, seconds)."""
+    """What an SSSD server counts of its decode steps; empty for other servers. cells: (batch, width) -> (steps, seconds).
+    served: seconds that the datastore service spent on drafts, where there is one."""
 
     phases: dict[str, float]
-    waited: float  # seconds for drafts, part of the phase "draft"
     cells: dict[tuple[int, int], tuple[float, float]]
+    served: float = 0.0
 
     @staticmethod
-    def of(server: SglangServer) -> Counters:
+    def of(server: SglangServer, service_port: int | None = None) -> Counters:
+        """service_port: of the service's metrics."""
         phases: dict[str, float] = {}
         cells: dict[tuple[int, int], list[float]] = {}
-        waited = 0.0
-        text = requests.get(server.url + "/metrics", timeout=60).text
-        for sample in (s for family in text_string_to_metric_families(text) for s in family.samples):
+        for sample in samples(server.url):
             if sample.name == "specstore_decode_phase_seconds_total":
                 phases[sample.labels["phase"]] = sample.value
-            elif sample.name == "specstore_client_step_seconds_sum":
-                waited = sample.value
             elif sample.name in (f"{STEP}_count", f"{STEP}_sum"):
                 cell = int(sample.labels["batch"]), int(sample.labels["width"])
                 cells.setdefault(cell, [0.0, 0.0])[sample.name.endswith("_sum")] = sample.value
-        return Counters(phases, waited, {cell: (count, total) for cell, (count, total) in cells.items()})
+        served = 0.0
+        if service_port is not None:
+            url = f"http://127.0.0.1:{service_port}"
+            served = sum(sample.value for sample in samples(url) if sample.name == ENGINE_SECONDS)
+        return Counters(phases, {cell: (count, total) for cell, (count, total) in cells.items()}, served)
 
     def since(self, before: Counters) -> Counters:
         zero = (0.0, 0.0)
         return Counters(
             {name: value - before.phases.get(name, 0.0) for name, value in self.phases.items()},
-            self.waited - before.waited,
             {
                 cell: (new[0] - before.cells.get(cell, zero)[0], new[1] - before.cells.get(cell, zero)[1])
                 for cell, new in self.cells.items()
                 if new[0] > before.cells.get(cell, zero)[0]
             },
+            self.served - before.served,
         )
+
+
+def samples(url: str) -> list:
+    """All samples of a /metrics page; raises requests.HTTPError."""
+    response = requests.get(url + "/metrics", timeout=60)
+    response.raise_for_status()
+    return [sample for family in text_string_to_metric_families(response.text) for sample in family.samples]
 
 
 def first_tokens(server: SglangServer, group: Sequence[Request], batch: int) -> list[float]:
@@ -69,16 +80,23 @@ def first_tokens(server: SglangServer, group: Sequence[Request], batch: int) -> 
         return list(pool.map(one, group))
 
 
-def measure(server: SglangServer, group: Sequence[Request], batch: int, max_tokens: int, case: Case) -> dict:
+def measure(
+    server: SglangServer,
+    group: Sequence[Request],
+    batch: int,
+    max_tokens: int,
+    case: Case,
+    service_port: int | None = None,
+) -> dict:
     """Prefill (where the case says so a first complete answer), then the timed decoding from the cached prefix."""
     sampling = case.sampling | {"max_new_tokens": max_tokens}
     prompts = [request.prompt for request in group]
     waited = first_tokens(server, group, batch)
     if case.seen:
         server.generate_many(prompts, batch, **sampling)
-    before = Counters.of(server)
+    before = Counters.of(server, service_port)
     load = steady_load(server, prompts, batch, stream_interval=case.chunk, **sampling)
-    spent = Counters.of(server).since(before)
+    spent = Counters.of(server, service_port).since(before)
     answers = load.answers
     return {
         "ttft_seconds": waited,
@@ -88,9 +106,12 @@ def measure(server: SglangServer, group: Sequence[Request], batch: int, max_toke
         "tokens": load.produced,
         "decoded": sum(len(answer.tokens) - 1 for answer in answers),
         "steps": sum(answer.steps for answer in answers),
+        "context": float(
+            np.mean([len(r.prompt) + len(a.tokens) / 2 for r, a in zip(group, answers, strict=True)])
+        ),
         "gaps": [round(gap, 5) for answer in answers for gap in answer.gaps()],
         "phases": spent.phases,
-        "draft_wait": spent.waited,
+        "served": spent.served,
         "cells": [[*cell, *times] for cell, times in spent.cells.items()],
         "outputs": [answer.tokens for answer in answers],
     }
@@ -115,12 +136,13 @@ def points(cases: Sequence[Case]) -> Iterator[Point]:
 
 def run(
     servers: dict[str, SglangServer],
+    service_ports: dict[str, int],
     cases: Sequence[Case],
     max_tokens: int,
     journal: Path,
     progress: Callable[[list[Point]], Sequence[Point]],
 ) -> list[dict]:
-    """One record a point and arm, each appended to the journal at once, so that a broken run keeps what it has. The order
+    """service_ports: of the metrics of an arm's own service. One record a point and arm, each appended to the journal at once, so that a broken run keeps what it has. The order
     of the arms rotates from point to point: a slow minute of the machine hits all of them."""
     records, arms = [], list(servers)
     for number, point in enumerate(progress(list(points(cases)))):
@@ -130,7 +152,8 @@ def run(
                 "case": point.case.name, "batch": point.batch, "group": point.index, "arm": arm,
                 "category": point.group[0].category if point.case.name == "tasks" else point.case.name,
             }  # fmt: skip
-            record |= measure(servers[arm], point.group, point.batch, max_tokens, point.case)
+            port = service_ports.get(arm)
+            record |= measure(servers[arm], point.group, point.batch, max_tokens, point.case, port)
             records.append(record)
             with journal.open("a") as file:
                 file.write(json.dumps(record) + "\n")
@@ -140,17 +163,22 @@ def run(
 def breakdown(rows: Sequence[dict]) -> dict[str, float]:
     """Shares of the time that requests are decoded, as Double's table 10; rows: of one SSSD arm and batch size.
 
-    retrieval: waiting for drafts, with a service its transport too. rest: prefills of cached prompts, the scheduler, requests
-    on their way in and out."""
+    retrieval: the datastore's own time. transport: the rest of the wait for drafts, where the datastore is a service.
+    bookkeeping: the worker's, before and after. rest: prefills of cached prompts, the scheduler, requests on their way
+    in and out."""
     if not rows[0]["phases"]:
         return {}
     whole = sum(row["wall_seconds"] for row in rows)
-    spent = {phase: sum(row["phases"].get(phase, 0.0) for row in rows) / whole for phase in PHASES}
-    retrieval = sum(row["draft_wait"] for row in rows) / whole
+    spent = {
+        phase: sum(row["phases"].get(phase, 0.0) for row in rows) / whole for phase in (*PHASES, RETRIEVE)
+    }
+    served = sum(row["served"] for row in rows) / whole
+    retrieval = served or spent[RETRIEVE]
     shares = {
         "forward": spent["forward"],
         "verify": spent["verify"],
         "retrieval": retrieval,
-        "bookkeeping": spent["draft"] - retrieval + spent["prepare"] + spent["commit"],
+        "transport": spent[RETRIEVE] - retrieval,
+        "bookkeeping": spent["draft"] - spent[RETRIEVE] + spent["prepare"] + spent["commit"],
     }
     return shares | {"rest": 1.0 - sum(shares.values())}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.replay.method import replay
+from benchmarks.replay.method import Method, replay
 from benchmarks.replay.methods import PEERS, Corpus
 from benchmarks.serve.cases import Request
 from benchmarks.traces import Trace
@@ -26,31 +26,46 @@ REPLAYED = {"ngram": "SGLang trie", "ngram_corpus": "SGLang trie + corpus"}
 
 @dataclass(frozen=True)
 class StepTime:
-    """t(batch, rows): seconds of a step at one batch size by rows of each request, between the pilot's measurements along a
-    line, and beyond them as the last line goes on. admission: seconds that a request takes beside its decode steps."""
+    """t(batch, rows, context): seconds of a step at one batch size by rows of each request, between the pilot's measurements
+    along a line, and beyond them as the last line goes on.
+
+    context: mean tokens of a request in the pilot; another_token: seconds that one more adds. admission: seconds that a
+    request takes beside its decode steps."""
 
     rows: Sequence[int]
     seconds: Sequence[float]
     admission: float = 0.0
+    context: float = 0.0
+    another_token: float = 0.0
 
-    def __call__(self, rows: int) -> float:
+    def __call__(self, rows: int, context: float) -> float:
+        longer = self.another_token * (context - self.context)
         if rows > self.rows[-1] and len(self.rows) > 1:
             slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
-            return self.seconds[-1] + slope * (rows - self.rows[-1])
-        return float(np.interp(rows, self.rows, self.seconds))
+            return longer + self.seconds[-1] + slope * (rows - self.rows[-1])
+        return longer + float(np.interp(rows, self.rows, self.seconds))
 
 
-def step_time(pilot: dict, batch: int, rows: int) -> StepTime:
-    """From a measured record: its cells if the server counts them, else its mean step, each of `rows` rows, admission
-    included."""
-    if not pilot["cells"]:
-        return StepTime(
-            [rows], [batch * pilot["decoded"] / pilot["steps"] * pilot["seconds"] / pilot["tokens"]]
-        )
-    cells = sorted((width, total / count) for size, width, count, total in pilot["cells"] if size == batch)
-    decoding = sum(total for *_, total in pilot["cells"])
-    admission = max(0.0, pilot["wall_seconds"] - decoding) / len(pilot["outputs"])
-    return StepTime(*zip(*cells, strict=True), admission)
+def step_time(pilot: dict, long_pilot: dict, batch: int, rows: int) -> StepTime:
+    """From records of two loads, of which the second has longer prompts: their cells if the server counts them, else their
+    mean step, each of `rows` rows, admission included."""
+    times, long_times = cell_times(pilot, batch, rows), cell_times(long_pilot, batch, rows)
+    common = times.keys() & long_times.keys()
+    tokens = long_pilot["context"] - pilot["context"]
+    more = [long_times[width] - times[width] for width in common]
+    another_token = max(0.0, float(np.median(more)) / tokens) if common and tokens > 0 else 0.0
+    admission = 0.0
+    if pilot["cells"]:
+        decoding = sum(total for *_, total in pilot["cells"])
+        admission = max(0.0, pilot["wall_seconds"] - decoding) / len(pilot["outputs"])
+    return StepTime(*zip(*sorted(times.items()), strict=True), admission, pilot["context"], another_token)
+
+
+def cell_times(record: dict, batch: int, rows: int) -> dict[int, float]:
+    """Seconds of a step at this batch size, by rows of each request."""
+    if not record["cells"]:
+        return {rows: batch * record["decoded"] / record["steps"] * record["seconds"] / record["tokens"]}
+    return {width: total / count for size, width, count, total in record["cells"] if size == batch}
 
 
 def traces_of(group: Sequence[Request], max_tokens: int) -> list[Trace]:
@@ -74,19 +89,34 @@ def predict(
     traces = [traces_of(group, max_tokens) for group in groups]
     if any(len(made) < len(group) for made, group in zip(traces, groups, strict=True)):
         return None
-    if arm in ("plain", "control_adaptive"):
-        return batch / time(1)
-    if arm == "control":
-        return batch / time(nodes + 1)
-    if arm in REPLAYED:
-        method = PEERS[REPLAYED[arm]](corpus, nodes)
-        steps = [step.tokens for made in traces for trace in made for step in replay(method, trace)]
-        return batch * float(np.mean(steps)) / time(nodes + 1)
     if arm in ("sssd", "sssd_grpc"):
         simulation = Simulation(corpus, batch, nodes, time)
-        produced, seconds = map(sum, zip(*(simulation.load(made) for made in traces), strict=True))
-        return produced / seconds
-    return None
+        loads = [simulation.load(made) for made in traces]
+    elif arm in ("plain", "control_adaptive"):
+        loads = [fixed_load(made, 1.0, batch, 1, time) for made in traces]
+    elif arm == "control":
+        loads = [fixed_load(made, 1.0, batch, nodes + 1, time) for made in traces]
+    elif arm in REPLAYED:
+        method = PEERS[REPLAYED[arm]](corpus, nodes)
+        loads = [fixed_load(made, per_step(method, made), batch, nodes + 1, time) for made in traces]
+    else:
+        return None
+    produced, seconds = map(sum, zip(*loads, strict=True))
+    return produced / seconds
+
+
+def per_step(method: Method, traces: Sequence[Trace]) -> float:
+    """Tokens a step."""
+    return float(np.mean([step.tokens for trace in traces for step in replay(method, trace)] or [1]))
+
+
+def fixed_load(
+    traces: Sequence[Trace], tokens_per_step: float, batch: int, rows: int, time: StepTime
+) -> tuple[float, float]:
+    """(tokens, seconds) where every step verifies the same rows."""
+    tokens = sum(len(trace.output) for trace in traces)
+    context = float(np.mean([len(trace.prompt) + len(trace.output) / 2 for trace in traces]))
+    return tokens, tokens / (batch * tokens_per_step) * time(rows, context)
 
 
 class Simulation:
@@ -97,7 +127,9 @@ class Simulation:
         self._batch, self._time = batch, time
         self._budget = Budget(nodes)
         widths = [width for width in CANDIDATE_WIDTHS if width <= nodes]
-        self._policy = LengthPolicy([*widths, nodes + 1], lambda rows: time(max(1, round(rows / batch))))
+        self._policy = LengthPolicy(
+            [*widths, nodes + 1], lambda rows: time(max(1, round(rows / batch)), time.context)
+        )
         self._names = iter(range(1 << 30))
 
     def load(self, traces: Sequence[Trace]) -> tuple[float, float]:
@@ -133,38 +165,38 @@ class Simulation:
             if width > 1:
                 policy.acceptance.observe(verified, accepted)
             gained += place.advance(int(accepted.sum()) + 1)
-        took = self._time(width)
+        took = self._time(width, float(np.mean([place.known for place in places])))
         policy.times.observe(batch, width, took)
         return gained, took
 
 
 class _Place:
-    """A request that is being decoded."""
+    """A request that is being decoded. known: its tokens."""
 
     def __init__(self, name: str, trace: Trace) -> None:
         self._name = name
         self._text = np.concatenate([trace.prompt, trace.output])
         self._opening: Opening | None = Opening(prompt_length=len(trace.prompt))
-        self._sent, self._known = 0, min(len(trace.prompt) + 1, len(self._text))
+        self._sent, self.known = 0, min(len(trace.prompt) + 1, len(self._text))
 
     @property
     def ended(self) -> bool:
-        return self._known == len(self._text)
+        return self.known == len(self._text)
 
     def entry(self, budget: Budget) -> Entry:
         entry = Entry(
-            self._name, self._sent, self._text[self._sent : self._known], budget=budget, opening=self._opening
+            self._name, self._sent, self._text[self._sent : self.known], budget=budget, opening=self._opening
         )
-        self._sent, self._opening = self._known, None
+        self._sent, self._opening = self.known, None
         return entry
 
     def closing(self) -> Entry:
         return Entry(self._name, self._sent, self._text[self._sent :], opening=self._opening, closing=True)
 
     def rest(self, count: int) -> list[int]:
-        return self._text[self._known : self._known + count].tolist()
+        return self._text[self.known : self.known + count].tolist()
 
     def advance(self, tokens: int) -> int:
-        gained = min(tokens, len(self._text) - self._known)
-        self._known += gained
+        gained = min(tokens, len(self._text) - self.known)
+        self.known += gained
         return gained

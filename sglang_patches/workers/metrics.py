@@ -7,6 +7,7 @@ from prometheus_client import Counter, Summary
 # Where the worker's own time goes. On a GPU "forward" is the launch alone: what the device computes meanwhile shows in the
 # time of the whole step.
 PHASES = ("draft", "prepare", "forward", "verify", "commit")
+RETRIEVE = "retrieve"  # the part of "draft" that waits for the datastore
 PHASE_SECONDS = Counter("specstore_decode_phase_seconds", "Time of decode steps by phase", ["phase"])
 STEP_SECONDS = Summary(
     "specstore_decode_step_seconds",
@@ -18,7 +19,7 @@ STEP_SECONDS = Summary(
 class PhaseClock:
     """Of one step: each `end` ends a phase and begins the next."""
 
-    _seconds = {phase: PHASE_SECONDS.labels(phase) for phase in PHASES}
+    _seconds = {phase: PHASE_SECONDS.labels(phase) for phase in (*PHASES, RETRIEVE)}
 
     def __init__(self) -> None:
         self._began = time.perf_counter()

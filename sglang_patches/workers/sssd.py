@@ -18,7 +18,7 @@ from sglang_patches.options import load_options
 from sglang_patches.workers.base import TreeWorker
 from sglang_patches.workers.layout import pack
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
-from sglang_patches.workers.metrics import observe_step
+from sglang_patches.workers.metrics import RETRIEVE, PhaseClock, observe_step
 from sglang_patches.workers.requests import RequestTracker
 from sglang_patches.workers.row_cost import measure_row_seconds
 from sglang_patches.workers.target_sampling import needs_plain_step
@@ -117,7 +117,10 @@ class SSSDWorker(TreeWorker):
     def _ask(self, entries: list[Entry]) -> list[DraftTree]:
         if self.datastore is None:
             return [EMPTY_TREE] * len(entries)
-        return [reply.tree for reply in self.datastore.step(entries, self.deadline)]
+        clock = PhaseClock()
+        replies = self.datastore.step(entries, self.deadline)
+        clock.end(RETRIEVE)
+        return [reply.tree for reply in replies]
 
     def _post(self, entries: list[Entry]) -> None:
         if entries and self.datastore is not None:

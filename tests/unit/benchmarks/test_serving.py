@@ -98,6 +98,12 @@ def test_unrelated_prompts_share_nothing():
     assert all(len(set(a) & set(b)) < 20 for a, b in pairwise(prompts))
 
 
+def test_the_longest_prompts_come_first_where_they_are_asked_for():
+    shared = Pool([row | {"prompt_tokens": [1] * i} for i, row in enumerate(rows(qa=9), 1)], Tokenizer())
+    assert [len(request.prompt) for request in shared.take_longest(3)] == [9, 8, 7]
+    assert max(len(request.prompt) for request in shared.take(6)) == 6
+
+
 def test_points_keep_the_order_of_cases_and_batches():
     case = CASES["mixed"](pool(qa=40), [1, 4], 3)
     assert [(point.batch, point.index) for point in points([case])] == [(1, 0), (1, 1), (1, 2), (4, 0)]
@@ -107,28 +113,38 @@ def test_points_keep_the_order_of_cases_and_batches():
 def test_every_arm_has_a_server(arm, tmp_path):
     knowledge = Knowledge(tmp_path / "prior", tmp_path / "crowded", tmp_path / "corpus.jsonl")
     settings = Settings(tmp_path, "bfloat16", 15, (1, 8), 64, True)
-    words = arm_spec(arm, settings, knowledge, {"control": 7, "datastore": 8}).command(1)
+    words = arm_spec(arm, settings, knowledge, {"control": 7, "datastore": 8, "metrics": 9}).command(1)
     assert ("--speculative-algorithm" in words) == (arm != "plain")
     assert words[words.index("--max-running-requests") + 1] == "8"
 
 
-def pilot(cells) -> dict:
+def pilot(cells, context=100.0) -> dict:
     return {
         "cells": cells, "decoded": 60, "steps": 30, "seconds": 1.2, "tokens": 60, "wall_seconds": 4.0,
-        "outputs": [[1]] * 4,
+        "outputs": [[1]] * 4, "context": context,
     }  # fmt: skip
 
 
 def test_step_time_of_a_server_without_counters_is_its_mean_step():
-    assert step_time(pilot([]), 1, 16)(16) == pytest.approx(1.2 / 30)
+    slower = pilot([], 300.0) | {"seconds": 1.8}
+    time = step_time(pilot([]), slower, 1, 16)
+    assert time(16, 100) == pytest.approx(1.2 / 30)
+    assert time(16, 200) == pytest.approx(1.5 / 30)
 
 
 def test_step_time_between_and_beyond_measured_rows():
-    time = step_time(pilot([[4, 1, 10, 0.1], [4, 8, 10, 0.8], [2, 1, 5, 0.5]]), 4, 16)
-    assert [time(1), time(8)] == pytest.approx([0.01, 0.08])
-    assert time(4) == pytest.approx(0.04)
-    assert time(16) == pytest.approx(0.16)
+    cells, longer = [[4, 1, 10, 0.1], [4, 8, 10, 0.8], [2, 1, 5, 0.5]], [[4, 8, 10, 0.9]]
+    time = step_time(pilot(cells), pilot(longer, 200.0), 4, 16)
+    assert [time(1, 100), time(8, 100)] == pytest.approx([0.01, 0.08])
+    assert time(4, 100) == pytest.approx(0.04)
+    assert time(16, 100) == pytest.approx(0.16)
+    assert time(8, 200) == pytest.approx(0.09)
     assert time.admission == pytest.approx((4.0 - 1.4) / 4)
+
+
+def test_a_step_never_gets_shorter_with_its_context():
+    time = step_time(pilot([[4, 1, 10, 0.1]]), pilot([[4, 1, 10, 0.05]], 200.0), 4, 16)
+    assert time(1, 1000) == pytest.approx(0.01)
 
 
 def group_of(*texts: np.ndarray) -> list[Request]:
@@ -180,12 +196,14 @@ def test_first_difference():
 
 def record(arm: str, group: int, category: str, seconds: float) -> dict:
     phases = (
-        {"draft": 0.2, "prepare": 0.1, "forward": 0.5, "verify": 0.1, "commit": 0.0} if arm != "plain" else {}
+        {"draft": 0.2, "prepare": 0.1, "forward": 0.5, "verify": 0.1, "commit": 0.0, "retrieve": 0.1}
+        if arm != "plain"
+        else {}
     )
     return {
         "case": "tasks", "batch": 1, "group": group, "category": category, "arm": arm, "tokens": 10, "decoded": 9,
         "steps": 3, "seconds": seconds, "outputs": [[1]], "ttft_seconds": [0.1], "gaps": [0.1, 0.2],
-        "wall_seconds": 1.0, "cells": [[1, 2, 3, 1.0]] if phases else [], "phases": phases, "draft_wait": 0.1,
+        "wall_seconds": 1.0, "cells": [[1, 2, 3, 1.0]] if phases else [], "phases": phases, "served": 0.0,
     }  # fmt: skip
 
 
@@ -206,15 +224,18 @@ def test_breakdown_sums_to_one_and_keeps_waiting_apart():
     assert sum(shares.values()) == pytest.approx(1)
     assert (shares["retrieval"], shares["forward"]) == (0.1, 0.5)
     assert shares["bookkeeping"] == pytest.approx(0.2)
+    assert shares["transport"] == 0
+    of_a_service = breakdown([record("sssd", 0, "x", 1.0) | {"served": 0.04}])
+    assert (of_a_service["retrieval"], of_a_service["transport"]) == pytest.approx((0.04, 0.06))
     assert breakdown([record("plain", 0, "x", 1.0)]) == {}
 
 
 def test_counters_are_differences():
-    before = Counters({"forward": 1.0}, 0.5, {(1, 1): (10, 1.0)})
-    after = Counters({"forward": 1.5, "draft": 0.1}, 0.7, {(1, 1): (10, 1.0), (1, 4): (3, 0.6)})
+    before = Counters({"forward": 1.0}, {(1, 1): (10, 1.0)}, 2.0)
+    after = Counters({"forward": 1.5, "draft": 0.1}, {(1, 1): (10, 1.0), (1, 4): (3, 0.6)}, 2.5)
     spent = after.since(before)
     assert spent.phases == {"forward": 0.5, "draft": 0.1}
-    assert spent.cells == {(1, 4): (3, 0.6)}
+    assert spent.cells == {(1, 4): (3, 0.6)} and spent.served == 0.5
 
 
 def test_plots_are_drawn_from_the_report(tmp_path):
