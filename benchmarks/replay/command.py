@@ -97,6 +97,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     setting = setting_of(given)
     results = {name: EXPERIMENTS[name](setting) for name in given.experiments}
+    results = {
+        name: records for name, records in results.items() if records
+    }  # of entries none without --dataset
     if given.footprint:
         tokenizer = Tokenizer.from_file(str(given.tokenizer))
         documents = source_documents(tokenizer, given.footprint)

@@ -171,9 +171,14 @@ def test_command_writes_tables_plots_and_a_manifest(recorded, tmp_path, capsys):
     traces, prior = recorded("traces.jsonl.gz", {"a": 3, "b": 2}), recorded("prior.jsonl", {"own": 4})
     out = tmp_path / "out" / "replay.json"
     files = ["--traces", str(traces), "--prior", str(prior), "--language", str(prior)]
-    command.main(
-        [*files, "--nodes", "4", "8", "--experiments", "cold", "size", "language", "--json", str(out)]
-    )
+    asked = [
+        "--experiments",
+        "cold",
+        "size",
+        "language",
+        "entries",
+    ]  # the last needs --dataset and is left out
+    command.main([*files, "--nodes", "4", "8", *asked, "--json", str(out)])
     assert "ours over the best of the others" in capsys.readouterr().out
     report = json.loads(out.read_text())
     assert set(report["manifest"]["prompts"]) == {"traces.jsonl.gz", "prior.jsonl"}
