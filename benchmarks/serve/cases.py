@@ -27,6 +27,8 @@ from benchmarks.serve.load import prompts_for
 
 LONG = 1500  # tokens
 WORDS = 60  # random tokens of an unrelated prompt
+PILOT_PROMPTS, LONG_PILOT_PROMPTS = 8, 2  # at least, of the loads before a run
+PILOT_WORDS = 600  # tokens of the second's
 FOLLOW_UPS = (
     "Say the same in half the words.",
     "Now turn your answer into a list of points.",
@@ -83,13 +85,6 @@ class Pool:
             )
             for row in wanted
         ]
-
-    def take_longest(self, count: int) -> list[Request]:
-        """As `take`, those with the most tokens."""
-        self._unused.sort(key=lambda row: -len(row["prompt_tokens"]))
-        taken = self.take(count)
-        random.Random(self.seed).shuffle(self._unused)
-        return taken
 
     def chat(self, *turns: str) -> list[int]:
         roles = ("user", "assistant")
@@ -154,15 +149,27 @@ def long(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
     return Case("long", deal(from_list(requests), batches, prompts))
 
 
-def unrelated(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
+def random_words(pool: Pool, length: int) -> Source:
+    """Prompts of so many tokens each."""
     rng, known = np.random.default_rng(pool.seed), len(pool.tokenizer)
     common = known // 10  # special tokens and single bytes are below
 
-    def random_words(count: int) -> list[Request]:
-        return [Request("unrelated", rng.integers(common, known, WORDS).tolist()) for _ in range(count)]
+    def following(count: int) -> list[Request]:
+        return [Request("unrelated", rng.integers(common, known, length).tolist()) for _ in range(count)]
 
+    return following
+
+
+def unrelated(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
     sampling = {"temperature": 1.0, "ignore_eos": True}
-    return Case("unrelated", deal(random_words, batches, prompts), sampling)
+    return Case("unrelated", deal(random_words(pool, WORDS), batches, prompts), sampling)
+
+
+def pilots(pool: Pool, batches: Sequence[int]) -> tuple[Case, Case]:
+    """The loads after which step times are known: of ordinary prompts, and of long ones."""
+    sampling = {"temperature": 0.0, "ignore_eos": True}
+    long_prompts = deal(random_words(pool, PILOT_WORDS), batches, LONG_PILOT_PROMPTS)
+    return Case("pilot", deal(pool.take, batches, PILOT_PROMPTS)), Case("long pilot", long_prompts, sampling)
 
 
 def streamed(pool: Pool, batches: Sequence[int], prompts: int) -> Case:

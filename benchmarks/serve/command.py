@@ -24,7 +24,7 @@ from benchmarks.replay.methods import Corpus
 from benchmarks.serve import plots, tables
 from benchmarks.serve.arms import ARMS, BASELINE, Settings, arm_spec, prepare, services
 from benchmarks.serve.bench_serving import cross_check
-from benchmarks.serve.cases import CASES, Case, Pool, deal
+from benchmarks.serve.cases import CASES, Case, Pool, pilots
 from benchmarks.serve.measure import measure, run
 from benchmarks.serve.prediction import predict, step_time
 from benchmarks.serve.summary import summarise
@@ -33,8 +33,6 @@ from benchmarks.statistics import as_json
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
 
 WARM_UP_TOKENS = 24
-PILOT_PROMPTS = 8  # at least, of a pilot load
-LONG_PILOT_PROMPTS = 2  # the same of one with long prompts
 
 Pilots = dict[tuple[str, int, str], dict]  # records by arm, batch size and name of the load
 
@@ -99,7 +97,7 @@ def warm_up(servers: Sequence[SglangServer], prompts: Sequence[Sequence[int]], b
 
 
 def predictions(
-    given: argparse.Namespace, cases: Sequence[Case], pilots: Pilots, corpus: Corpus
+    given: argparse.Namespace, cases: Sequence[Case], piloted: Pilots, corpus: Corpus
 ) -> dict[tuple[str, int, str], float | None]:
     """Tokens a second by (case, batch, arm), where recorded answers tell."""
     predicted = {}
@@ -108,7 +106,7 @@ def predictions(
         for batch, groups in case.groups.items() if replayable else ():
             for arm in given.arms:
                 rows = 1 if arm == BASELINE else given.nodes + 1
-                time = step_time(pilots[arm, batch, "pilot"], pilots[arm, batch, "long"], batch, rows)
+                time = step_time(piloted[arm, batch, "pilot"], piloted[arm, batch, "long pilot"], batch, rows)
                 predicted[case.name, batch, arm] = predict(
                     arm, groups, batch, given.nodes, time, corpus, given.max_tokens
                 )
@@ -132,16 +130,15 @@ def started(
     }
 
 
-def pilot_loads(servers: dict[str, SglangServer], pilots: Sequence[Case], max_tokens: int) -> Pilots:
-    """Loads after which step times are known: of ordinary prompts, and of long ones."""
-    batches = list(pilots[0].groups)
-    first = pilots[0].groups[batches[0]][0]
+def pilot_loads(servers: dict[str, SglangServer], loads: Sequence[Case], max_tokens: int) -> Pilots:
+    batches = list(loads[0].groups)
+    first = loads[0].groups[batches[0]][0]
     warm_up(list(servers.values()), [request.prompt for request in first], max(batches))
     return {
         (arm, batch, pilot.name): measure(
             server, [r for group in groups for r in group], batch, max_tokens, pilot
         )
-        for pilot in pilots
+        for pilot in loads
         for batch, groups in pilot.groups.items()
         for arm, server in servers.items()
     }
@@ -149,14 +146,14 @@ def pilot_loads(servers: dict[str, SglangServer], pilots: Sequence[Case], max_to
 
 def write_report(
     given: argparse.Namespace,
-    pilots: Pilots,
+    piloted: Pilots,
     summary: list[dict],
     records: list[dict],
     checked: list[dict],
 ) -> None:
     report = {
         "manifest": manifest("serve", [*given.prompts, *given.prior], **vars(given)),
-        "pilots": [{"arm": a, "batch": b, "case": c} | short(p) for (a, b, c), p in pilots.items()],
+        "pilots": [{"arm": a, "batch": b, "case": c} | short(p) for (a, b, c), p in piloted.items()],
         "summary": summary,
         "bench_serving": checked,
         "records": [short(record) for record in records],
@@ -179,10 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     unused_token = next(token for token in tokenizer.all_special_ids if token != tokenizer.eos_token_id)
     pool = Pool([row for file in given.prompts for row in recorded_rows(file)], tokenizer, given.seed)
     batches = sorted({*given.batch, *given.case_batch})
-    pilots = [
-        Case("pilot", deal(pool.take, batches, PILOT_PROMPTS)),
-        Case("long", deal(pool.take_longest, batches, LONG_PILOT_PROMPTS)),
-    ]
+    ordinary, long_prompts = pilots(pool, batches)
     cases = chosen_cases(given, pool)
     documents = [trace.output for file in given.prior for trace in load_traces(file)]
     corpus = Corpus(documents, vocab_size=len(tokenizer))
@@ -195,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-serve-")))
         servers, ports = started(given, settings, unused_token, folder, stack)
-        piloted = pilot_loads(servers, pilots, given.max_tokens)
+        piloted = pilot_loads(servers, (ordinary, long_prompts), given.max_tokens)
         predicted = predictions(given, cases, piloted, corpus)
         console = Console(stderr=True)
         records = run(

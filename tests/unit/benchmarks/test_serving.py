@@ -10,7 +10,7 @@ from benchmarks.replay import sglang_ngram
 from benchmarks.replay.methods import Corpus
 from benchmarks.serve import plots
 from benchmarks.serve.arms import ARMS, Knowledge, Settings, arm_spec
-from benchmarks.serve.cases import CASES, Pool, Request, deal
+from benchmarks.serve.cases import CASES, Pool, Request, deal, pilots
 from benchmarks.serve.load import prompts_for
 from benchmarks.serve.measure import Counters, breakdown, points
 from benchmarks.serve.prediction import StepTime, predict, step_time
@@ -98,10 +98,12 @@ def test_unrelated_prompts_share_nothing():
     assert all(len(set(a) & set(b)) < 20 for a, b in pairwise(prompts))
 
 
-def test_the_longest_prompts_come_first_where_they_are_asked_for():
-    shared = Pool([row | {"prompt_tokens": [1] * i} for i, row in enumerate(rows(qa=9), 1)], Tokenizer())
-    assert [len(request.prompt) for request in shared.take_longest(3)] == [9, 8, 7]
-    assert max(len(request.prompt) for request in shared.take(6)) == 6
+def test_the_second_pilot_has_long_prompts_and_takes_none_of_the_pool():
+    shared = pool(qa=40)
+    ordinary, long_prompts = pilots(shared, [1, 4])
+    assert len(ordinary.groups[1]) == 8
+    assert {len(r.prompt) for groups in long_prompts.groups.values() for g in groups for r in g} == {600}
+    assert len(shared.take(100)) == 40 - 8 - 7
 
 
 def test_points_keep_the_order_of_cases_and_batches():
