@@ -124,10 +124,11 @@ def started(
     port of its service's metrics."""
     knowledge = prepare(given.arms, given.prior, given.model / "tokenizer.json", folder)
     ports = stack.enter_context(services(given.arms, knowledge, unused_token, folder))
-    return {
+    servers = {
         arm: stack.enter_context(running(arm_spec(arm, settings, knowledge, ports), folder))
         for arm in given.arms
     }
+    return servers, {"sssd_grpc": ports["metrics"]} if "metrics" in ports else {}
 
 
 def pilot_loads(servers: dict[str, SglangServer], loads: Sequence[Case], max_tokens: int) -> Pilots:
