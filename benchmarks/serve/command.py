@@ -60,6 +60,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--nodes", type=int, default=15, help="drafted tokens a tree (the root is one row more)"
     )
+    parser.add_argument(
+        "--bench-serving",
+        type=int,
+        default=0,
+        metavar="PROMPTS",
+        help="also load with sglang.bench_serving, so many prompts a batch size",
+    )
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--no-overlap", action="store_true")
