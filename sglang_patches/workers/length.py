@@ -94,6 +94,10 @@ class StepTimes:
         self._pace += PACE_WEIGHT * (took - cell.level - self._pace)
         self._last = cell, took
 
+    def interrupted(self) -> None:
+        """The next step does not follow the last one: their paces may differ."""
+        self._last = None
+
     def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
         """Of steps with this batch, one for each width, in units that all cells share."""
         known = {key: self._estimate(cell) for key, cell in self._cells.items() if cell.seen >= TRUSTED}
@@ -193,7 +197,9 @@ class LengthPolicy:
         and seconds if they count."""
         now = time.perf_counter()
         finished = None
-        if self._started is not None and comparable:
+        if not comparable:
+            self.times.interrupted()
+        elif self._started is not None:
             started, last_batch, last_width = self._started
             finished = last_batch, last_width, now - started
             self.times.observe(*finished)
@@ -203,3 +209,4 @@ class LengthPolicy:
     def interrupted(self) -> None:
         """The next step's time since the last one would not be a decode step's."""
         self._started = None
+        self.times.interrupted()

@@ -110,6 +110,27 @@ def test_a_pace_that_changed_at_another_batch_size_changes_no_comparison():
     assert wide / narrow == pytest.approx(210 / 62, rel=0.1)
 
 
+def test_steps_on_either_side_of_a_break_teach_no_ratio():
+    times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 4): 80.0}, rounds=20)
+    for _ in range(20):
+        times.interrupted()
+        times.observe(8, 1, 50.0)
+        times.interrupted()
+        times.observe(8, 4, 240.0)
+    assert times.seconds(8, [1, 4]) == pytest.approx([50.0, 80.0], rel=0.05)
+
+
+def test_a_prefill_or_an_idle_gap_is_such_a_break():
+    policy = LengthPolicy(WIDTHS, lambda rows: 1.0)
+    broken = []
+    policy.times.interrupted = lambda: broken.append(True)
+    policy.step_started(1, 1)
+    assert policy.step_started(1, 4) is not None and not broken
+    assert policy.step_started(1, 1, comparable=False) is None and len(broken) == 1
+    policy.interrupted()
+    assert policy.step_started(1, 1) is None and len(broken) == 2
+
+
 def test_one_step_that_was_interrupted_moves_little():
     times = _times(lambda rows: 1.0, {(8, 1): 50.0, (8, 4): 80.0}, rounds=20)
     times.observe(8, 1, 5000.0)
