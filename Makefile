@@ -10,7 +10,7 @@ help:
 	echo "make serve-pd  the same with prefill and decode on instances of their own, behind a router (PREFILLS= DECODES=)"
 	echo "make test    every test (ARGS='tests/unit -k name' for some)"
 	echo "make lint    ruff, import contracts, mypy"
-	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served; about ten minutes"
+	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served"
 	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks to compare with"
 	echo "make env     the environment alone; prints its path"
 	echo "make lock    resolve pyproject.toml into requirements/lock.txt"

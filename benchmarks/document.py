@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.replay.experiments import ALL
+from benchmarks.prompts import ALL
 from benchmarks.replay.methods import OURS, OWN
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.jsonl"
 WORKSHOP = Path(__file__).resolve().parents[2] / "shared" / "data"
+ALL = "all"  # in reports: the categories together
 MT_BENCH = frozenset(
     ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
 )

@@ -18,7 +18,7 @@ from benchmarks.replay.footprint import footprint
 from benchmarks.replay.methods import NEEDS_PEERS, available
 from benchmarks.sources import source_documents
 from benchmarks.statistics import as_json
-from benchmarks.traces import SHIPPED, SHIPPED_LANGUAGE, SHIPPED_PRIOR, Trace, load_traces
+from benchmarks.traces import SHIPPED, SHIPPED_LANGUAGE, SHIPPED_PRIOR, Trace, by_category, load_traces
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -58,10 +58,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def chosen(traces: Sequence[Trace], per_category: int, seed: int) -> list[Trace]:
     """The first ones of each category, all in a random order, as requests come to a server."""
-    kept: dict[str, list[Trace]] = {}
-    for trace in traces:
-        kept.setdefault(trace.category, []).append(trace)
-    mixed = [trace for rows in kept.values() for trace in rows[:per_category]]
+    mixed = [trace for rows in by_category(traces).values() for trace in rows[:per_category]]
     random.Random(seed).shuffle(mixed)
     return mixed
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.prompts import spec_bench_category
+from benchmarks.prompts import ALL, spec_bench_category
 from benchmarks.replay.method import Method, replay
 from benchmarks.replay.methods import METHODS, NEEDS_PEERS, OURS, Corpus, available
 from benchmarks.replay.ours import Ours, Tiers
 from benchmarks.statistics import ratio_of_sums, throughput_ratio
 from benchmarks.traces import Trace
 
-ALL = "all"
 NODES = 16  # of experiments about something else
 COLD = (
     OURS,

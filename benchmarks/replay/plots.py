@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.replay.experiments import ALL
+from benchmarks.prompts import ALL
 from benchmarks.replay.methods import OURS, OWN
 
 COLUMNS = 4

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.replay.experiments import ALL
+from benchmarks.prompts import ALL
 from benchmarks.replay.methods import OURS
 
 WIDTH = 160

@@ -88,7 +88,11 @@ def measure(
     case: Case,
     service_port: int | None = None,
 ) -> dict:
-    """Prefill (where the case says so a first complete answer), then the timed decoding from the cached prefix."""
+    """Prefill (where the case says so a first complete answer), then the timed decoding from the cached prefix.
+
+    Times are in seconds. tokens: produced in the timed part, `seconds`; decoded, steps: of all answers, to the end at
+    `wall_seconds`. context: mean tokens of a request. gaps: between tokens. service_port, phases, cells, served: see
+    Counters, cells as [batch, width, steps, seconds]. Raises requests.HTTPError."""
     sampling = case.sampling | {"max_new_tokens": max_tokens}
     prompts = [request.prompt for request in group]
     waited = first_tokens(server, group, batch)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.serve.summary import ALL
+from benchmarks.prompts import ALL
 
 CURVE = "mixed"  # the case that runs at every batch size
 

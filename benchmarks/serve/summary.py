@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.prompts import ALL
 from benchmarks.serve.arms import BASELINE
 from benchmarks.serve.measure import breakdown
 from benchmarks.statistics import ratio_of_sums, throughput_ratio
-
-ALL = "all"
 
 
 def first_difference(reference: Sequence[int], other: Sequence[int]) -> int | None:

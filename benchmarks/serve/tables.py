@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.prompts import ALL
+
 HEADINGS = (
     "case", "batch", "category", "arm", "groups", "x plain", "tokens/step", "ms/step", "tokens/s", "predicted",
     "TTFT ms", "gap p50", "gap p99", "differing",
@@ -26,7 +28,7 @@ def show(summary: Sequence[dict], checked: Sequence[dict] = ()) -> None:
     for heading in ("case", "batch", "arm", *parts):
         shares.add_column(heading)
     for row in summary:
-        if row["breakdown"] and row["category"] == "all":
+        if row["breakdown"] and row["category"] == ALL:
             values = (f"{row['breakdown'][part]:.1%}" for part in parts)
             shares.add_row(row["case"], str(row["batch"]), row["arm"], *values)
     if parts:
