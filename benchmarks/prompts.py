@@ -15,6 +15,7 @@ ALL = "all"  # in reports: the categories together
 MT_BENCH = frozenset(
     ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
 )
+SPEC_BENCH = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ class ServerSpec:
         words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)]
         words += ["--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--sleep-on-idle"]
         words += ["--max-running-requests", str(self.max_running_requests)]
-        words += ["--max-total-tokens", str(self.max_total_tokens), "--mem-fraction-static", "0.3"]
+        # The cache's size is the tokens' alone; the fraction leaves room for servers that load side by side.
+        words += ["--max-total-tokens", str(self.max_total_tokens), "--mem-fraction-static", "0.8"]
         words += ["--device", "cpu", "--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch"]
         words += [] if self.overlap else ["--disable-overlap-schedule"]
         words += self._speculation()

@@ -4,7 +4,8 @@ plain              no speculation
 ngram              SGLang's own n-gram drafting, which learns from what it answers
 ngram_corpus       the same with the prior as its external corpus, half of the nodes for it
 sssd               embedded datastore with the prior; chooses the rows of each step
-sssd_grpc          the same with the datastore as a service
+sssd_cold          the same as sssd with an empty datastore
+sssd_grpc          the same as sssd with the datastore as a service
 sssd_crowded       the same as sssd with four unrelated corpora beside the prior
 sssd_static        always verifies the whole node budget, as NGRAM does: drafts at equal budgets
 control            drafts that never match, all of them verified: what verification costs
@@ -32,10 +33,11 @@ from sglang_patches.demo.serve import SPECSTORE, datastore_command, datastore_he
 
 BASELINE = "plain"
 ARMS = (
-    "plain", "ngram", "ngram_corpus", "sssd", "sssd_grpc", "sssd_crowded", "sssd_static", "control", "control_adaptive",
+    "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static", "control",
+    "control_adaptive",
 )  # fmt: skip
 CONTROLS = ("control", "control_adaptive")
-OURS = ("sssd", "sssd_grpc", "sssd_crowded", "sssd_static")  # those that draft from a datastore
+OURS = ("sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static")  # those that draft from a datastore
 DISTRACTOR_TOKENS = 500_000  # of each unrelated corpus
 
 

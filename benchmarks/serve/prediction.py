@@ -89,8 +89,9 @@ def predict(
     traces = [traces_of(group, max_tokens) for group in groups]
     if any(len(made) < len(group) for made, group in zip(traces, groups, strict=True)):
         return None
-    if arm in ("sssd", "sssd_grpc"):
-        simulation = Simulation(corpus, batch, nodes, time)
+    if arm in ("sssd", "sssd_cold", "sssd_grpc"):
+        known = corpus if arm != "sssd_cold" else Corpus([], vocab_size=corpus.vocab_size)
+        simulation = Simulation(known, batch, nodes, time)
         loads = [simulation.load(made) for made in traces]
     elif arm in ("plain", "control_adaptive"):
         loads = [fixed_load(made, 1.0, batch, 1, time) for made in traces]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from benchmarks.prompts import ALL
+from benchmarks.prompts import ALL, SPEC_BENCH
 from benchmarks.serve.arms import BASELINE
 from benchmarks.serve.measure import breakdown
 from benchmarks.statistics import ratio_of_sums, throughput_ratio
@@ -31,15 +31,15 @@ def difference_rate(rows: Sequence[dict], base: Sequence[dict]) -> float:
 
 
 def summarise(records: Sequence[dict], predicted: dict[tuple[str, int, str], float | None]) -> list[dict]:
-    """One row a case, batch, category and arm: of cases with several categories also all of them together.
+    """One row a case, batch, category and arm: of cases with several categories also all of them together, and
+    Spec-Bench's six where there are others too.
 
     predicted: tokens a second by (case, batch, arm), of all categories together."""
     summary = []
     for case, batch in dict.fromkeys((r["case"], r["batch"]) for r in records):
         chosen = [r for r in records if (r["case"], r["batch"]) == (case, batch)]
-        categories = list(dict.fromkeys(r["category"] for r in chosen))
-        for category in [*categories, ALL] if len(categories) > 1 else [ALL]:
-            of_category = [r for r in chosen if category in (ALL, r["category"])]
+        for category, members in _groupings(dict.fromkeys(r["category"] for r in chosen)).items():
+            of_category = [r for r in chosen if r["category"] in members]
             base = _of_arm(of_category, BASELINE)
             for arm in dict.fromkeys(r["arm"] for r in chosen):
                 labels = {"case": case, "batch": batch, "category": category, "arm": arm}
@@ -48,6 +48,16 @@ def summarise(records: Sequence[dict], predicted: dict[tuple[str, int, str], flo
                     row["predicted_tokens_per_second"] = predicted.get((case, batch, arm))
                 summary.append(row)
     return summary
+
+
+def _groupings(categories: Collection[str]) -> dict[str, Collection[str]]:
+    """What each row of the summary is about: its name, and the categories in it."""
+    if len(categories) == 1:
+        return {ALL: categories}
+    found: dict[str, Collection[str]] = {category: [category] for category in categories}
+    if set(SPEC_BENCH) < set(categories):
+        found["Spec-Bench"] = SPEC_BENCH
+    return found | {ALL: categories}
 
 
 def _of_arm(records: Sequence[dict], arm: str) -> list[dict]:

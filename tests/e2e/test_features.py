@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.measure import breakdown, measure
 from benchmarks.servers import ServerSpec, SglangServer, running
-from sglang_patches.workers.metrics import PHASES
+from sglang_patches.workers.metrics import PHASES, RETRIEVE
 
 NEW_TOKENS = 40
 SCHEMA = {
@@ -208,9 +208,9 @@ def test_the_serving_benchmark_sees_where_the_time_goes(server, prompt_ids):
     group = [Request("any", ids) for ids in prompt_ids[:3]]
     record = measure(server, group, 2, NEW_TOKENS, Case("any", {}))
     assert record["decoded"] == sum(len(output) - 1 for output in record["outputs"]) > 0
-    assert (
-        set(record["phases"]) == set(PHASES) and record["phases"]["forward"] > record["phases"]["verify"] > 0
-    )
+    phases = record["phases"]
+    assert set(phases) == {*PHASES, RETRIEVE}
+    assert phases["forward"] > phases["verify"] > 0 and phases["draft"] >= phases[RETRIEVE] > 0
     assert {(batch, width) for batch, width, *_ in record["cells"]} <= {(1, 16), (2, 16)}
     shares = breakdown([record])
     assert 0 < shares["retrieval"] < shares["forward"] < 1 and shares["rest"] > 0

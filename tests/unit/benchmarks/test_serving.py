@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from benchmarks.prompts import SPEC_BENCH
 from benchmarks.replay import sglang_ngram
 from benchmarks.replay.methods import Corpus
 from benchmarks.serve import plots
@@ -219,6 +220,14 @@ def test_summary_has_every_category_and_the_total():
     assert summary["all", "sssd"]["tokens_per_step"].value == 3.0
     assert summary["all", "sssd"]["predicted_tokens_per_second"] == 9.0
     assert set(summary) == {(c, a) for c in ("x", "y", "all") for a in ("plain", "sssd")}
+
+
+def test_spec_bench_has_a_row_of_its_own_beside_other_tasks():
+    records = [record(arm, 0, c, 1.0) for c in (*SPEC_BENCH, "gsm8k") for arm in ("plain", "sssd")]
+    groups = {row["category"]: row["groups"] for row in summarise(records, {})}
+    assert groups["Spec-Bench"] == 6 and groups["all"] == 7
+    alone = {row["category"] for row in summarise([r for r in records if r["category"] != "gsm8k"], {})}
+    assert alone == {*SPEC_BENCH, "all"}
 
 
 def test_breakdown_sums_to_one_and_keeps_waiting_apart():
