@@ -15,10 +15,13 @@ from pathlib import Path
 
 from benchmarks.prompts import ALL
 from benchmarks.replay.methods import OURS, OWN
+from benchmarks.statistics import Interval
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BUDGETS = (8, 16, 32)  # of the comparison by category
-PRIMARY = "sssd"
+PRIMARY = {"sssd": "a prior of recorded answers", "sssd_cold": "an empty datastore"}
+FASTER, SAME, SLOWER = "Faster", "No difference that this run could see", "Slower"
+UNKNOWN = "Not judged, for there is only one group"
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str
 
 
 def interval(value: dict) -> str:
-    return f"{value['value']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+    return str(Interval(**value))
 
 
 def in_order(rows: Iterable[dict], key: str) -> list:
@@ -88,19 +91,30 @@ def document(run: Run) -> str:
 
 def short_answer(serving: Sequence[dict]) -> list[str]:
     """Wins and losses of SSSD against plain decoding, by one rule."""
-    own = [row for row in serving if row["arm"] == PRIMARY]
-    lines = ["## Does it help, and when not?", "", f"Throughput of `{PRIMARY}` over plain decoding:", ""]
-    sorts = (
-        ("Faster", lambda ratio: ratio["low"] > 1),
-        ("No difference that this run could see", lambda ratio: ratio["low"] <= 1 <= ratio["high"]),
-        ("Slower", lambda ratio: ratio["high"] < 1),
-    )
-    for name, belongs in sorts:
-        rows = [row for row in own if belongs(row["throughput_ratio"])]
-        rows.sort(key=lambda row: -row["throughput_ratio"]["value"])
-        shown = "; ".join(f"{place(row)} {interval(row['throughput_ratio'])}" for row in rows)
-        lines.append(f"- **{name}** ({len(rows)} of {len(own)}): {shown or 'none'}")
-    return [*lines, ""]
+    lines = ["## Does it help, and when not?", ""]
+    for arm, what in PRIMARY.items():
+        own = [row for row in serving if row["arm"] == arm]
+        if own:
+            lines += [f"Throughput of `{arm}` ({what}) over plain decoding:", "", *verdicts(own), ""]
+    return lines
+
+
+def verdicts(rows: Sequence[dict]) -> list[str]:
+    sorts: dict[str, list[dict]] = {FASTER: [], SAME: [], SLOWER: [], UNKNOWN: []}
+    for row in sorted(rows, key=lambda row: -row["throughput_ratio"]["value"]):
+        sorts[verdict(**row["throughput_ratio"])].append(row)
+    return [
+        f"- **{name}** ({len(of_sort)} of {len(rows)}): "
+        + ("; ".join(f"{place(row)} {interval(row['throughput_ratio'])}" for row in of_sort) or "none")
+        for name, of_sort in sorts.items()
+        if of_sort or name != UNKNOWN
+    ]
+
+
+def verdict(value: float, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return UNKNOWN
+    return FASTER if low > 1 else SLOWER if high < 1 else SAME
 
 
 def place(row: dict) -> str:

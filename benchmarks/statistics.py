@@ -12,14 +12,16 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Interval:
-    """A point estimate with its 95% bootstrap interval."""
+    """A point estimate with its 95% bootstrap interval; a single group has none (None), for nothing is known of its spread."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return (
+            f"{self.value:.2f}" if self.low is None else f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        )
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -34,7 +36,7 @@ def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], se
     """sum(numerators) / sum(denominators), groups resampled together."""
     top, bottom = np.asarray(numerators, float), np.asarray(denominators, float)
     picks = _picks(len(top), seed)
-    return _interval(top.sum() / bottom.sum(), top[picks].sum(1) / bottom[picks].sum(1))
+    return _interval(top.sum() / bottom.sum(), len(top), top[picks].sum(1) / bottom[picks].sum(1))
 
 
 def throughput_ratio(
@@ -51,13 +53,17 @@ def throughput_ratio(
     def ratio(sums: list) -> np.ndarray:
         return (sums[0] / sums[1]) / (sums[2] / sums[3])
 
-    return _interval(ratio([a.sum() for a in arrays]), ratio([a[picks].sum(1) for a in arrays]))
+    return _interval(
+        ratio([a.sum() for a in arrays]), len(arrays[0]), ratio([a[picks].sum(1) for a in arrays])
+    )
 
 
 def _picks(size: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, size, (RESAMPLES, size))
 
 
-def _interval(value: float, samples: np.ndarray) -> Interval:
+def _interval(value: float, groups: int, samples: np.ndarray) -> Interval:
+    if groups == 1:
+        return Interval(float(value), None, None)
     low, high = np.percentile(samples, (2.5, 97.5))
     return Interval(float(value), float(low), float(high))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -42,7 +43,7 @@ def line(panel: Axes, records: Sequence[dict], over: str, label: str, **style: o
     (drawn,) = panel.plot(
         across, [row["tokens_per_step"]["value"] for row in rows], label=label, marker=".", **style
     )
-    low, high = ([row["tokens_per_step"][end] for row in rows] for end in ("low", "high"))
+    low, high = (np.array([row["tokens_per_step"][end] for row in rows], float) for end in ("low", "high"))
     panel.fill_between(across, low, high, alpha=0.12, color=drawn.get_color())
 
 

@@ -100,7 +100,7 @@ def warm_up(servers: Sequence[SglangServer], prompts: Sequence[Sequence[int]], b
     in a prefill of the same shape: in bfloat16 its last bits depend on that."""
     for server in servers:
         server.generate(prompts[0], temperature=0, max_new_tokens=1)
-        server.generate_many(list(prompts) * batch, batch, temperature=0, max_new_tokens=WARM_UP_TOKENS)
+        server.generate_many(list(prompts), batch, temperature=0, max_new_tokens=WARM_UP_TOKENS)
 
 
 def predictions(
@@ -139,9 +139,9 @@ def started(
 
 
 def pilot_loads(servers: dict[str, SglangServer], loads: Sequence[Case], max_tokens: int) -> Pilots:
-    batches = list(loads[0].groups)
-    first = loads[0].groups[batches[0]][0]
-    warm_up(list(servers.values()), [request.prompt for request in first], max(batches))
+    largest = max(loads[0].groups)
+    first = loads[0].groups[largest][0]
+    warm_up(list(servers.values()), [request.prompt for request in first], largest)
     return {
         (arm, batch, pilot.name): measure(
             server, [r for group in groups for r in group], batch, max_tokens, pilot

@@ -61,7 +61,8 @@ def ratios(summary: Sequence[dict]) -> Figure | None:
             if row is None:
                 continue
             ratio, height = row["throughput_ratio"], -place - 0.7 * number / len(arms)
-            errors = [[ratio["value"] - ratio["low"]], [ratio["high"] - ratio["value"]]]
+            ends = [ratio["value"] if ratio[end] is None else ratio[end] for end in ("low", "high")]
+            errors = [[ratio["value"] - ends[0]], [ends[1] - ratio["value"]]]
             label = arm if place == 0 else None
             axes.errorbar(
                 ratio["value"], height, xerr=errors, fmt="o", markersize=3, color=f"C{number}", label=label

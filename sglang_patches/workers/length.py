@@ -1,7 +1,7 @@
 """Speculation length: how many rows a request verifies in this step.
 
 SSSD section 3.2 picks batch x rows at the hardware's ridge point. Here the linear layers, timed once at start over growing
-rows, say what rows not yet tried would add to a step; measured step times and the acceptance seen so far
+rows, give a first guess of what more rows cost, which the times of the steps correct; with the acceptance seen so far they
 decide: the width with the most expected tokens a second wins, and 1 (no draft) is an allowed answer.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -19,18 +18,16 @@ import numpy as np
 from datastore_service.engine.tree import DraftTree, Tier
 
 CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-FIRST = 1  # steps of a (batch, width) that are not counted
-TRUSTED = 3  # steps before a cell's own time replaces the prediction
-SLOWEST_GAIN = 0.1  # of a cell with many ratios
-NEW_GAIN = 0.3  # of a cell with few
-LARGEST_ERROR = (
-    0.7  # of a logarithm, in a known cell's ratio: a step that took ten times as long was disturbed
-)
-PACE_WEIGHT = 0.2  # of the newest step in the pace
-STALE_STEPS = 400  # in which a cell that is not visited loses OPTIMISM of its time
-OPTIMISM, MOST_STALE = 0.9, 3
+# Guesses of what a step costs beside its linear layers, in units of those over one row: every step; each of its requests;
+# each of its rows; each of its requests that has a draft (verification, moving KV).
+STEP, REQUEST, ROW, DRAFT = 1.0, 0.1, 0.02, 0.05
+SPREAD = 0.7  # of a guess's logarithm
+NOISE = 0.1  # of the logarithm of two steps' ratio
+OUTLIER = 2.0  # standard deviations that a ratio counts for at most: a step that took ten times as long was disturbed
+DRIFT = 0.003  # by which the logarithm of a part may have changed since the last ratio
 PLAIN_STREAK = 16  # steps without a paying draft at a batch size before asking becomes rare
 PROBE_STEPS = 32
+STEADY_STEPS = 48  # of one width, after which another is tried
 # By which a draft must promise to beat a plain step: the largest of noisy estimates is too large.
 MARGIN = 1.05
 _BINS = 10
@@ -63,91 +60,64 @@ class AcceptanceModel:
 
 
 class StepTimes:
-    """How long decode steps take by (batch, width), relative to one another: measured, before that predicted.
+    """How long decode steps take by (batch, width), relative to one another: predicted, and corrected by what is measured.
 
     A machine's pace changes within seconds (clocks, neighbours, growing contexts), and a choice between an old time of one
-    width and a new time of another would follow that. So what is learned is the *ratio* of two cells, from steps that
-    follow each other, whose pace is the same. Only a cell that is new is placed by the pace of the steps before it.
+    width and a new time of another would follow that. So what is learned from are *ratios* of steps that follow each other,
+    whose pace is the same. There are many (batch, width) and few such pairs of each, so a ratio does not move a table's
+    cell but the sizes of the parts that all steps are made of, whose logarithms are held as a normal distribution (an
+    extended Kalman filter).
 
     linear_seconds: rows -> seconds of the target's linear layers over that many rows (see measure_row_seconds).
     """
 
     def __init__(self, linear_seconds: Callable[[float], float]) -> None:
-        self._linear_seconds = functools.lru_cache(maxsize=None)(linear_seconds)
-        self._cells: dict[tuple[int, int], _Cell] = {}
-        self._steps = 0
-        self._pace = 0.0  # logarithm of how slow the latest steps were against their cells
-        self._last: tuple[_Cell, float] | None = None
+        self._linear_seconds = linear_seconds
+        parts = len(self._guessed_parts(1, 1))
+        self._sizes = np.zeros(parts)  # logarithms, over the guesses
+        self._covariance = SPREAD**2 * np.eye(parts)
+        self._parts = functools.lru_cache(maxsize=None)(self._guessed_parts)
+        self._last: tuple[tuple[int, int], float] | None = None
+        self._known: set[tuple[int, int]] = set()
+
+    def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
+        """Of steps with this batch, one for each width, in a unit that all share."""
+        sizes = np.exp(self._sizes)
+        return [float(self._parts(batch, width) @ sizes) for width in widths]
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
-        self._steps += 1
-        cell = self._cells.setdefault((batch, width), _Cell())
-        cell.seen, cell.newest = cell.seen + 1, self._steps
-        took = math.log(seconds)
-        if cell.seen <= FIRST:  # a shape's first step also makes what later ones reuse
+        cell = batch, width
+        if cell not in self._known:  # a shape's first step also makes what later ones reuse
+            self._known.add(cell)
             self._last = None
             return
-        if cell.seen == FIRST + 1:
-            cell.level = took - self._pace
-        elif self._last is not None and self._last[0] is not cell:
-            _settle(cell, self._last[0], took - self._last[1])
-        self._pace += PACE_WEIGHT * (took - cell.level - self._pace)
+        took = math.log(seconds)
+        if self._last is not None and self._last[0] != cell:
+            self._learn(self._last[0], cell, took - self._last[1])
         self._last = cell, took
 
     def interrupted(self) -> None:
         """The next step does not follow the last one: their paces may differ."""
         self._last = None
 
-    def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
-        """Of steps with this batch, one for each width, in units that all cells share."""
-        known = {key: self._estimate(cell) for key, cell in self._cells.items() if cell.seen >= TRUSTED}
-        by_rows = sorted((size * width, took) for (size, width), took in known.items())
-        return [
-            known[batch, width] if (batch, width) in known else self._predicted(batch * width, by_rows)
-            for width in widths
-        ]
+    def _guessed_parts(self, batch: int, width: int) -> np.ndarray:
+        """Seconds of each part of a step, before anything is measured; the linear layers come last."""
+        rows, drafted = batch * width, batch * (width > 1)
+        others = np.array([STEP, REQUEST * batch, ROW * rows, DRAFT * drafted]) * self._linear_seconds(1)
+        return np.append(others, self._linear_seconds(rows))
 
-    def _estimate(self, cell: _Cell) -> float:
-        """A cell that was not visited for long looks a little cheaper, so that an unlucky estimate is tried again."""
-        age = self._steps - cell.newest
-        return math.exp(cell.level) * OPTIMISM ** min(age / STALE_STEPS, MOST_STALE)
-
-    def _predicted(self, rows: int, known: list[tuple[int, float]]) -> float:
-        """Between the nearest known row counts on either side; beyond them, as the linear layers go on."""
-        if not known:
-            return self._linear_seconds(rows)
-        place = bisect_left(known, (rows, 0.0))
-        if 0 < place < len(known):
-            (below, took_below), (above, took_above) = known[place - 1], known[place]
-            return took_below + (took_above - took_below) * (rows - below) / max(above - below, 1)
-        near, took = known[min(place, len(known) - 1)]
-        difference = self._linear_seconds(rows) - self._linear_seconds(near)
-        return max(took + difference, took * min(1.0, rows / near))
-
-
-class _Cell:
-    """level: logarithm of its time. seen, newest: its steps, and the number of the last one. ratios: learned ones."""
-
-    __slots__ = ("level", "newest", "ratios", "seen")
-
-    def __init__(self) -> None:
-        self.level, self.seen, self.newest, self.ratios = 0.0, 0, 0, 0
-
-    @property
-    def gain(self) -> float:
-        """How far one more ratio moves it: a mean at first, then one that forgets."""
-        return max(1.0 / (self.ratios + 1), SLOWEST_GAIN)
-
-
-def _settle(cell: _Cell, other: _Cell, difference: float) -> None:
-    """Moves two levels towards an observed difference, the less known one further."""
-    error, gain = difference - (cell.level - other.level), max(cell.gain, other.gain)
-    if gain < NEW_GAIN:
-        error = min(max(error, -LARGEST_ERROR), LARGEST_ERROR)
-    share = cell.gain / (cell.gain + other.gain)
-    cell.level += gain * error * share
-    other.level -= gain * error * (1.0 - share)
-    cell.ratios, other.ratios = cell.ratios + 1, other.ratios + 1
+    def _learn(self, before: tuple[int, int], after: tuple[int, int], ratio: float) -> None:
+        """ratio: logarithm of the second step's time over the first's. Its derivative by a part's logarithm is the difference
+        of the part's shares in the two steps."""
+        sizes = np.exp(self._sizes)
+        first, second = self._parts(*before) * sizes, self._parts(*after) * sizes
+        slope = second / second.sum() - first / first.sum()
+        error = ratio - math.log(second.sum() / first.sum())
+        reach = self._covariance @ slope
+        variance = float(slope @ reach) + NOISE**2
+        error = min(max(error, -OUTLIER * math.sqrt(variance)), OUTLIER * math.sqrt(variance))
+        self._sizes += reach * (error / variance)
+        self._covariance += DRIFT**2 * np.eye(len(slope)) - np.outer(reach, reach) / variance
 
 
 class LengthPolicy:
@@ -159,6 +129,7 @@ class LengthPolicy:
         self.acceptance = AcceptanceModel()
         self._started: tuple[float, int, int] | None = None
         self._plain_streak: dict[int, int] = defaultdict(int)
+        self._width, self._steady = 0, 0
 
     def wants_draft(self, batch: int) -> bool:
         """False where drafts have not paid at this batch size lately: then even asking for them is saved."""
@@ -174,6 +145,8 @@ class LengthPolicy:
             gains[1 : len(tree) + 1] += self.acceptance.estimate(tree)
         tokens, batch = np.cumsum(gains), len(trees)
         width = self._most_per_second(tokens, batch, self._useful(longest))
+        self._steady = self._steady + 1 if width == self._width else 0
+        self._width = width
         self._plain_streak[batch] = self._plain_streak[batch] + 1 if width == 1 else 0
         return width
 
@@ -184,7 +157,11 @@ class LengthPolicy:
         seconds = np.array(self.times.seconds(batch, widths))
         seconds[1:] *= MARGIN
         expected = tokens[np.minimum(widths, len(tokens)) - 1]
-        return widths[int(np.argmax(expected / seconds))]
+        best = int(np.argmax(expected / seconds))
+        if self._steady < STEADY_STEPS:
+            return widths[best]
+        # A width that is always chosen is compared with nothing: now and then a plain step, or the narrowest draft.
+        return widths[0 if best else 1]
 
     def _useful(self, longest: int) -> list[int]:
         """Widths up to the first that holds the largest tree: wider ones would verify padding."""

@@ -40,8 +40,11 @@ def folder(tmp_path):
         served("good", "plain", 1.0), served("good", "sssd", 1.8, predicted_tokens_per_second=21.0),
         served("bad", "plain", 1.0), served("bad", "sssd", 0.8), served("same", "sssd", 1.0),
         served("streamed", "sssd", 1.2, breakdown={"forward": 0.9, "rest": 0.1}),
+        served("single", "sssd", 1.4, throughput_ratio={"value": 1.4, "low": None, "high": None}),
     ]  # fmt: skip
     (folder / "curve.json").write_text(json.dumps({"manifest": MADE, "summary": summary}))
+    cold = [served("empty", "plain", 1.0), served("empty", "sssd_cold", 1.5)]
+    (folder / "cold.json").write_text(json.dumps({"manifest": MADE, "summary": cold}))
     (folder / "curve-curve.png").write_bytes(b"")
     results = {"methods": [replayed("specstore", 1.0), replayed("other", 1.2), replayed("better", 0.9)]}
     (folder / "replay.json").write_text(
@@ -54,8 +57,10 @@ def test_losses_are_listed_beside_wins(folder, tmp_path):
     page = tmp_path / "page.md"
     document.main([str(folder), "--out", str(page)])
     text = page.read_text()
-    assert "**Faster** (2 of 4): good at batch 1 1.80" in text
-    assert "**Slower** (1 of 4): bad at batch 1 0.80" in text
+    assert "**Faster** (2 of 5): good at batch 1 1.80" in text
+    assert "**Slower** (1 of 5): bad at batch 1 0.80" in text
+    assert "only one group** (1 of 5): single at batch 1 1.40\n" in text
+    assert "**Faster** (1 of 1): empty at batch 1 1.50" in text.split("`sssd_cold`")[1]
     assert "same at batch 1 1.00" in text.split("No difference")[1].splitlines()[0]
     assert "Ours is behind in: all, 8 nodes: 0.90 [0.85, 0.95] of better" in text
     assert "1 of 1 predictions" in text and "+5%" in text

@@ -20,6 +20,11 @@ def test_identical_arms_have_ratio_one_with_no_spread():
     assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
 
 
+def test_one_group_has_no_interval():
+    interval = throughput_ratio([10], [1.0], [10], [2.0])
+    assert (interval.value, interval.low, interval.high, str(interval)) == (2.0, None, None, "2.00")
+
+
 def test_pairing_cancels_slow_groups():
     """A group that is ten times slower for both arms does not widen the interval."""
     interval = throughput_ratio([10] * 6, [1, 10, 1, 10, 1, 10], [10] * 6, [2, 20, 2, 20, 2, 20])
