@@ -7,7 +7,7 @@ chooses rows by what it expects, so its own policy is run on the replayed drafts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,16 +121,27 @@ def fixed_load(
 
 
 class Simulation:
-    """SSSD's worker without a model: the engine drafts, the policy chooses, recorded answers accept, the pilot's times pass."""
+    """SSSD's worker without a model: the engine drafts, the policy chooses, recorded answers accept, the pilot's times pass.
 
-    def __init__(self, corpus: Corpus, batch: int, nodes: int, time: StepTime) -> None:
+    linear_seconds: what the policy is told of the linear layers. pace: how much slower than it is each step looks to it."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        batch: int,
+        nodes: int,
+        time: StepTime,
+        linear_seconds: Callable[[float], float] | None = None,
+    ) -> None:
         self._engine = Engine(corpus.vocab_size, corpus.segments)
         self._batch, self._time = batch, time
         self._budget = Budget(nodes)
         widths = [width for width in CANDIDATE_WIDTHS if width <= nodes]
-        self._policy = LengthPolicy(
-            [*widths, nodes + 1], lambda rows: time(max(1, round(rows / batch)), time.context)
+        self.policy = LengthPolicy(
+            [*widths, nodes + 1],
+            linear_seconds or (lambda rows: time(max(1, round(rows / batch)), time.context)),
         )
+        self.pace: Callable[[], float] = lambda: 1.0
         self._names = iter(range(1 << 30))
 
     def load(self, traces: Sequence[Trace]) -> tuple[float, float]:
@@ -155,7 +166,7 @@ class Simulation:
             produced, seconds = produced + gained, seconds + took
 
     def _step(self, places: Sequence[_Place]) -> tuple[int, float]:
-        policy, batch = self._policy, len(places)
+        policy, batch = self.policy, len(places)
         budget = self._budget if policy.wants_draft(batch) else NO_DRAFT
         trees = [reply.tree for reply in self._engine.step([place.entry(budget) for place in places])]
         width = policy.choose(trees)
@@ -167,7 +178,7 @@ class Simulation:
                 policy.acceptance.observe(verified, accepted)
             gained += place.advance(int(accepted.sum()) + 1)
         took = self._time(width, float(np.mean([place.known for place in places])))
-        policy.times.observe(batch, width, took)
+        policy.times.observe(batch, width, took * self.pace())
         return gained, took
 
 

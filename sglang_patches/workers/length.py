@@ -24,12 +24,12 @@ STEP, REQUEST, ROW, DRAFT = 1.0, 0.1, 0.02, 0.05
 SPREAD = 0.7  # of a guess's logarithm
 NOISE = 0.1  # of the logarithm of two steps' ratio
 OUTLIER = 2.0  # standard deviations that a ratio counts for at most: a step that took ten times as long was disturbed
-DRIFT = 0.003  # by which the logarithm of a part may have changed since the last ratio
+DRIFT = 0.01  # by which the logarithm of a part may have changed since the last ratio
 PLAIN_STREAK = 16  # steps without a paying draft at a batch size before asking becomes rare
-PROBE_STEPS = 32
+PROBE_STEPS = 8
 STEADY_STEPS = 48  # of one width, after which another is tried
 # By which a draft must promise to beat a plain step: the largest of noisy estimates is too large.
-MARGIN = 1.05
+MARGIN = 1.1
 _BINS = 10
 _BIN_WEIGHT = 20.0  # pseudo-observations behind the drafter's own estimate
 

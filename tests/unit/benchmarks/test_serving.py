@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from benchmarks.length import reached
 from benchmarks.prompts import SPEC_BENCH
 from benchmarks.replay import sglang_ngram
 from benchmarks.replay.methods import Corpus
@@ -14,7 +15,7 @@ from benchmarks.serve.arms import ARMS, Knowledge, Settings, arm_spec
 from benchmarks.serve.cases import CASES, Pool, Request, deal, pilots
 from benchmarks.serve.load import prompts_for
 from benchmarks.serve.measure import Counters, breakdown, points
-from benchmarks.serve.prediction import StepTime, predict, step_time
+from benchmarks.serve.prediction import StepTime, predict, step_time, traces_of
 from benchmarks.serve.summary import difference_rate, first_difference, summarise
 from benchmarks.statistics import as_json
 
@@ -178,6 +179,15 @@ def test_unrelated_text_is_predicted_to_gain_nothing():
     texts = [RNG.integers(1, VOCABULARY, 100).astype(np.int32) for _ in range(3)]
     time = StepTime([1, 16], [0.05, 0.06])
     assert predict("sssd", [group_of(*texts)], 2, 15, time, CORPUS, 64) == pytest.approx(2 / 0.05, rel=0.1)
+
+
+def test_the_speculation_length_finds_known_step_times_under_a_wandering_pace():
+    true = StepTime([1, 16], [0.05, 0.06])
+    loads = {"periodic": traces_of(group_of(*PERIODIC), 120), "again": traces_of(group_of(*PERIODIC), 120)}
+    known = reached(loads, CORPUS, 2, 15, true, None)
+    learned = reached(loads, CORPUS, 2, 15, true, 1)
+    assert set(known) == {*loads, "all"} and known["again"] > known["periodic"] > 2
+    assert learned["all"] > 0.8 * known["all"]
 
 
 def test_ngram_prediction_comes_from_its_replay(monkeypatch):

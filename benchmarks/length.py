@@ -1,0 +1,128 @@
+"""`python -m benchmarks.length`: how close the speculation length comes to what known step times would allow.
+
+The policy of SSSD's worker runs on replayed drafts (benchmarks.serve.prediction) against a clock that is made up: its step
+times are those given, and its pace wanders and jumps as that of a shared machine. No model, no server, a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.manifest import manifest
+from benchmarks.prompts import ALL
+from benchmarks.replay.methods import Corpus
+from benchmarks.serve.prediction import Simulation, StepTime
+from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, by_category, load_traces
+from sglang_patches.workers.length import StepTimes
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+# Milliseconds of the demo model's steps at batch 8 on two cores, from 350 steps of random widths next to each other.
+MILLISECONDS = (74, 89, 99, 110, 138, 158, 209, 272)
+# Of that the linear layers alone, timed at start, see 27 ms and then about half of what more rows add.
+LAYERS, LAYERS_SEE = 0.36, 0.45
+WANDER = 0.1  # of a step's logarithm
+JUMPS = (0.0, 0.0, 0.2, 0.4, 0.7)  # how slow, in logarithms, the machine may be for a while
+JUMP_STEPS = (10, 150)
+
+
+class KnownTimes(StepTimes):
+    """What the policy would choose by if it knew the clock."""
+
+    def __init__(self, true: StepTime) -> None:
+        super().__init__(lambda rows: 1.0)
+        self._true = true
+
+    def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
+        return [self._true(width, 0.0) for width in widths]
+
+
+def paces(seed: int) -> Iterator[float]:
+    """How much slower than true each step looks."""
+    rng = np.random.default_rng(seed)
+    while True:
+        slowness = rng.choice(JUMPS)
+        for _ in range(rng.integers(*JUMP_STEPS)):
+            yield float(np.exp(slowness + rng.normal(0.0, WANDER)))
+
+
+def layers(true: StepTime, batch: int, rows: float) -> float:
+    """What the linear layers alone take."""
+    plain = true(1, 0.0)
+    return plain * LAYERS + LAYERS_SEE * (true(max(1.0, rows / batch), 0.0) - plain)
+
+
+def reached(
+    loads: dict[str, list[Trace]], corpus: Corpus, batch: int, nodes: int, true: StepTime, seed: int | None
+) -> dict[str, float]:
+    """Throughput over plain decoding of each category, one after the other; seed: of the pace, None for known step times."""
+    simulation = Simulation(corpus, batch, nodes, true, partial(layers, true, batch))
+    if seed is None:
+        simulation.policy.times = KnownTimes(true)
+    else:
+        simulation.pace = partial(next, paces(seed))
+    plain = batch / true(1, 0.0)
+    figures = {}
+    for category, traces in loads.items():
+        produced, seconds = simulation.load(traces)
+        figures[category] = produced / seconds / plain
+    return figures | {ALL: float(np.mean(list(figures.values())))}
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.length", description=__doc__.splitlines()[0])
+    parser.add_argument("--traces", type=Path, nargs="+", default=[SHIPPED])
+    parser.add_argument("--prior", type=Path, nargs="*", default=[SHIPPED_PRIOR])
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--nodes", type=int, default=15)
+    parser.add_argument("--per-category", type=int, default=30)
+    parser.add_argument(
+        "--milliseconds",
+        type=float,
+        nargs=len(WIDTHS),
+        default=MILLISECONDS,
+        help=f"of steps with {WIDTHS} rows a request",
+    )
+    parser.add_argument("--runs", type=int, default=8, help="with another pace each")
+    parser.add_argument("--vocab-size", type=int, default=49152)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
+    traces = [trace for file in given.traces for trace in load_traces(file)]
+    loads = {name: rows[: given.per_category] for name, rows in by_category(traces).items()}
+    loads = {name: rows for name, rows in loads.items() if len(rows) > given.batch}
+    documents = [trace.output for file in given.prior for trace in load_traces(file)]
+    corpus = Corpus(documents, vocab_size=given.vocab_size)
+    true = StepTime(WIDTHS, [milliseconds / 1e3 for milliseconds in given.milliseconds])
+    run: Callable[[int | None], dict[str, float]] = partial(
+        reached, loads, corpus, given.batch, given.nodes, true
+    )
+    known, runs = run(None), [run(seed) for seed in range(given.runs)]
+    table = Table(
+        "category", "step times known", "learned: mean", "worst", title="throughput over plain decoding"
+    )
+    for category, best in known.items():
+        learned = [figures[category] for figures in runs]
+        table.add_row(category, f"{best:.2f}", f"{np.mean(learned):.2f}", f"{min(learned):.2f}")
+    Console().print(table)
+    if given.json:
+        report = {
+            "manifest": manifest("length", [*given.traces, *given.prior], **vars(given)),
+            "known": known,
+            "runs": runs,
+        }
+        given.json.write_text(json.dumps(report, default=str, indent=1))
+
+
+if __name__ == "__main__":
+    main()
