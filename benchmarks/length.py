@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +20,10 @@ from rich.table import Table
 
 from benchmarks.manifest import manifest
 from benchmarks.prompts import ALL
+from benchmarks.replay.experiments import picks
 from benchmarks.replay.methods import Corpus
 from benchmarks.serve.prediction import Simulation, StepTime
-from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, by_category, load_traces
+from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
 from sglang_patches.workers.length import StepTimes
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -83,6 +86,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--nodes", type=int, default=15)
     parser.add_argument("--per-category", type=int, default=30)
+    parser.add_argument("--max-tokens", type=int, default=256, help="of an answer")
     parser.add_argument(
         "--milliseconds",
         type=float,
@@ -98,9 +102,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
-    traces = [trace for file in given.traces for trace in load_traces(file)]
-    loads = {name: rows[: given.per_category] for name, rows in by_category(traces).items()}
-    loads = {name: rows for name, rows in loads.items() if len(rows) > given.batch}
+    traces = [
+        replace(trace, output=trace.output[: given.max_tokens])
+        for file in given.traces
+        for trace in load_traces(file)
+    ]
+    loads = {
+        name: [traces[i] for i in chosen[: given.per_category]] for name, chosen in picks(traces).items()
+    }
+    loads = {name: rows for name, rows in loads.items() if name != ALL and len(rows) >= given.batch}
+    if not loads:
+        sys.exit(f"--batch {given.batch}: no category has so many traces")
     documents = [trace.output for file in given.prior for trace in load_traces(file)]
     corpus = Corpus(documents, vocab_size=given.vocab_size)
     true = StepTime(WIDTHS, [milliseconds / 1e3 for milliseconds in given.milliseconds])

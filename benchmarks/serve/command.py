@@ -67,7 +67,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="PROMPTS",
         help="also load with sglang.bench_serving, so many prompts a batch size",
     )
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--seed", type=int, default=0, help="of the order of prompts")
