@@ -27,7 +27,7 @@ from benchmarks.serve.load import prompts_for
 
 LONG = 1500  # tokens
 WORDS = 60  # random tokens of an unrelated prompt
-PILOT_PROMPTS, LONG_PILOT_PROMPTS = 8, 2  # at least, of the loads before a run
+PILOT_PROMPTS, LONG_PILOT_PROMPTS = 4, 2  # at least, of the loads before a run
 PILOT_WORDS = 600  # tokens of the second's
 FOLLOW_UPS = (
     "Say the same in half the words.",
