@@ -103,9 +103,9 @@ def test_unrelated_prompts_share_nothing():
 def test_the_second_pilot_has_long_prompts_and_takes_none_of_the_pool():
     shared = pool(qa=40)
     ordinary, long_prompts = pilots(shared, [1, 4])
-    assert len(ordinary.groups[1]) == 8
+    assert len(ordinary.groups[1]) == 4
     assert {len(r.prompt) for groups in long_prompts.groups.values() for g in groups for r in g} == {600}
-    assert len(shared.take(100)) == 40 - 8 - 7
+    assert len(shared.take(100)) == 40 - 4 - 7
 
 
 def test_points_keep_the_order_of_cases_and_batches():
