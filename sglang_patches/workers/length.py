@@ -117,7 +117,9 @@ class StepTimes:
         variance = float(slope @ reach) + NOISE**2
         error = min(max(error, -OUTLIER * math.sqrt(variance)), OUTLIER * math.sqrt(variance))
         self._sizes += reach * (error / variance)
-        self._covariance += DRIFT**2 * np.eye(len(slope)) - np.outer(reach, reach) / variance
+        self._covariance -= np.outer(reach, reach) / variance
+        # Doubt grows again, but never beyond the guesses': some parts are told apart by other batch sizes alone.
+        self._covariance += DRIFT**2 * (np.eye(len(slope)) - self._covariance / SPREAD**2)
 
 
 class LengthPolicy:

@@ -153,6 +153,17 @@ def test_a_lasting_change_is_followed():
     assert ratio(times, 8, 4) == pytest.approx(2.4, rel=0.1)
 
 
+def test_long_service_at_one_batch_size_leaves_no_doubt_without_bound():
+    """What batch 8 alone cannot tell apart must not grow so uncertain that one disturbed pair elsewhere upsets it."""
+    times = learned([(8, 1), (8, 4), (1, 1), (1, 16)], rounds=2)
+    for _ in range(10_000):
+        for cell in ((8, 1), (8, 4)):
+            times.observe(*cell, affine(*cell))
+    times.observe(1, 1, affine(1, 1))
+    times.observe(1, 16, 10 * affine(1, 16))
+    assert ratio(times, 8, 4) == pytest.approx(true_ratio(8, 4), rel=0.05)
+
+
 def chosen(policy, trees, milliseconds, steps):
     """Widths of so many steps on a machine whose step times are given by (step, batch, width)."""
     widths = []
