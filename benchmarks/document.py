@@ -166,18 +166,17 @@ def compared(records: Sequence[dict]) -> list[str]:
 
 def against_others(records: Sequence[dict]) -> list[str]:
     others = [record for record in records if record["method"] not in OWN]
+    budgets = [nodes for nodes in BUDGETS if any(record["nodes"] == nodes for record in others)]
     rows, losses = [], []
     for category in in_order(records, "category"):
         cells = []
-        for nodes in BUDGETS:
+        for nodes in budgets:
             here = [r for r in others if (r["category"], r["nodes"]) == (category, nodes)]
-            if not here:
-                continue
             best = min(here, key=lambda r: r["ours_over_it"]["value"])
             cells.append(f"{interval(best['ours_over_it'])} {best['method']}")
             losses += [(category, nodes, best)] if best["ours_over_it"]["value"] < 1 else []
         rows.append((category, *cells))
-    headings = ("ours over the strongest other", *(f"{nodes} nodes" for nodes in BUDGETS))
+    headings = ("ours over the strongest other", *(f"{nodes} nodes" for nodes in budgets))
     lines = table(headings, rows)
     if not losses:
         return [*lines, "Ours is behind nowhere.", ""]

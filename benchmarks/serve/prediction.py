@@ -132,16 +132,16 @@ class Simulation:
         nodes: int,
         time: StepTime,
         linear_seconds: Callable[[float], float] | None = None,
+        pace: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._engine = Engine(corpus.vocab_size, corpus.segments)
-        self._batch, self._time = batch, time
+        self._batch, self._time, self._pace = batch, time, pace
         self._budget = Budget(nodes)
         widths = [width for width in CANDIDATE_WIDTHS if width <= nodes]
         self.policy = LengthPolicy(
             [*widths, nodes + 1],
             linear_seconds or (lambda rows: time(max(1, round(rows / batch)), time.context)),
         )
-        self.pace: Callable[[], float] = lambda: 1.0
         self._names = iter(range(1 << 30))
 
     def load(self, traces: Sequence[Trace]) -> tuple[float, float]:
@@ -178,7 +178,7 @@ class Simulation:
                 policy.acceptance.observe(verified, accepted)
             gained += place.advance(int(accepted.sum()) + 1)
         took = self._time(width, float(np.mean([place.known for place in places])))
-        policy.times.observe(batch, width, took * self.pace())
+        policy.times.observe(batch, width, took * self._pace())
         return gained, took
 
 

@@ -62,6 +62,7 @@ def test_losses_are_listed_beside_wins(folder, tmp_path):
     assert "only one group** (1 of 5): single at batch 1 1.40\n" in text
     assert "**Faster** (1 of 1): empty at batch 1 1.50" in text.split("`sssd_cold`")[1]
     assert "same at batch 1 1.00" in text.split("No difference")[1].splitlines()[0]
+    assert "| ours over the strongest other | 8 nodes |\n" in text
     assert "Ours is behind in: all, 8 nodes: 0.90 [0.85, 0.95] of better" in text
     assert "1 of 1 predictions" in text and "+5%" in text
     assert "](named/curve-curve.png)" in text
