@@ -7,7 +7,7 @@ sssd               embedded datastore with the prior; chooses the rows of each s
 sssd_cold          the same as sssd with an empty datastore
 sssd_grpc          the same as sssd with the datastore as a service
 sssd_crowded       the same as sssd with four unrelated corpora beside the prior
-sssd_static        always verifies the whole node budget, as NGRAM does: drafts at equal budgets
+sssd_static        the same as sssd_cold, but always verifies the whole node budget: NGRAM's equal in rows and in what it knows
 control            drafts that never match, all of them verified: what verification costs
 control_adaptive   drafts that never match, rows chosen for each step: what the plugin costs where it cannot help
 """
@@ -101,7 +101,7 @@ def arm_spec(arm: str, settings: Settings, knowledge: Knowledge, ports: dict[str
     flags: dict[str, tuple[str, ...]] = {
         "ngram_corpus": (*corpus, "--speculative-ngram-external-sam-budget", half),
         "sssd": prior,
-        "sssd_static": (*prior, "--specstore-length", "static"),
+        "sssd_static": ("--specstore-length", "static"),
         "sssd_crowded": ("--specstore-prior", str(knowledge.crowded)),
     }
     if arm == "sssd_grpc":

@@ -1,8 +1,9 @@
 """What a run should measure, computed before it: recorded answers say what drafts get accepted, a pilot load on the same
 servers says how long a step takes, and the rest is arithmetic.
 
-Plain decoding yields one token a request and step. NGRAM's tokens a step come from its replay (benchmarks.replay). SSSD
-chooses rows by what it expects, so its own policy is run on the replayed drafts, with the pilot's step times for a clock.
+Plain decoding yields one token a request and step. Where the whole budget is verified, tokens a step come from a replay of
+the drafts (benchmarks.replay). SSSD chooses rows by what it expects, so its own policy is run on the replayed drafts, with
+the pilot's step times for a clock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.replay.method import Method, replay
-from benchmarks.replay.methods import PEERS, Corpus
+from benchmarks.replay.methods import METHODS, OURS, Corpus
 from benchmarks.serve.cases import Request
 from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
@@ -21,7 +22,8 @@ from datastore_service.engine.types import NO_DRAFT, Budget, Entry, Opening
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
 from sglang_patches.workers.requests import accepted_nodes
 
-REPLAYED = {"ngram": "SGLang trie", "ngram_corpus": "SGLang trie + corpus"}
+REPLAYED = {"ngram": "SGLang trie", "ngram_corpus": "SGLang trie + corpus", "sssd_static": OURS}
+WITHOUT_PRIOR = ("sssd_cold", "sssd_static")
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,17 @@ def predict(
     traces = [traces_of(group, max_tokens) for group in groups]
     if any(len(made) < len(group) for made, group in zip(traces, groups, strict=True)):
         return None
+    if arm in WITHOUT_PRIOR:
+        corpus = Corpus([], vocab_size=corpus.vocab_size)
     if arm in ("sssd", "sssd_cold", "sssd_grpc"):
-        known = corpus if arm != "sssd_cold" else Corpus([], vocab_size=corpus.vocab_size)
-        simulation = Simulation(known, batch, nodes, time)
+        simulation = Simulation(corpus, batch, nodes, time)
         loads = [simulation.load(made) for made in traces]
     elif arm in ("plain", "control_adaptive"):
         loads = [fixed_load(made, 1.0, batch, 1, time) for made in traces]
     elif arm == "control":
         loads = [fixed_load(made, 1.0, batch, nodes + 1, time) for made in traces]
     elif arm in REPLAYED:
-        method = PEERS[REPLAYED[arm]](corpus, nodes)
+        method = METHODS[REPLAYED[arm]](corpus, nodes)
         loads = [fixed_load(made, per_step(method, made), batch, nodes + 1, time) for made in traces]
     else:
         return None

@@ -196,6 +196,15 @@ def test_ngram_prediction_comes_from_its_replay(monkeypatch):
     assert predict("ngram", [group_of(*PERIODIC)], 2, 15, time, CORPUS, 64) > 2 * 2 / 0.05
 
 
+@pytest.mark.parametrize("arm", ["sssd_cold", "sssd_static"])
+def test_arms_without_a_prior_are_predicted_without_it(arm):
+    time, groups = StepTime([1, 16], [0.05, 0.05]), [group_of(*PERIODIC)]
+    told = Corpus([group[10:] for group in PERIODIC], vocab_size=VOCABULARY)
+    assert predict(arm, groups, 2, 15, time, told, 64) == predict(arm, groups, 2, 15, time, CORPUS, 64)
+    gain = predict("sssd", groups, 2, 15, time, told, 64) / predict("sssd", groups, 2, 15, time, CORPUS, 64)
+    assert gain > 1.05
+
+
 def test_answers_that_are_not_recorded_are_not_predicted():
     assert predict("plain", [[Request("any", [1, 2, 3])]], 1, 15, StepTime([1], [0.05]), CORPUS, 64) is None
 
