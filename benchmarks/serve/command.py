@@ -55,7 +55,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--case-batch", type=int, nargs="+", help="of the other cases; as --batch if left out"
     )
     parser.add_argument(
-        "--count", type=int, default=16, help="prompts of a case (of tasks: a category) and batch size"
+        "--count",
+        type=int,
+        default=16,
+        help="prompts of a case (of tasks: a category) and batch size, at least for two groups",
     )
     parser.add_argument(
         "--nodes", type=int, default=15, help="drafted tokens a tree (the root is one row more)"

@@ -63,17 +63,17 @@ def test_no_prompt_is_asked_twice():
 
 
 def test_groups_of_tasks_hold_one_category_each_and_are_full():
-    case = CASES["tasks"](pool(qa=20, rag=9, writing=9), [1, 4], 6)
+    case = CASES["tasks"](pool(qa=20, rag=9, writing=9), [1, 4], 6)  # batch 4 has seven prompts a group
     for batch, groups in case.groups.items():
         assert all(len(group) == prompts_for(batch) for group in groups)
         assert all(len({request.category for request in group}) == 1 for group in groups)
     assert {group[0].category for group in case.groups[1]} == {"qa", "rag", "mt_bench"}
-    assert [group[0].category for group in case.groups[4]] == ["qa"]  # the others have too few left
+    assert [group[0].category for group in case.groups[4]] == ["qa", "qa"]  # the others have too few left
 
 
-def test_a_case_has_at_least_one_group_a_batch():
-    dealt = deal(pool(qa=40).take, [1, 8], 4)
-    assert {batch: len(groups) for batch, groups in dealt.items()} == {1: 4, 8: 1}
+def test_a_batch_size_has_two_groups_at_least_where_prompts_suffice():
+    dealt = deal(pool(qa=40).take, [1, 8, 4], 4)
+    assert {batch: len(groups) for batch, groups in dealt.items()} == {1: 4, 8: 2, 4: 0}
 
 
 def test_order_is_the_same_every_time():
@@ -110,7 +110,13 @@ def test_the_second_pilot_has_long_prompts_and_takes_none_of_the_pool():
 
 def test_points_keep_the_order_of_cases_and_batches():
     case = CASES["mixed"](pool(qa=40), [1, 4], 3)
-    assert [(point.batch, point.index) for point in points([case])] == [(1, 0), (1, 1), (1, 2), (4, 0)]
+    assert [(point.batch, point.index) for point in points([case])] == [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (4, 0),
+        (4, 1),
+    ]
 
 
 @pytest.mark.parametrize("arm", ARMS)
