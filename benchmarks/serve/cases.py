@@ -28,7 +28,7 @@ from benchmarks.serve.load import prompts_for
 LONG = 1500  # tokens
 FEWEST_GROUPS = 2  # of a case and batch size: one alone has no interval
 WORDS = 60  # random tokens of an unrelated prompt
-PILOT_PROMPTS, LONG_PILOT_PROMPTS = 4, 2  # at least, of the loads before a run
+PILOT_PROMPTS, LONG_PILOT_PROMPTS = 6, 2  # at least, of the loads before a run
 PILOT_WORDS = 600  # tokens of the second's
 FOLLOW_UPS = (
     "Say the same in half the words.",
@@ -96,14 +96,12 @@ class Pool:
 Source = Callable[[int], list[Request]]  # the next ones, as many as asked for or all that are left
 
 
-def deal(
-    source: Source, batches: Sequence[int], prompts: int, fewest: int = FEWEST_GROUPS
-) -> dict[int, list[list[Request]]]:
-    """About `prompts` of them for each batch size, at least so many groups; a group that cannot be filled is left out."""
+def deal(source: Source, batches: Sequence[int], prompts: int) -> dict[int, list[list[Request]]]:
+    """About `prompts` of them for each batch size, at least FEWEST_GROUPS groups; a group that cannot be filled is left out."""
     dealt: dict[int, list[list[Request]]] = {}
     for batch in batches:
         size = prompts_for(batch)
-        groups = [source(size) for _ in range(max(fewest, prompts // size))]
+        groups = [source(size) for _ in range(max(FEWEST_GROUPS, prompts // size))]
         dealt[batch] = [group for group in groups if len(group) == size]
     return dealt
 
@@ -171,10 +169,8 @@ def unrelated(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
 def pilots(pool: Pool, batches: Sequence[int]) -> tuple[Case, Case]:
     """The loads after which step times are known: of ordinary prompts, and of long ones."""
     sampling = {"temperature": 0.0, "ignore_eos": True}
-    long_prompts = deal(random_words(pool, PILOT_WORDS), batches, LONG_PILOT_PROMPTS, fewest=1)
-    return Case("pilot", deal(pool.take, batches, PILOT_PROMPTS, fewest=1)), Case(
-        "long pilot", long_prompts, sampling
-    )
+    long_prompts = deal(random_words(pool, PILOT_WORDS), batches, LONG_PILOT_PROMPTS)
+    return Case("pilot", deal(pool.take, batches, PILOT_PROMPTS)), Case("long pilot", long_prompts, sampling)
 
 
 def streamed(pool: Pool, batches: Sequence[int], prompts: int) -> Case:

@@ -2,7 +2,7 @@
 
 Prompts are recorded ones (benchmarks.record), whose answers also predict each figure before it is measured. Each group's
 prompts are prefilled first, then a steady load decodes them from the cached prefix: figures are decode throughput with
-a full batch. Before each batch size a pilot load on every server measures its step times.
+a full batch. Pilot loads before that measure every server's step times.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.serve import plots, tables
 from benchmarks.serve.arms import ARMS, BASELINE, Settings, arm_spec, prepare, services
 from benchmarks.serve.bench_serving import cross_check
 from benchmarks.serve.cases import CASES, Case, Pool, pilots
-from benchmarks.serve.measure import measure, run
+from benchmarks.serve.measure import measure, merged, points, run
 from benchmarks.serve.prediction import predict, step_time
 from benchmarks.serve.summary import summarise
 from benchmarks.servers import SglangServer, exit_when_terminated, running
@@ -142,17 +142,16 @@ def started(
 
 
 def pilot_loads(servers: dict[str, SglangServer], loads: Sequence[Case], max_tokens: int) -> Pilots:
+    """In rounds of all loads, batch sizes and servers: the pace of a shared machine changes within minutes."""
     largest = max(loads[0].groups)
     first = loads[0].groups[largest][0]
     warm_up(list(servers.values()), [request.prompt for request in first], largest)
-    return {
-        (arm, batch, pilot.name): measure(
-            server, [r for group in groups for r in group], batch, max_tokens, pilot
-        )
-        for pilot in loads
-        for batch, groups in pilot.groups.items()
-        for arm, server in servers.items()
-    }
+    records: dict[tuple[str, int, str], list[dict]] = {}
+    for point in sorted(points(loads), key=lambda point: point.index):
+        for arm, server in servers.items():
+            record = measure(server, point.group, point.batch, max(1, max_tokens // 2), point.case)
+            records.setdefault((arm, point.batch, point.case.name), []).append(record)
+    return {key: merged(of_key) for key, of_key in records.items()}
 
 
 def write_report(

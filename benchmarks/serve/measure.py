@@ -121,6 +121,20 @@ def measure(
     }
 
 
+def merged(records: Sequence[dict]) -> dict:
+    """What step times need of several loads (measure), as if they were one."""
+    cells: dict[tuple[int, int], np.ndarray] = {}
+    for record in records:
+        for batch, width, *times in record["cells"]:
+            cells[batch, width] = cells.get((batch, width), np.zeros(2)) + times
+    whole = ("decoded", "steps", "seconds", "tokens", "wall_seconds")
+    return {name: sum(record[name] for record in records) for name in whole} | {
+        "cells": [[*cell, *times.tolist()] for cell, times in cells.items()],
+        "outputs": [output for record in records for output in record["outputs"]],
+        "context": float(np.mean([record["context"] for record in records])),
+    }
+
+
 @dataclass(frozen=True)
 class Point:
     """A group in its place of the run."""

@@ -14,7 +14,7 @@ from benchmarks.serve import plots
 from benchmarks.serve.arms import ARMS, Knowledge, Settings, arm_spec
 from benchmarks.serve.cases import CASES, Pool, Request, deal, pilots
 from benchmarks.serve.load import prompts_for
-from benchmarks.serve.measure import Counters, breakdown, points
+from benchmarks.serve.measure import Counters, breakdown, merged, points
 from benchmarks.serve.prediction import StepTime, predict, step_time, traces_of
 from benchmarks.serve.summary import difference_rate, first_difference, summarise
 from benchmarks.statistics import as_json
@@ -103,9 +103,9 @@ def test_unrelated_prompts_share_nothing():
 def test_the_second_pilot_has_long_prompts_and_takes_none_of_the_pool():
     shared = pool(qa=40)
     ordinary, long_prompts = pilots(shared, [1, 4])
-    assert len(ordinary.groups[1]) == 4
+    assert {batch: len(groups) for batch, groups in ordinary.groups.items()} == {1: 6, 4: 2}
     assert {len(r.prompt) for groups in long_prompts.groups.values() for g in groups for r in g} == {600}
-    assert len(shared.take(100)) == 40 - 4 - 7
+    assert len(shared.take(100)) == 40 - 6 - 2 * 7
 
 
 def test_points_keep_the_order_of_cases_and_batches():
@@ -150,6 +150,16 @@ def test_step_time_between_and_beyond_measured_rows():
     assert time(16, 100) == pytest.approx(0.16)
     assert time(8, 200) == pytest.approx(0.09)
     assert time.admission == pytest.approx((4.0 - 1.4) / 4)
+
+
+def test_step_times_of_several_loads_are_those_of_all_their_steps():
+    first, second = pilot([[4, 1, 10, 0.1], [4, 8, 5, 0.4]]), pilot([[4, 1, 30, 0.6]], 200.0)
+    assert step_time(merged([first, second]), pilot([], 300.0), 4, 16).seconds == pytest.approx(
+        (0.0175, 0.08)
+    )
+    both = merged([pilot([]), pilot([], 200.0) | {"seconds": 1.8}])
+    assert step_time(both, both, 1, 16)(16, 150) == pytest.approx(3.0 / 60)
+    assert len(both["outputs"]) == 8
 
 
 def test_a_step_never_gets_shorter_with_its_context():
