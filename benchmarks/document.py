@@ -21,6 +21,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 BUDGETS = (8, 16, 32)  # of the comparison by category
 PRIMARY = {"sssd": "a prior of recorded answers", "sssd_cold": "an empty datastore"}
 FASTER, SAME, SLOWER = "Faster", "No difference that this run could see", "Slower"
+NEAR = 0.1  # a prediction that holds
 UNKNOWN = "Not judged, for there is only one group"
 
 
@@ -292,20 +293,39 @@ def predicted(serving: Sequence[dict]) -> list[str]:
     rows = [row for row in serving if row.get("predicted_tokens_per_second")]
     if not rows:
         return []
-    errors = [row["predicted_tokens_per_second"] / row["tokens_per_second"] - 1 for row in rows]
-    near = sum(abs(error) <= 0.1 for error in errors)
+    plain = {_point(row): _error(row) for row in rows if row["arm"] == "plain"}
+    errors = [_error(row) for row in rows]
+    of_ratios = [
+        None if row["arm"] == "plain" else (1 + error) / (1 + plain[_point(row)]) - 1
+        for row, error in zip(rows, errors, strict=True)
+    ]
+    ratios = [error for error in of_ratios if error is not None]
+    text = (
+        f"Each prediction is made before its run: {_near(errors)} of {len(errors)} are within 10% of what was measured. The pace of"
+        " a shared machine changes from the minutes of the pilot loads to those of the run; in the ratio to plain decoding it cancels:"
+        f" {_near(ratios)} of {len(ratios)} are within 10%."
+    )
     cells = (
         (
             place(row), row["arm"], f"{row['predicted_tokens_per_second']:.1f}", f"{row['tokens_per_second']:.1f}",
-            f"{error:+.0%}",
+            f"{error:+.0%}", "" if of_ratio is None else f"{of_ratio:+.0%}",
         )
-        for row, error in zip(rows, errors, strict=True)
+        for row, error, of_ratio in zip(rows, errors, of_ratios, strict=True)
     )  # fmt: skip
-    text = (
-        f"{near} of {len(rows)} predictions, each made before its run, are within 10% of what was measured."
-    )
-    headings = ("case", "arm", "predicted tokens/s", "measured", "error")
+    headings = ("case", "arm", "predicted tokens/s", "measured", "error", "error of the ratio to plain")
     return ["### Predicted and measured", "", text, "", *table(headings, cells)]
+
+
+def _point(row: dict) -> tuple:
+    return row["report"], row["case"], row["batch"]
+
+
+def _error(row: dict) -> float:
+    return row["predicted_tokens_per_second"] / row["tokens_per_second"] - 1
+
+
+def _near(errors: Sequence[float]) -> int:
+    return sum(abs(error) <= NEAR for error in errors)
 
 
 def roofline(run: Run) -> list[str]:

@@ -28,8 +28,8 @@ from benchmarks.serve.load import prompts_for
 LONG = 1500  # tokens
 FEWEST_GROUPS = 2  # of a case and batch size: one alone has no interval
 WORDS = 60  # random tokens of an unrelated prompt
-PILOT_PROMPTS, LONG_PILOT_PROMPTS = 6, 2  # at least, of the loads before a run
-PILOT_WORDS = 600  # tokens of the second's
+PILOT_PROMPTS = 6  # at least, of the first load before a run
+PILOT_WORDS = 600  # tokens of a prompt of the second
 FOLLOW_UPS = (
     "Say the same in half the words.",
     "Now turn your answer into a list of points.",
@@ -167,10 +167,11 @@ def unrelated(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
 
 
 def pilots(pool: Pool, batches: Sequence[int]) -> tuple[Case, Case]:
-    """The loads after which step times are known: of ordinary prompts, and of long ones."""
+    """The loads after which step times are known: of ordinary prompts, and of long ones, which begin and end together."""
     sampling = {"temperature": 0.0, "ignore_eos": True}
-    long_prompts = deal(random_words(pool, PILOT_WORDS), batches, LONG_PILOT_PROMPTS)
-    return Case("pilot", deal(pool.take, batches, PILOT_PROMPTS)), Case("long pilot", long_prompts, sampling)
+    words = random_words(pool, PILOT_WORDS)
+    long_groups = {batch: [words(batch) for _ in range(FEWEST_GROUPS)] for batch in batches}
+    return Case("pilot", deal(pool.take, batches, PILOT_PROMPTS)), Case("long pilot", long_groups, sampling)
 
 
 def streamed(pool: Pool, batches: Sequence[int], prompts: int) -> Case:

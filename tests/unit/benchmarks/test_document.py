@@ -37,7 +37,8 @@ def folder(tmp_path):
     folder = tmp_path / "named"
     folder.mkdir()
     summary = [
-        served("good", "plain", 1.0), served("good", "sssd", 1.8, predicted_tokens_per_second=21.0),
+        served("good", "plain", 1.0, predicted_tokens_per_second=25.0),
+        served("good", "sssd", 1.8, predicted_tokens_per_second=24.0),
         served("bad", "plain", 1.0), served("bad", "sssd", 0.8), served("same", "sssd", 1.0),
         served("streamed", "sssd", 1.2, breakdown={"forward": 0.9, "rest": 0.1}),
         served("single", "sssd", 1.4, throughput_ratio={"value": 1.4, "low": None, "high": None}),
@@ -64,7 +65,8 @@ def test_losses_are_listed_beside_wins(folder, tmp_path):
     assert "same at batch 1 1.00" in text.split("No difference")[1].splitlines()[0]
     assert "| ours over the strongest other | 8 nodes |\n" in text
     assert "Ours is behind in: all, 8 nodes: 0.90 [0.85, 0.95] of better" in text
-    assert "1 of 1 predictions" in text and "+5%" in text
+    assert "0 of 2 are within" in text and "1 of 1 are within" in text
+    assert "| good at batch 1 | sssd | 24.0 | 20.0 | +20% | -4% |" in text
     assert "](named/curve-curve.png)" in text
     assert "`python -m benchmarks.serve --batch 1 8`" in text
 

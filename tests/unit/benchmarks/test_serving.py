@@ -105,6 +105,7 @@ def test_the_second_pilot_has_long_prompts_and_takes_none_of_the_pool():
     ordinary, long_prompts = pilots(shared, [1, 4])
     assert {batch: len(groups) for batch, groups in ordinary.groups.items()} == {1: 6, 4: 2}
     assert {len(r.prompt) for groups in long_prompts.groups.values() for g in groups for r in g} == {600}
+    assert [[len(group) for group in groups] for groups in long_prompts.groups.values()] == [[1, 1], [4, 4]]
     assert len(shared.take(100)) == 40 - 6 - 2 * 7
 
 
