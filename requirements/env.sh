@@ -37,7 +37,8 @@ install_lock() {
   rm -rf "$env"
   "$uv" venv --quiet --python "$python" "$env" >&2
   # The lock is the whole answer: nothing is resolved, so nothing it leaves out comes in.
-  "$uv" pip install --python "$env/bin/python" --no-deps --only-binary :all: -r "$lock" >&2
+  # Compiled here, once: a server's three processes import most of it, and without bytecode its start takes twice as long.
+  "$uv" pip install --python "$env/bin/python" --no-deps --only-binary :all: --compile-bytecode -r "$lock" >&2
 }
 
 install_project() {
