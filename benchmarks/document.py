@@ -21,6 +21,11 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 BUDGETS = (8, 16, 32)  # of the comparison by category
 PRIMARY = {"sssd": "a prior of recorded answers", "sssd_cold": "an empty datastore"}
 FASTER, SAME, SLOWER = "Faster", "No difference that this run could see", "Slower"
+SAMPLED = ("sampled", "unrelated")  # cases at a temperature above 0
+LOSSY = (
+    "\\* Not a comparison: on a CPU SGLang's NGRAM takes the likeliest token at any temperature (`_verify_uses_greedy`), so it wrote other,"
+    " more repetitive text."
+)
 NEAR = 0.1  # a prediction that holds
 UNKNOWN = "Not judged, for there is only one group"
 
@@ -224,11 +229,17 @@ def by_arm(rows: Sequence[dict], arms: Sequence[str]) -> list[str]:
         }
         cells = (
             f"{interval(here[arm]['throughput_ratio'])} ({here[arm]['tokens_per_step']['value']:.2f})"
+            + ("*" if is_lossy(here[arm]) else "")
             for arm in arms
         )
         plain = f"{here['plain']['tokens_per_second']:.0f}" if "plain" in here else ""
         found.append((place(here[arms[0]]), here[arms[0]]["groups"], plain, *cells))
-    return table(("case", "groups", "plain, tokens/s", *arms), found)
+    lines = table(("case", "groups", "plain, tokens/s", *arms), found)
+    return [*lines, LOSSY, ""] if any(map(is_lossy, rows)) else lines
+
+
+def is_lossy(row: dict) -> bool:
+    return row["arm"].startswith("ngram") and row["case"] in SAMPLED
 
 
 def latencies(serving: Sequence[dict]) -> list[str]:

@@ -47,7 +47,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--prior", type=Path, nargs="+", default=[SHIPPED_PRIOR], help="recorded answers to other prompts"
     )
     parser.add_argument(
-        "--arms", nargs="+", choices=ARMS, default=["plain", "ngram", "sssd", "control_adaptive"]
+        "--arms",
+        nargs="+",
+        choices=ARMS,
+        default=["plain", "ngram", "sssd", "control_adaptive"],
+        help="a server each, all at once: 4.6 GB of memory with the demo model, 2 GB more for NGRAM",
     )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["mixed"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="of the case mixed")

@@ -46,6 +46,8 @@ def folder(tmp_path):
     (folder / "curve.json").write_text(json.dumps({"manifest": MADE, "summary": summary}))
     cold = [served("empty", "plain", 1.0), served("empty", "sssd_cold", 1.5)]
     (folder / "cold.json").write_text(json.dumps({"manifest": MADE, "summary": cold}))
+    drawn = [served("sampled", arm, ratio) for arm, ratio in (("plain", 1.0), ("ngram", 3.0), ("sssd", 1.1))]
+    (folder / "drawn.json").write_text(json.dumps({"manifest": MADE, "summary": drawn}))
     (folder / "curve-curve.png").write_bytes(b"")
     results = {"methods": [replayed("specstore", 1.0), replayed("other", 1.2), replayed("better", 0.9)]}
     (folder / "replay.json").write_text(
@@ -58,15 +60,16 @@ def test_losses_are_listed_beside_wins(folder, tmp_path):
     page = tmp_path / "page.md"
     document.main([str(folder), "--out", str(page)])
     text = page.read_text()
-    assert "**Faster** (2 of 5): good at batch 1 1.80" in text
-    assert "**Slower** (1 of 5): bad at batch 1 0.80" in text
-    assert "only one group** (1 of 5): single at batch 1 1.40\n" in text
+    assert "**Faster** (3 of 6): good at batch 1 1.80" in text
+    assert "**Slower** (1 of 6): bad at batch 1 0.80" in text
+    assert "only one group** (1 of 6): single at batch 1 1.40\n" in text
     assert "**Faster** (1 of 1): empty at batch 1 1.50" in text.split("`sssd_cold`")[1]
     assert "same at batch 1 1.00" in text.split("No difference")[1].splitlines()[0]
     assert "| ours over the strongest other | 8 nodes |\n" in text
     assert "Ours is behind in: all, 8 nodes: 0.90 [0.85, 0.95] of better" in text
     assert "0 of 2 are within" in text and "1 of 1 are within" in text
     assert "| good at batch 1 | sssd | 24.0 | 20.0 | +20% | -4% |" in text
+    assert "3.00 [2.95, 3.05] (1.50)* | 1.10" in text and "greedy" in text and text.count(")*") == 1
     assert "](named/curve-curve.png)" in text
     assert "`python -m benchmarks.serve --batch 1 8`" in text
 
