@@ -23,8 +23,8 @@ PRIMARY = {"sssd": "a prior of recorded answers", "sssd_cold": "an empty datasto
 FASTER, SAME, SLOWER = "Faster", "No difference that this run could see", "Slower"
 SAMPLED = ("sampled", "unrelated")  # cases at a temperature above 0
 LOSSY = (
-    "\\* Not a comparison: on a CPU SGLang's NGRAM takes the likeliest token at any temperature (`_verify_uses_greedy`), so it wrote other,"
-    " more repetitive text."
+    "\\* Not a comparison: on a CPU SGLang's NGRAM takes the likeliest token at any temperature (`_verify_uses_greedy`), so it wrote another"
+    " text."
 )
 NEAR = 0.1  # a prediction that holds
 UNKNOWN = "Not judged, for there is only one group"

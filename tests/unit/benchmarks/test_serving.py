@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from benchmarks.document import SAMPLED
 from benchmarks.length import reached
 from benchmarks.prompts import SPEC_BENCH
 from benchmarks.replay import sglang_ngram
@@ -107,6 +108,11 @@ def test_the_second_pilot_has_long_prompts_and_takes_none_of_the_pool():
     assert {len(r.prompt) for groups in long_prompts.groups.values() for g in groups for r in g} == {600}
     assert [[len(group) for group in groups] for groups in long_prompts.groups.values()] == [[1, 1], [4, 4]]
     assert len(shared.take(100)) == 40 - 6 - 2 * 7
+
+
+def test_the_document_knows_which_cases_are_sampled():
+    temperatures = {name: case(pool(qa=400), [1], 1).sampling["temperature"] for name, case in CASES.items()}
+    assert set(SAMPLED) == {name for name, temperature in temperatures.items() if temperature > 0}
 
 
 def test_points_keep_the_order_of_cases_and_batches():
