@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.prompts import digest
+from benchmarks.servers import suitable_dtype
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("specstore", "sglang", "torch", "numba", "numpy", "grpcio")
@@ -41,5 +42,10 @@ def _without_folder(value: object) -> object:
 
 
 def _processor() -> str:
+    """Its name, and what of it decides how long a step takes."""
+    from torch.backends.cpu import get_cpu_capability
+
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    bfloat16 = "with" if suitable_dtype() == "bfloat16" else "without"
+    return f"{next(names, 'unknown')} ({get_cpu_capability()}, {bfloat16} bfloat16)"

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.prompts import Prompt, chat_ids, load_prompts
-from benchmarks.servers import Endpoint, ServerSpec, exit_when_terminated, running
+from benchmarks.servers import Endpoint, ServerSpec, exit_when_terminated, running, suitable_dtype
 
 OWN_CATEGORY = "own"  # of prompts that the model wrote
 QUESTION_TOKENS = (4, 128)  # of them
@@ -75,7 +75,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=192)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--dtype",
+        default=suitable_dtype(),
+        help="default: bfloat16 where the processor multiplies it, else float32",
+    )
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
 

@@ -24,7 +24,7 @@ import numpy as np
 import requests
 
 from benchmarks.manifest import manifest
-from benchmarks.servers import Endpoint, ServerSpec, exit_when_terminated, running
+from benchmarks.servers import Endpoint, ServerSpec, exit_when_terminated, running, suitable_dtype
 from benchmarks.split import split
 from sglang_patches.demo.model import ensure
 
@@ -176,7 +176,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=5, help="long prompts a round")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two of them")
     parser.add_argument("--quiet", type=float, default=8.0, help="seconds without any, before them")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--dtype",
+        default=suitable_dtype(),
+        help="default: bfloat16 where the processor multiplies it, else float32",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     return parser.parse_args(argv)

@@ -59,6 +59,11 @@ class Case:
     seen: bool = False
     chunk: int = 8
 
+    @property
+    def replayable(self) -> bool:
+        """Whether recorded answers and the times of other loads say what to expect."""
+        return not self.seen and self.sampling["temperature"] == 0 and self.chunk == Case.chunk
+
 
 class Pool:
     """Recorded rows (benchmarks.traces.recorded_rows) in a random order that is the same every time."""

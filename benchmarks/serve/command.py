@@ -2,7 +2,7 @@
 
 Prompts are recorded ones (benchmarks.record), whose answers also predict each figure before it is measured. Each group's
 prompts are prefilled first, then a steady load decodes them from the cached prefix: figures are decode throughput with
-a full batch. Pilot loads before that measure every server's step times.
+a full batch. Pilot loads before that are the first to measure every server's step times.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from benchmarks.serve import plots, tables
 from benchmarks.serve.arms import ARMS, BASELINE, Settings, arm_spec, prepare, services
 from benchmarks.serve.bench_serving import cross_check
 from benchmarks.serve.cases import CASES, Case, Pool, pilots
-from benchmarks.serve.measure import measure, merged, points, run
-from benchmarks.serve.prediction import predict, step_time
+from benchmarks.serve.measure import measure, points, run
+from benchmarks.serve.prediction import Forecasts, Recent, merged
 from benchmarks.serve.summary import summarise
-from benchmarks.servers import SglangServer, exit_when_terminated, running
+from benchmarks.servers import SglangServer, exit_when_terminated, running, suitable_dtype
 from benchmarks.statistics import as_json
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
 
 WARM_UP_TOKENS = 24
 
-Pilots = dict[tuple[str, int, str], dict]  # records by arm, batch size and name of the load
+Pilots = dict[tuple[str, int, str], list[dict]]  # records by arm, batch size and name of the load
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -75,7 +75,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="also load with sglang.bench_serving, so many prompts a batch size",
     )
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--dtype",
+        default=suitable_dtype(),
+        help="default: bfloat16 where the processor multiplies it, else float32",
+    )
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--seed", type=int, default=0, help="of the order of prompts")
     parser.add_argument(
@@ -110,21 +114,15 @@ def warm_up(servers: Sequence[SglangServer], prompts: Sequence[Sequence[int]], b
         server.generate_many(list(prompts), batch, temperature=0, max_new_tokens=WARM_UP_TOKENS)
 
 
-def predictions(
-    given: argparse.Namespace, cases: Sequence[Case], piloted: Pilots, corpus: Corpus
-) -> dict[tuple[str, int, str], float | None]:
-    """Tokens a second by (case, batch, arm), where recorded answers tell."""
-    predicted = {}
-    for case in cases:
-        replayable = not case.seen and case.sampling["temperature"] == 0 and case.chunk == Case.chunk
-        for batch, groups in case.groups.items() if replayable else ():
-            for arm in given.arms:
-                rows = 1 if arm == BASELINE else given.nodes + 1
-                time = step_time(piloted[arm, batch, "pilot"], piloted[arm, batch, "long pilot"], batch, rows)
-                predicted[case.name, batch, arm] = predict(
-                    arm, groups, batch, given.nodes, time, corpus, given.max_tokens
-                )
-    return predicted
+def forecasts(given: argparse.Namespace, piloted: Pilots, corpus: Corpus) -> Forecasts:
+    recent = {
+        (arm, batch): Recent(
+            loads, merged(piloted[arm, batch, "long pilot"]), batch, 1 if arm == BASELINE else given.nodes + 1
+        )
+        for (arm, batch, load), loads in piloted.items()
+        if load == "pilot"
+    }
+    return Forecasts(recent, given.nodes, corpus, given.max_tokens)
 
 
 def started(
@@ -150,12 +148,12 @@ def pilot_loads(servers: dict[str, SglangServer], loads: Sequence[Case], max_tok
     largest = max(loads[0].groups)
     first = loads[0].groups[largest][0]
     warm_up(list(servers.values()), [request.prompt for request in first], largest)
-    records: dict[tuple[str, int, str], list[dict]] = {}
+    records: Pilots = {}
     for point in sorted(points(loads), key=lambda point: point.index):
         for arm, server in servers.items():
             record = measure(server, point.group, point.batch, max(1, max_tokens // 2), point.case)
             records.setdefault((arm, point.batch, point.case.name), []).append(record)
-    return {key: merged(of_key) for key, of_key in records.items()}
+    return records
 
 
 def write_report(
@@ -167,7 +165,7 @@ def write_report(
 ) -> None:
     report = {
         "manifest": manifest("serve", [*given.prompts, *given.prior], **vars(given)),
-        "pilots": [{"arm": a, "batch": b, "case": c} | short(p) for (a, b, c), p in piloted.items()],
+        "pilots": [{"arm": a, "batch": b, "case": c} | short(merged(p)) for (a, b, c), p in piloted.items()],
         "summary": summary,
         "bench_serving": checked,
         "records": [short(record) for record in records],
@@ -204,13 +202,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-serve-")))
         servers, ports = started(given, settings, unused_token, folder, stack)
         piloted = pilot_loads(servers, (ordinary, long_prompts), given.max_tokens)
-        predicted = predictions(given, cases, piloted, corpus)
         console = Console(stderr=True)
         records = run(
-            servers, ports, cases, given.max_tokens, journal, lambda p: track(p, "groups", console=console)
-        )
+            servers, ports, cases, forecasts(given, piloted, corpus), given.max_tokens, journal,
+            lambda p: track(p, "groups", console=console),
+        )  # fmt: skip
         groups = {batch: pool.take(given.bench_serving) for batch in given.case_batch if given.bench_serving}
         checked = cross_check(servers, groups, tokenizer, given.max_tokens, folder)
-    summary = summarise(records, predicted)
+    summary = summarise(records)
     tables.show(summary, checked)
     write_report(given, piloted, summary, records, checked)

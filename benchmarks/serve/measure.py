@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.load import steady_load
+from benchmarks.serve.prediction import Forecasts
 from benchmarks.servers import SglangServer
 from sglang_patches.workers.metrics import PHASES, RETRIEVE
 
@@ -121,20 +122,6 @@ def measure(
     }
 
 
-def merged(records: Sequence[dict]) -> dict:
-    """What step times need of several loads (measure), as if they were one."""
-    cells: dict[tuple[int, int], np.ndarray] = {}
-    for record in records:
-        for batch, width, *times in record["cells"]:
-            cells[batch, width] = cells.get((batch, width), np.zeros(2)) + times
-    whole = ("decoded", "steps", "seconds", "tokens", "wall_seconds")
-    return {name: sum(record[name] for record in records) for name in whole} | {
-        "cells": [[*cell, *times.tolist()] for cell, times in cells.items()],
-        "outputs": [output for record in records for output in record["outputs"]],
-        "context": float(np.mean([record["context"] for record in records])),
-    }
-
-
 @dataclass(frozen=True)
 class Point:
     """A group in its place of the run."""
@@ -156,12 +143,14 @@ def run(
     servers: dict[str, SglangServer],
     service_ports: dict[str, int],
     cases: Sequence[Case],
+    forecasts: Forecasts,
     max_tokens: int,
     journal: Path,
     progress: Callable[[list[Point]], Sequence[Point]],
 ) -> list[dict]:
-    """service_ports: of the metrics of an arm's own service. One record a point and arm, each appended to the journal at once, so that a broken run keeps what it has. The order
-    of the arms rotates from point to point: a slow minute of the machine hits all of them."""
+    """service_ports: of the metrics of an arm's own service. One record a point and arm, `expected` being (tokens, seconds)
+    as forecast before; each appended to the journal at once, so that a broken run keeps what it has. The order of the arms
+    rotates from point to point: a slow minute of the machine hits all of them."""
     records, arms = [], list(servers)
     for number, point in enumerate(progress(list(points(cases)))):
         turn = number % len(arms)
@@ -170,8 +159,10 @@ def run(
                 "case": point.case.name, "batch": point.batch, "group": point.index, "arm": arm,
                 "category": point.group[0].category if point.case.name == "tasks" else point.case.name,
             }  # fmt: skip
+            record["expected"] = forecasts.of(arm, point.case, point.batch, point.group)
             port = service_ports.get(arm)
             record |= measure(servers[arm], point.group, point.batch, max_tokens, point.case, port)
+            forecasts.learn(arm, point.case, point.batch, record)
             records.append(record)
             with journal.open("a") as file:
                 file.write(json.dumps(record) + "\n")

@@ -1,21 +1,23 @@
-"""What a run should measure, computed before it: recorded answers say what drafts get accepted, a pilot load on the same
-servers says how long a step takes, and the rest is arithmetic.
+"""What each group of a run should measure, computed before it: recorded answers say what drafts get accepted, the loads on
+the same server before it (first of all pilot loads) say how long a step takes, and the rest is arithmetic.
 
 Plain decoding yields one token a request and step. Where the whole budget is verified, tokens a step come from a replay of
 the drafts (benchmarks.replay). SSSD chooses rows by what it expects, so its own policy is run on the replayed drafts, with
-the pilot's step times for a clock.
+those step times for a clock.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from benchmarks.replay.method import Method, replay
 from benchmarks.replay.methods import METHODS, OURS, Corpus
-from benchmarks.serve.cases import Request
+from benchmarks.serve.cases import Case, Request
 from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.types import NO_DRAFT, Budget, Entry, Opening
@@ -24,6 +26,9 @@ from sglang_patches.workers.requests import accepted_nodes
 
 REPLAYED = {"ngram": "SGLang trie", "ngram_corpus": "SGLang trie + corpus", "sssd_static": OURS}
 WITHOUT_PRIOR = ("sssd_cold", "sssd_static")
+RECENT = 4  # loads whose step times count: the pace of a shared machine changes within minutes
+
+Load = tuple[float, float]  # tokens, and the seconds they take
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,9 @@ class StepTime:
         return longer + float(np.interp(rows, self.rows, self.seconds))
 
 
+Expectation = Callable[[Sequence[Trace], StepTime], Load]
+
+
 def step_time(pilot: dict, long_pilot: dict, batch: int, rows: int) -> StepTime:
     """From records of two loads, of which the second has longer prompts: their cells if the server counts them, else their
     mean step, each of `rows` rows, admission included."""
@@ -70,6 +78,20 @@ def cell_times(record: dict, batch: int, rows: int) -> dict[int, float]:
     return {width: total / count for size, width, count, total in record["cells"] if size == batch}
 
 
+def merged(records: Sequence[dict]) -> dict:
+    """What step times need of several loads (measure), as if they were one."""
+    cells: dict[tuple[int, int], np.ndarray] = {}
+    for record in records:
+        for batch, width, *times in record["cells"]:
+            cells[batch, width] = cells.get((batch, width), np.zeros(2)) + times
+    whole = ("decoded", "steps", "seconds", "tokens", "wall_seconds")
+    return {name: sum(record[name] for record in records) for name in whole} | {
+        "cells": [[*cell, *times.tolist()] for cell, times in cells.items()],
+        "outputs": [output for record in records for output in record["outputs"]],
+        "context": float(np.mean([record["context"] for record in records])),
+    }
+
+
 def traces_of(group: Sequence[Request], max_tokens: int) -> list[Trace]:
     return [
         Trace(request.category, np.array(request.prompt, np.int32), request.output[:max_tokens])
@@ -78,35 +100,62 @@ def traces_of(group: Sequence[Request], max_tokens: int) -> list[Trace]:
     ]
 
 
-def predict(
-    arm: str,
-    groups: Sequence[Sequence[Request]],
-    batch: int,
-    nodes: int,
-    time: StepTime,
-    corpus: Corpus,
-    max_tokens: int,
-) -> float | None:
-    """Tokens a second of the arm over these groups; None for an arm or answers that cannot be replayed."""
-    traces = [traces_of(group, max_tokens) for group in groups]
-    if any(len(made) < len(group) for made, group in zip(traces, groups, strict=True)):
-        return None
+class Recent:
+    """Step times of one server at one batch size, from its newest loads."""
+
+    def __init__(self, pilots: Sequence[dict], long_pilot: dict, batch: int, rows: int) -> None:
+        """pilots: records (benchmarks.serve.measure) of ordinary prompts; see `step_time`."""
+        self._batch, self._rows = batch, rows
+        self._another_token = step_time(merged(pilots), long_pilot, batch, rows).another_token
+        self._loads = deque(pilots, maxlen=max(RECENT, len(pilots)))
+
+    def learn(self, record: dict) -> None:
+        self._loads.append(record)
+
+    def step_time(self) -> StepTime:
+        load = merged(self._loads)
+        return replace(step_time(load, load, self._batch, self._rows), another_token=self._another_token)
+
+
+class Forecasts:
+    """Each group's, before it is run; what the group measured then tells of the next."""
+
+    def __init__(
+        self, recent: dict[tuple[str, int], Recent], nodes: int, corpus: Corpus, max_tokens: int
+    ) -> None:
+        """recent: by arm and batch size."""
+        self._recent, self._max_tokens = recent, max_tokens
+        self._expectations = {
+            (arm, batch): expectation(arm, batch, nodes, corpus, times.step_time())
+            for (arm, batch), times in recent.items()
+        }
+
+    def of(self, arm: str, case: Case, batch: int, group: Sequence[Request]) -> Load | None:
+        """None where recorded answers do not tell."""
+        expected = self._expectations[arm, batch]
+        traces = traces_of(group, self._max_tokens)
+        if expected is None or len(traces) < len(group) or not case.replayable:
+            return None
+        return expected(traces, self._recent[arm, batch].step_time())
+
+    def learn(self, arm: str, case: Case, batch: int, record: dict) -> None:
+        if case.replayable:
+            self._recent[arm, batch].learn(record)
+
+
+def expectation(arm: str, batch: int, nodes: int, corpus: Corpus, time: StepTime) -> Expectation | None:
+    """What an arm makes of one group after the other; None for one that cannot be replayed. time: as it starts."""
     if arm in WITHOUT_PRIOR:
         corpus = Corpus([], vocab_size=corpus.vocab_size)
     if arm in ("sssd", "sssd_cold", "sssd_grpc"):
-        simulation = Simulation(corpus, batch, nodes, time)
-        loads = [simulation.load(made) for made in traces]
-    elif arm in ("plain", "control_adaptive"):
-        loads = [fixed_load(made, 1.0, batch, 1, time) for made in traces]
-    elif arm == "control":
-        loads = [fixed_load(made, 1.0, batch, nodes + 1, time) for made in traces]
-    elif arm in REPLAYED:
-        method = METHODS[REPLAYED[arm]](corpus, nodes)
-        loads = [fixed_load(made, per_step(method, made), batch, nodes + 1, time) for made in traces]
-    else:
-        return None
-    produced, seconds = map(sum, zip(*loads, strict=True))
-    return produced / seconds
+        return Simulation(corpus, batch, nodes, time).load_at
+    if arm in ("plain", "control_adaptive"):
+        return partial(fixed_load, lambda traces: 1.0, batch, 1)
+    if arm == "control":
+        return partial(fixed_load, lambda traces: 1.0, batch, nodes + 1)
+    if arm in REPLAYED:
+        return partial(fixed_load, partial(per_step, METHODS[REPLAYED[arm]](corpus, nodes)), batch, nodes + 1)
+    return None
 
 
 def per_step(method: Method, traces: Sequence[Trace]) -> float:
@@ -115,12 +164,16 @@ def per_step(method: Method, traces: Sequence[Trace]) -> float:
 
 
 def fixed_load(
-    traces: Sequence[Trace], tokens_per_step: float, batch: int, rows: int, time: StepTime
-) -> tuple[float, float]:
-    """(tokens, seconds) where every step verifies the same rows."""
+    tokens_per_step: Callable[[Sequence[Trace]], float],
+    batch: int,
+    rows: int,
+    traces: Sequence[Trace],
+    time: StepTime,
+) -> Load:
+    """Where every step verifies the same rows."""
     tokens = sum(len(trace.output) for trace in traces)
     context = float(np.mean([len(trace.prompt) + len(trace.output) / 2 for trace in traces]))
-    return tokens, tokens / (batch * tokens_per_step) * time(rows, context)
+    return tokens, tokens / (batch * tokens_per_step(traces)) * time(rows, context)
 
 
 class Simulation:
@@ -147,8 +200,13 @@ class Simulation:
         )
         self._names = iter(range(1 << 30))
 
-    def load(self, traces: Sequence[Trace]) -> tuple[float, float]:
-        """A steady load (benchmarks.serve.load): (tokens produced, seconds) until a place stays empty."""
+    def load_at(self, traces: Sequence[Trace], time: StepTime) -> Load:
+        """A load whose steps take another time than those before."""
+        self._time = time
+        return self.load(traces)
+
+    def load(self, traces: Sequence[Trace]) -> Load:
+        """A steady load (benchmarks.serve.load), until a place stays empty."""
         waiting = iter(traces)
         places = [
             _Place(str(next(self._names)), trace)

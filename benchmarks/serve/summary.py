@@ -30,11 +30,9 @@ def difference_rate(rows: Sequence[dict], base: Sequence[dict]) -> float:
     return sum(first_difference(*pair) is not None for pair in pairs) / len(pairs)
 
 
-def summarise(records: Sequence[dict], predicted: dict[tuple[str, int, str], float | None]) -> list[dict]:
-    """One row a case, batch, category and arm: of cases with several categories also all of them together, and
-    Spec-Bench's six where there are others too.
-
-    predicted: tokens a second by (case, batch, arm), of all categories together."""
+def summarise(records: Sequence[dict]) -> list[dict]:
+    """One row a case, batch, category and arm: of cases with several categories also all of them together, with what was
+    predicted of them, and Spec-Bench's six where there are others too."""
     summary = []
     for case, batch in dict.fromkeys((r["case"], r["batch"]) for r in records):
         chosen = [r for r in records if (r["case"], r["batch"]) == (case, batch)]
@@ -43,11 +41,20 @@ def summarise(records: Sequence[dict], predicted: dict[tuple[str, int, str], flo
             base = _of_arm(of_category, BASELINE)
             for arm in dict.fromkeys(r["arm"] for r in chosen):
                 labels = {"case": case, "batch": batch, "category": category, "arm": arm}
-                row = labels | figures(_of_arm(of_category, arm), base)
+                rows = _of_arm(of_category, arm)
+                row = labels | figures(rows, base)
                 if category == ALL:
-                    row["predicted_tokens_per_second"] = predicted.get((case, batch, arm))
+                    row["predicted_tokens_per_second"] = expected(rows)
                 summary.append(row)
     return summary
+
+
+def expected(rows: Sequence[dict]) -> float | None:
+    """Tokens a second, as forecast; None where not every group was."""
+    if any(row["expected"] is None for row in rows):
+        return None
+    tokens, seconds = zip(*(row["expected"] for row in rows), strict=True)
+    return sum(tokens) / sum(seconds)
 
 
 def _groupings(categories: Collection[str]) -> dict[str, Collection[str]]:

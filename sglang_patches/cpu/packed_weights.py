@@ -4,7 +4,12 @@ With row-major weights every call of a linear layer pays for the layout anew, an
 arithmetic costs; packed, eight rows take the time of one. The packed copy costs the weights' size once more.
 """
 
+import functools
+import logging
+
 import torch
+
+logger = logging.getLogger(__name__)
 
 # The layout is chosen for this many rows; it is as good for 1 to 128 (docs/optimisations.md).
 ROWS_HINT = 8
@@ -28,10 +33,21 @@ def packed(layer, weight: torch.Tensor) -> torch.Tensor:
     return kept[1]
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for it (AVX-512 bf16 or AMX)."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies this type on this processor."""
+    """Whether oneDNN multiplies this type on this processor. Says so once where it is bfloat16 and does not."""
     if dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if not multiplies_bfloat16():
+            logger.warning(
+                "specstore: this processor has no bfloat16 arithmetic, so each row of a step costs as much as the first, in a"
+                " batch as in a draft; --dtype float32 is faster"
+            )
+        return multiplies_bfloat16()
     return dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 

@@ -1,6 +1,7 @@
 """The serving benchmark without servers: who is asked what, what is expected, how figures are made."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,10 +14,19 @@ from benchmarks.replay import sglang_ngram
 from benchmarks.replay.methods import Corpus
 from benchmarks.serve import plots
 from benchmarks.serve.arms import ARMS, Knowledge, Settings, arm_spec
-from benchmarks.serve.cases import CASES, Pool, Request, deal, pilots
+from benchmarks.serve.cases import CASES, Case, Pool, Request, deal, pilots
 from benchmarks.serve.load import prompts_for
-from benchmarks.serve.measure import Counters, breakdown, merged, points
-from benchmarks.serve.prediction import StepTime, predict, step_time, traces_of
+from benchmarks.serve.measure import Counters, breakdown, points
+from benchmarks.serve.prediction import (
+    RECENT,
+    Forecasts,
+    Recent,
+    StepTime,
+    expectation,
+    merged,
+    step_time,
+    traces_of,
+)
 from benchmarks.serve.summary import difference_rate, first_difference, summarise
 from benchmarks.statistics import as_json
 
@@ -183,25 +193,34 @@ PERIODIC = [np.roll(np.tile(PHRASE, 12), shift) for shift in range(3)]
 CORPUS = Corpus([], vocab_size=VOCABULARY)
 
 
+def predict(
+    arm: str, groups: list[list[Request]], batch: int, nodes: int, time: StepTime, corpus: Corpus
+) -> float:
+    """Tokens a second."""
+    expected = expectation(arm, batch, nodes, corpus, time)
+    tokens, seconds = zip(*(expected(traces_of(group, 64), time) for group in groups), strict=True)
+    return sum(tokens) / sum(seconds)
+
+
 def test_plain_prediction_is_one_token_a_request_and_step():
     time = StepTime([1], [0.05])
-    assert predict("plain", [group_of(*PERIODIC)], 2, 15, time, CORPUS, 64) == pytest.approx(2 / 0.05)
+    assert predict("plain", [group_of(*PERIODIC)], 2, 15, time, CORPUS) == pytest.approx(2 / 0.05)
 
 
 def test_sssd_is_predicted_to_gain_where_text_recurs_and_rows_are_free():
     time = StepTime([1, 16], [0.05, 0.05])
-    assert predict("sssd", [group_of(*PERIODIC)], 2, 15, time, CORPUS, 64) > 4 * 2 / 0.05
+    assert predict("sssd", [group_of(*PERIODIC)], 2, 15, time, CORPUS) > 4 * 2 / 0.05
 
 
 def test_sssd_is_predicted_to_decode_plainly_where_rows_cost_too_much():
     time = StepTime([1, 16], [0.05, 4.0])
-    assert predict("sssd", [group_of(*PERIODIC)], 2, 15, time, CORPUS, 64) == pytest.approx(2 / 0.05, rel=0.1)
+    assert predict("sssd", [group_of(*PERIODIC)], 2, 15, time, CORPUS) == pytest.approx(2 / 0.05, rel=0.1)
 
 
 def test_unrelated_text_is_predicted_to_gain_nothing():
     texts = [RNG.integers(1, VOCABULARY, 100).astype(np.int32) for _ in range(3)]
     time = StepTime([1, 16], [0.05, 0.06])
-    assert predict("sssd", [group_of(*texts)], 2, 15, time, CORPUS, 64) == pytest.approx(2 / 0.05, rel=0.1)
+    assert predict("sssd", [group_of(*texts)], 2, 15, time, CORPUS) == pytest.approx(2 / 0.05, rel=0.1)
 
 
 def test_the_speculation_length_finds_known_step_times_under_a_wandering_pace():
@@ -216,20 +235,45 @@ def test_the_speculation_length_finds_known_step_times_under_a_wandering_pace():
 def test_ngram_prediction_comes_from_its_replay(monkeypatch):
     monkeypatch.setattr(sglang_ngram, "CAPACITY", 100_000)  # SGLang allocates its trie at once, for seconds
     time = StepTime([16], [0.05])
-    assert predict("ngram", [group_of(*PERIODIC)], 2, 15, time, CORPUS, 64) > 2 * 2 / 0.05
+    assert predict("ngram", [group_of(*PERIODIC)], 2, 15, time, CORPUS) > 2 * 2 / 0.05
 
 
 @pytest.mark.parametrize("arm", ["sssd_cold", "sssd_static"])
 def test_arms_without_a_prior_are_predicted_without_it(arm):
     time, groups = StepTime([1, 16], [0.05, 0.05]), [group_of(*PERIODIC)]
     told = Corpus([group[10:] for group in PERIODIC], vocab_size=VOCABULARY)
-    assert predict(arm, groups, 2, 15, time, told, 64) == predict(arm, groups, 2, 15, time, CORPUS, 64)
-    gain = predict("sssd", groups, 2, 15, time, told, 64) / predict("sssd", groups, 2, 15, time, CORPUS, 64)
+    assert predict(arm, groups, 2, 15, time, told) == predict(arm, groups, 2, 15, time, CORPUS)
+    gain = predict("sssd", groups, 2, 15, time, told) / predict("sssd", groups, 2, 15, time, CORPUS)
     assert gain > 1.05
 
 
 def test_answers_that_are_not_recorded_are_not_predicted():
-    assert predict("plain", [[Request("any", [1, 2, 3])]], 1, 15, StepTime([1], [0.05]), CORPUS, 64) is None
+    forecasts = Forecasts({("plain", 1): Recent([pilot([])], pilot([], 300.0), 1, 1)}, 15, CORPUS, 64)
+    recorded, mixed = group_of(PERIODIC[0]), Case("mixed", {})
+    assert forecasts.of("plain", mixed, 1, recorded) is not None
+    assert forecasts.of("plain", mixed, 1, [Request("any", [1, 2, 3])]) is None
+    for other in (
+        replace(mixed, seen=True),
+        replace(mixed, sampling={"temperature": 0.7}),
+        replace(mixed, chunk=1),
+    ):
+        assert forecasts.of("plain", other, 1, recorded) is None
+
+
+def test_a_forecast_follows_the_pace_of_the_loads_before_it():
+    loads = [pilot([]), pilot([])]
+    forecasts = Forecasts({("plain", 1): Recent(loads, pilot([], 300.0), 1, 1)}, 15, CORPUS, 64)
+    mixed, group = Case("mixed", {}), group_of(PERIODIC[0])
+
+    def seconds() -> float:
+        return forecasts.of("plain", mixed, 1, group)[1]
+
+    first, slow = seconds(), pilot([]) | {"seconds": 2.4}
+    forecasts.learn("plain", replace(mixed, seen=True), 1, slow)
+    assert seconds() == first  # another kind of load
+    for _ in range(RECENT):
+        forecasts.learn("plain", mixed, 1, slow)
+    assert seconds() == pytest.approx(2 * first)
 
 
 def test_first_difference():
@@ -249,6 +293,7 @@ def record(arm: str, group: int, category: str, seconds: float) -> dict:
         "case": "tasks", "batch": 1, "group": group, "category": category, "arm": arm, "tokens": 10, "decoded": 9,
         "steps": 3, "seconds": seconds, "outputs": [[1]], "ttft_seconds": [0.1], "gaps": [0.1, 0.2],
         "wall_seconds": 1.0, "cells": [[1, 2, 3, 1.0]] if phases else [], "phases": phases, "served": 0.0,
+        "expected": (9.0, 1.25) if phases else None,
     }  # fmt: skip
 
 
@@ -256,19 +301,20 @@ RECORDS = [record(a, g, c, s) for g, c in ((0, "x"), (0, "y")) for a, s in (("pl
 
 
 def test_summary_has_every_category_and_the_total():
-    predicted = {("tasks", 1, "sssd"): 9.0}
-    summary = {(row["category"], row["arm"]): row for row in summarise(RECORDS, predicted)}
+    summary = {(row["category"], row["arm"]): row for row in summarise(RECORDS)}
     assert summary["x", "sssd"]["throughput_ratio"].value == 2.0
     assert summary["all", "sssd"]["tokens_per_step"].value == 3.0
-    assert summary["all", "sssd"]["predicted_tokens_per_second"] == 9.0
+    assert summary["all", "sssd"]["predicted_tokens_per_second"] == 18.0 / 2.5
+    assert summary["all", "plain"]["predicted_tokens_per_second"] is None
+    assert "predicted_tokens_per_second" not in summary["x", "sssd"]
     assert set(summary) == {(c, a) for c in ("x", "y", "all") for a in ("plain", "sssd")}
 
 
 def test_spec_bench_has_a_row_of_its_own_beside_other_tasks():
     records = [record(arm, 0, c, 1.0) for c in (*SPEC_BENCH, "gsm8k") for arm in ("plain", "sssd")]
-    groups = {row["category"]: row["groups"] for row in summarise(records, {})}
+    groups = {row["category"]: row["groups"] for row in summarise(records)}
     assert groups["Spec-Bench"] == 6 and groups["all"] == 7
-    alone = {row["category"] for row in summarise([r for r in records if r["category"] != "gsm8k"], {})}
+    alone = {row["category"] for row in summarise([r for r in records if r["category"] != "gsm8k"])}
     assert alone == {*SPEC_BENCH, "all"}
 
 
@@ -293,7 +339,7 @@ def test_counters_are_differences():
 
 def test_plots_are_drawn_from_the_report(tmp_path):
     mixed = [row | {"case": "mixed"} for row in RECORDS]
-    summary = json.loads(json.dumps(summarise(mixed, {("mixed", 1, "sssd"): 9.0}), default=as_json))
+    summary = json.loads(json.dumps(summarise(mixed), default=as_json))
     plots.draw(summary, tmp_path / "serve.json")
     assert {path.name for path in tmp_path.glob("*.png")} == {
         f"serve-{name}.png" for name in ("curve", "cases", "predicted")

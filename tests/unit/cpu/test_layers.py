@@ -124,10 +124,16 @@ def test_offsets_are_left_to_the_stock_path():
     assert layers.rope(_stock, rope, torch.tensor([1]), query, query, torch.tensor([1])) == "stock"
 
 
+def multiplied(dtype: torch.dtype) -> None:
+    if not packed_weights.can_pack(dtype):
+        pytest.skip(f"this processor does not multiply {dtype}")
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("rows", [1, 2, 7, 32, 128])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear(rows, with_bias, dtype, tolerance):
+    multiplied(dtype)
     layer = SimpleNamespace(weight=torch.randn(24, 40).to(dtype))
     x, bias = torch.randn(rows, 40).to(dtype), torch.randn(24).to(dtype) if with_bias else None
     kept = x.clone()
@@ -164,11 +170,20 @@ def test_other_products_are_left_to_the_stock_path(x):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("outputs", "inputs"), [(576, 1536), (3072, 576), (512, 8192)])
 def test_a_row_of_a_product_is_the_same_in_any_company(dtype, outputs, inputs):
-    if not packed_weights.can_pack(dtype):
-        pytest.skip(f"this processor does not multiply {dtype}")
+    multiplied(dtype)
     torch.manual_seed(0)
     layer, weight = SimpleNamespace(), (torch.randn(outputs, inputs) / inputs**0.5).to(dtype)
     x = torch.randn(128, inputs).to(dtype)
     whole = packed_weights.multiply(x, layer, weight)
     for rows in (1, 2, 3, 7, 8, 16, 33, 64, 127):
         assert torch.equal(packed_weights.multiply(x[:rows].contiguous(), layer, weight), whole[:rows]), rows
+
+
+def test_bfloat16_in_software_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(packed_weights, "multiplies_bfloat16", lambda: False)
+    packed_weights.can_pack.cache_clear()
+    try:
+        assert not packed_weights.can_pack(torch.bfloat16) and not packed_weights.can_pack(torch.bfloat16)
+    finally:
+        packed_weights.can_pack.cache_clear()
+    assert ["--dtype float32" in record.message for record in caplog.records] == [True]
