@@ -28,7 +28,7 @@ REPLAYED = {"ngram": "SGLang trie", "ngram_corpus": "SGLang trie + corpus", "sss
 WITHOUT_PRIOR = ("sssd_cold", "sssd_static")
 RECENT = 4  # loads whose step times count: the pace of a shared machine changes within minutes
 
-Load = tuple[float, float]  # tokens, and the seconds they take
+Expected = tuple[float, float]  # tokens, and the seconds they take
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StepTime:
         return longer + float(np.interp(rows, self.rows, self.seconds))
 
 
-Expectation = Callable[[Sequence[Trace], StepTime], Load]
+Expectation = Callable[[Sequence[Trace], StepTime], Expected]
 
 
 def step_time(pilot: dict, long_pilot: dict, batch: int, rows: int) -> StepTime:
@@ -130,7 +130,7 @@ class Forecasts:
             for (arm, batch), times in recent.items()
         }
 
-    def of(self, arm: str, case: Case, batch: int, group: Sequence[Request]) -> Load | None:
+    def of(self, arm: str, case: Case, batch: int, group: Sequence[Request]) -> Expected | None:
         """None where recorded answers do not tell."""
         expected = self._expectations[arm, batch]
         traces = traces_of(group, self._max_tokens)
@@ -169,7 +169,7 @@ def fixed_load(
     rows: int,
     traces: Sequence[Trace],
     time: StepTime,
-) -> Load:
+) -> Expected:
     """Where every step verifies the same rows."""
     tokens = sum(len(trace.output) for trace in traces)
     context = float(np.mean([len(trace.prompt) + len(trace.output) / 2 for trace in traces]))
@@ -200,12 +200,12 @@ class Simulation:
         )
         self._names = iter(range(1 << 30))
 
-    def load_at(self, traces: Sequence[Trace], time: StepTime) -> Load:
+    def load_at(self, traces: Sequence[Trace], time: StepTime) -> Expected:
         """A load whose steps take another time than those before."""
         self._time = time
         return self.load(traces)
 
-    def load(self, traces: Sequence[Trace]) -> Load:
+    def load(self, traces: Sequence[Trace]) -> Expected:
         """A steady load (benchmarks.serve.load), until a place stays empty."""
         waiting = iter(traces)
         places = [
