@@ -8,12 +8,13 @@ those step times for a clock.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from benchmarks.replay.method import Method, replay
 from benchmarks.replay.methods import METHODS, OURS, Corpus
@@ -33,11 +34,11 @@ Expected = tuple[float, float]  # tokens, and the seconds they take
 
 @dataclass(frozen=True)
 class StepTime:
-    """t(batch, rows, context): seconds of a step at one batch size by rows of each request, between the pilot's measurements
-    along a line, and beyond them as the last line goes on.
+    """t(batch, rows, context): seconds of a step at one batch size by rows of each request, between measurements along a line,
+    and beyond them as the line from the first to the last goes on.
 
-    context: mean tokens of a request in the pilot; another_token: seconds that one more adds. admission: seconds that a
-    request takes beside its decode steps."""
+    context: mean tokens of a request in the measurements; another_token: seconds that one more adds. admission: seconds that
+    a request takes beside its decode steps."""
 
     rows: Sequence[int]
     seconds: Sequence[float]
@@ -48,7 +49,7 @@ class StepTime:
     def __call__(self, rows: int, context: float) -> float:
         longer = self.another_token * (context - self.context)
         if rows > self.rows[-1] and len(self.rows) > 1:
-            slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+            slope = (self.seconds[-1] - self.seconds[0]) / (self.rows[-1] - self.rows[0])
             return longer + self.seconds[-1] + slope * (rows - self.rows[-1])
         return longer + float(np.interp(rows, self.rows, self.seconds))
 
@@ -56,26 +57,44 @@ class StepTime:
 Expectation = Callable[[Sequence[Trace], StepTime], Expected]
 
 
-def step_time(pilot: dict, long_pilot: dict, batch: int, rows: int) -> StepTime:
-    """From records of two loads, of which the second has longer prompts: their cells if the server counts them, else their
-    mean step, each of `rows` rows, admission included."""
-    times, long_times = cell_times(pilot, batch, rows), cell_times(long_pilot, batch, rows)
-    common = times.keys() & long_times.keys()
+def step_time(load: dict, long_pilot: dict, batch: int, rows: int, another_token: float) -> StepTime:
+    """From records of two loads: the cells of both if the server counts them, those of the second shifted to the context of
+    the first; else the mean step of the first, of `rows` rows, admission included. More rows never take less, whatever the
+    few steps of a width say."""
+    if not load["cells"]:
+        return StepTime([rows], [mean_step(load, batch)], 0.0, load["context"], another_token)
+    counts, totals = defaultdict[int, float](float), defaultdict[int, float](float)
+    for record in (load, long_pilot):
+        shift = another_token * (load["context"] - record["context"])
+        for size, width, count, total in record["cells"]:
+            if size == batch:
+                counts[width] += count
+                totals[width] += total + count * shift
+    widths = sorted(counts)
+    means = [totals[width] / counts[width] for width in widths]
+    rising = isotonic_regression(means, weights=[counts[width] for width in widths]).x.tolist()
+    decoding = sum(total for *_, total in load["cells"])
+    admission = max(0.0, load["wall_seconds"] - decoding) / len(load["outputs"])
+    return StepTime(widths, rising, admission, load["context"], another_token)
+
+
+def mean_step(load: dict, batch: int) -> float:
+    """Seconds."""
+    return batch * load["decoded"] / load["steps"] * load["seconds"] / load["tokens"]
+
+
+def token_cost(pilot: dict, long_pilot: dict, batch: int, rows: int) -> float:
+    """Seconds that another token of context adds to a step, from loads of shorter and of longer prompts."""
+
+    def times(record: dict) -> dict[int, float]:
+        if not record["cells"]:
+            return {rows: mean_step(record, batch)}
+        return {width: total / count for size, width, count, total in record["cells"] if size == batch}
+
+    short, long = times(pilot), times(long_pilot)
+    more = [long[width] - short[width] for width in short.keys() & long.keys()]
     tokens = long_pilot["context"] - pilot["context"]
-    more = [long_times[width] - times[width] for width in common]
-    another_token = max(0.0, float(np.median(more)) / tokens) if common and tokens > 0 else 0.0
-    admission = 0.0
-    if pilot["cells"]:
-        decoding = sum(total for *_, total in pilot["cells"])
-        admission = max(0.0, pilot["wall_seconds"] - decoding) / len(pilot["outputs"])
-    return StepTime(*zip(*sorted(times.items()), strict=True), admission, pilot["context"], another_token)
-
-
-def cell_times(record: dict, batch: int, rows: int) -> dict[int, float]:
-    """Seconds of a step at this batch size, by rows of each request."""
-    if not record["cells"]:
-        return {rows: batch * record["decoded"] / record["steps"] * record["seconds"] / record["tokens"]}
-    return {width: total / count for size, width, count, total in record["cells"] if size == batch}
+    return max(0.0, float(np.median(more)) / tokens) if more and tokens > 0 else 0.0
 
 
 def merged(records: Sequence[dict]) -> dict:
@@ -105,16 +124,15 @@ class Recent:
 
     def __init__(self, pilots: Sequence[dict], long_pilot: dict, batch: int, rows: int) -> None:
         """pilots: records (benchmarks.serve.measure) of ordinary prompts; see `step_time`."""
-        self._batch, self._rows = batch, rows
-        self._another_token = step_time(merged(pilots), long_pilot, batch, rows).another_token
+        self._long_pilot, self._batch, self._rows = long_pilot, batch, rows
+        self._another_token = token_cost(merged(pilots), long_pilot, batch, rows)
         self._loads = deque(pilots, maxlen=max(RECENT, len(pilots)))
 
     def learn(self, record: dict) -> None:
         self._loads.append(record)
 
     def step_time(self) -> StepTime:
-        load = merged(self._loads)
-        return replace(step_time(load, load, self._batch, self._rows), another_token=self._another_token)
+        return step_time(merged(self._loads), self._long_pilot, self._batch, self._rows, self._another_token)
 
 
 class Forecasts:
@@ -125,8 +143,14 @@ class Forecasts:
     ) -> None:
         """recent: by arm and batch size."""
         self._recent, self._max_tokens = recent, max_tokens
+        known = {
+            arm: Corpus([], vocab_size=corpus.vocab_size) if arm in WITHOUT_PRIOR else corpus
+            for arm, _ in recent
+        }
+        # One for all batch sizes, as on the server; SGLang's trie takes 2 GB.
+        replayed = {arm: METHODS[REPLAYED[arm]](known[arm], nodes) for arm in known if arm in REPLAYED}
         self._expectations = {
-            (arm, batch): expectation(arm, batch, nodes, corpus, times.step_time())
+            (arm, batch): expectation(arm, batch, nodes, known[arm], times.step_time(), replayed.get(arm))
             for (arm, batch), times in recent.items()
         }
 
@@ -143,18 +167,19 @@ class Forecasts:
             self._recent[arm, batch].learn(record)
 
 
-def expectation(arm: str, batch: int, nodes: int, corpus: Corpus, time: StepTime) -> Expectation | None:
-    """What an arm makes of one group after the other; None for one that cannot be replayed. time: as it starts."""
-    if arm in WITHOUT_PRIOR:
-        corpus = Corpus([], vocab_size=corpus.vocab_size)
+def expectation(
+    arm: str, batch: int, nodes: int, corpus: Corpus, time: StepTime, replayed: Method | None
+) -> Expectation | None:
+    """What an arm makes of one group after the other; None for one that cannot be replayed. time: as it starts. replayed: the
+    method, where it verifies whole drafts."""
     if arm in ("sssd", "sssd_cold", "sssd_grpc"):
         return Simulation(corpus, batch, nodes, time).load_at
     if arm in ("plain", "control_adaptive"):
         return partial(fixed_load, lambda traces: 1.0, batch, 1)
     if arm == "control":
         return partial(fixed_load, lambda traces: 1.0, batch, nodes + 1)
-    if arm in REPLAYED:
-        return partial(fixed_load, partial(per_step, METHODS[REPLAYED[arm]](corpus, nodes)), batch, nodes + 1)
+    if replayed is not None:
+        return partial(fixed_load, partial(per_step, replayed), batch, nodes + 1)
     return None
 
 

@@ -22,9 +22,7 @@ from benchmarks.serve.prediction import (
     Forecasts,
     Recent,
     StepTime,
-    expectation,
     merged,
-    step_time,
     traces_of,
 )
 from benchmarks.serve.summary import difference_rate, first_difference, summarise
@@ -152,16 +150,20 @@ def pilot(cells, context=100.0) -> dict:
     }  # fmt: skip
 
 
+def times_of(load: dict, longer: dict, batch: int) -> StepTime:
+    return Recent([load], longer, batch, 16).step_time()
+
+
 def test_step_time_of_a_server_without_counters_is_its_mean_step():
     slower = pilot([], 300.0) | {"seconds": 1.8}
-    time = step_time(pilot([]), slower, 1, 16)
+    time = times_of(pilot([]), slower, 1)
     assert time(16, 100) == pytest.approx(1.2 / 30)
     assert time(16, 200) == pytest.approx(1.5 / 30)
 
 
 def test_step_time_between_and_beyond_measured_rows():
     cells, longer = [[4, 1, 10, 0.1], [4, 8, 10, 0.8], [2, 1, 5, 0.5]], [[4, 8, 10, 0.9]]
-    time = step_time(pilot(cells), pilot(longer, 200.0), 4, 16)
+    time = times_of(pilot(cells), pilot(longer, 200.0), 4)
     assert [time(1, 100), time(8, 100)] == pytest.approx([0.01, 0.08])
     assert time(4, 100) == pytest.approx(0.04)
     assert time(16, 100) == pytest.approx(0.16)
@@ -169,18 +171,27 @@ def test_step_time_between_and_beyond_measured_rows():
     assert time.admission == pytest.approx((4.0 - 1.4) / 4)
 
 
+def test_widths_that_only_the_longer_prompts_saw_are_known():
+    time = times_of(pilot([[4, 1, 10, 0.1]]), pilot([[4, 1, 10, 0.2], [4, 8, 10, 0.9]], 200.0), 4)
+    assert [time(1, 100), time(8, 100), time(8, 200)] == pytest.approx([0.01, 0.08, 0.09])
+
+
+def test_more_rows_are_never_thought_quicker():
+    time = times_of(pilot([[4, 1, 10, 0.1], [4, 6, 3, 0.16], [4, 8, 1, 0.04]]), pilot([], 200.0), 4)
+    assert [time(6, 100), time(8, 100)] == pytest.approx([0.05, 0.05])
+    assert time(16, 100) > time(8, 100)
+
+
 def test_step_times_of_several_loads_are_those_of_all_their_steps():
     first, second = pilot([[4, 1, 10, 0.1], [4, 8, 5, 0.4]]), pilot([[4, 1, 30, 0.6]], 200.0)
-    assert step_time(merged([first, second]), pilot([], 300.0), 4, 16).seconds == pytest.approx(
-        (0.0175, 0.08)
-    )
+    assert times_of(merged([first, second]), pilot([], 300.0), 4).seconds == pytest.approx((0.0175, 0.08))
     both = merged([pilot([]), pilot([], 200.0) | {"seconds": 1.8}])
-    assert step_time(both, both, 1, 16)(16, 150) == pytest.approx(3.0 / 60)
+    assert times_of(both, both, 1)(16, 150) == pytest.approx(3.0 / 60)
     assert len(both["outputs"]) == 8
 
 
 def test_a_step_never_gets_shorter_with_its_context():
-    time = step_time(pilot([[4, 1, 10, 0.1]]), pilot([[4, 1, 10, 0.05]], 200.0), 4, 16)
+    time = times_of(pilot([[4, 1, 10, 0.1]]), pilot([[4, 1, 10, 0.1]], 200.0), 4)
     assert time(1, 1000) == pytest.approx(0.01)
 
 
@@ -196,9 +207,12 @@ CORPUS = Corpus([], vocab_size=VOCABULARY)
 def predict(
     arm: str, groups: list[list[Request]], batch: int, nodes: int, time: StepTime, corpus: Corpus
 ) -> float:
-    """Tokens a second."""
-    expected = expectation(arm, batch, nodes, corpus, time)
-    tokens, seconds = zip(*(expected(traces_of(group, 64), time) for group in groups), strict=True)
+    """Tokens a second of loads one after the other, each on a server whose steps take this time."""
+    cells = [[batch, rows, 1, seconds] for rows, seconds in zip(time.rows, time.seconds, strict=True)]
+    load = pilot(cells) | {"wall_seconds": 0.0}
+    forecasts = Forecasts({(arm, batch): Recent([load], load, batch, nodes + 1)}, nodes, corpus, 64)
+    expected = [forecasts.of(arm, Case("mixed", {}), batch, group) for group in groups]
+    tokens, seconds = zip(*expected, strict=True)
     return sum(tokens) / sum(seconds)
 
 
