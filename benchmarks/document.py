@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.prompts import ALL
 from benchmarks.replay.methods import OURS, OWN
-from benchmarks.statistics import Interval
+from benchmarks.statistics import FEW, Interval
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BUDGETS = (8, 16, 32)  # of the comparison by category
@@ -80,8 +80,8 @@ def document(run: Run) -> str:
         "# Benchmarks",
         "",
         f"Made by `python -m benchmarks.document` from the results of the run *{run.folder.resolve().name}*, which lie"
-        f" [here]({run.link}) with their manifests; not written by hand. Brackets are 95% bootstrap intervals, over"
-        " answers in replay and over groups of prompts in serving. How to repeat it stands at the end.",
+        f" [here]({run.link}) with their manifests; not written by hand. Brackets are 95% intervals, over"
+        f" answers in replay and over groups of prompts in serving: bootstrap, and Student's t below {FEW} groups. How to repeat it stands at the end.",
         "",
     ]
     serving = run.serving()

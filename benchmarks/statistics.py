@@ -1,4 +1,5 @@
-"""Ratios of throughputs with bootstrap intervals, paired by prompt group."""
+"""Ratios of throughputs with 95% intervals, paired by prompt group: bootstrap, and where groups are few Student's t, for the
+resamples of two groups hardly leave what the two measured."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from scipy.stats import t as student_t
 
+FEW = 10  # groups
 RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A point estimate with its 95% bootstrap interval; a single group has none (None), for nothing is known of its spread."""
+    """A point estimate with its 95% interval; a single group has none (None), for nothing is known of its spread."""
 
     value: float
     low: float | None
@@ -32,11 +35,9 @@ def as_json(value: object) -> object:
     return value.as_dict() if isinstance(value, Interval) else str(value)
 
 
-def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> Interval:
+def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
     """sum(numerators) / sum(denominators), groups resampled together."""
-    top, bottom = np.asarray(numerators, float), np.asarray(denominators, float)
-    picks = _picks(len(top), seed)
-    return _interval(top.sum() / bottom.sum(), len(top), top[picks].sum(1) / bottom[picks].sum(1))
+    return _ratio([numerators], [denominators])
 
 
 def throughput_ratio(
@@ -44,26 +45,31 @@ def throughput_ratio(
     seconds: Sequence[float],
     base_tokens: Sequence[float],
     base_seconds: Sequence[float],
-    seed: int = 0,
 ) -> Interval:
     """(sum tokens / sum seconds) over the same of the baseline; element i of all four is the same prompt group."""
-    arrays = [np.asarray(a, float) for a in (tokens, seconds, base_tokens, base_seconds)]
-    picks = _picks(len(arrays[0]), seed)
-
-    def ratio(sums: list) -> np.ndarray:
-        return (sums[0] / sums[1]) / (sums[2] / sums[3])
-
-    return _interval(
-        ratio([a.sum() for a in arrays]), len(arrays[0]), ratio([a[picks].sum(1) for a in arrays])
-    )
+    return _ratio([tokens, base_seconds], [seconds, base_tokens])
 
 
-def _picks(size: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, size, (RESAMPLES, size))
+def _ratio(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Interval:
+    """The product of the sums above over that of the sums below."""
+    columns = np.array([*above, *below], float)  # [column, group]
 
+    def quotient(sums: np.ndarray) -> np.ndarray:
+        return sums[: len(above)].prod(0) / sums[len(above) :].prod(0)
 
-def _interval(value: float, groups: int, samples: np.ndarray) -> Interval:
+    value, groups = float(quotient(columns.sum(1))), columns.shape[1]
     if groups == 1:
-        return Interval(float(value), None, None)
-    low, high = np.percentile(samples, (2.5, 97.5))
-    return Interval(float(value), float(low), float(high))
+        return Interval(value, None, None)
+    if groups < FEW:
+        spread = _spread_of_logarithm(columns, np.repeat([1.0, -1.0], [len(above), len(below)]))
+        return Interval(value, value * float(np.exp(-spread)), value * float(np.exp(spread)))
+    picks = np.random.default_rng(0).integers(0, groups, (RESAMPLES, groups))
+    low, high = np.percentile(quotient(columns[:, picks].sum(-1)), (2.5, 97.5))
+    return Interval(value, float(low), float(high))
+
+
+def _spread_of_logarithm(columns: np.ndarray, signs: np.ndarray) -> float:
+    """Half the width of the 95% interval by Student's t, what each group adds to the logarithm being linearised."""
+    groups = columns.shape[1]
+    parts = signs @ (columns / columns.sum(1, keepdims=True))
+    return float(student_t.ppf(0.975, groups - 1) * np.sqrt(groups / (groups - 1) * (parts**2).sum()))

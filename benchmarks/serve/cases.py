@@ -26,9 +26,10 @@ from benchmarks.prompts import spec_bench_category
 from benchmarks.serve.load import prompts_for
 
 LONG = 1500  # tokens
-FEWEST_GROUPS = 2  # of a case and batch size: one alone has no interval
+FEWEST_GROUPS = 3  # of a case and batch size: the interval of two reaches from nothing to everything
 WORDS = 60  # random tokens of an unrelated prompt
 PILOT_PROMPTS = 6  # at least, of the first load before a run
+PILOT_GROUPS = 2  # of each load, at least
 PILOT_WORDS = 600  # tokens of a prompt of the second
 FOLLOW_UPS = (
     "Say the same in half the words.",
@@ -101,12 +102,14 @@ class Pool:
 Source = Callable[[int], list[Request]]  # the next ones, as many as asked for or all that are left
 
 
-def deal(source: Source, batches: Sequence[int], prompts: int) -> dict[int, list[list[Request]]]:
-    """About `prompts` of them for each batch size, at least FEWEST_GROUPS groups; a group that cannot be filled is left out."""
+def deal(
+    source: Source, batches: Sequence[int], prompts: int, fewest: int = FEWEST_GROUPS
+) -> dict[int, list[list[Request]]]:
+    """About `prompts` of them for each batch size, at least `fewest` groups; a group that cannot be filled is left out."""
     dealt: dict[int, list[list[Request]]] = {}
     for batch in batches:
         size = prompts_for(batch)
-        groups = [source(size) for _ in range(max(FEWEST_GROUPS, prompts // size))]
+        groups = [source(size) for _ in range(max(fewest, prompts // size))]
         dealt[batch] = [group for group in groups if len(group) == size]
     return dealt
 
@@ -175,8 +178,10 @@ def pilots(pool: Pool, batches: Sequence[int]) -> tuple[Case, Case]:
     """The loads after which step times are known: of ordinary prompts, and of long ones, which begin and end together."""
     sampling = {"temperature": 0.0, "ignore_eos": True}
     words = random_words(pool, PILOT_WORDS)
-    long_groups = {batch: [words(batch) for _ in range(FEWEST_GROUPS)] for batch in batches}
-    return Case("pilot", deal(pool.take, batches, PILOT_PROMPTS)), Case("long pilot", long_groups, sampling)
+    long_groups = {batch: [words(batch) for _ in range(PILOT_GROUPS)] for batch in batches}
+    return Case("pilot", deal(pool.take, batches, PILOT_PROMPTS, PILOT_GROUPS)), Case(
+        "long pilot", long_groups, sampling
+    )
 
 
 def streamed(pool: Pool, batches: Sequence[int], prompts: int) -> Case:

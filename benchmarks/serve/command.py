@@ -62,7 +62,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--count",
         type=int,
         default=16,
-        help="prompts of a case (of tasks: a category) and batch size, at least for two groups",
+        help="prompts of a case (of tasks: a category) and batch size, at least for three groups",
     )
     parser.add_argument(
         "--nodes", type=int, default=15, help="drafted tokens a tree (the root is one row more)"

@@ -17,7 +17,7 @@ HEADINGS = (
 
 def show(summary: Sequence[dict], checked: Sequence[dict] = ()) -> None:
     console = Console(width=180)
-    table = Table(title="decode throughput over plain decoding, 95% bootstrap intervals over groups")
+    table = Table(title="decode throughput over plain decoding, 95% intervals over groups")
     for heading in HEADINGS:
         table.add_column(heading)
     for row in summary:

@@ -80,9 +80,9 @@ def test_groups_of_tasks_hold_one_category_each_and_are_full():
     assert [group[0].category for group in case.groups[4]] == ["qa", "qa"]  # the others have too few left
 
 
-def test_a_batch_size_has_two_groups_at_least_where_prompts_suffice():
-    dealt = deal(pool(qa=40).take, [1, 8, 4], 4)
-    assert {batch: len(groups) for batch, groups in dealt.items()} == {1: 4, 8: 2, 4: 0}
+def test_a_batch_size_has_three_groups_at_least_where_prompts_suffice():
+    dealt = deal(pool(qa=60).take, [1, 8, 4], 4)
+    assert {batch: len(groups) for batch, groups in dealt.items()} == {1: 4, 8: 3, 4: 1}
 
 
 def test_order_is_the_same_every_time():
@@ -131,6 +131,7 @@ def test_points_keep_the_order_of_cases_and_batches():
         (1, 2),
         (4, 0),
         (4, 1),
+        (4, 2),
     ]
 
 
