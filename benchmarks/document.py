@@ -374,7 +374,7 @@ def command(report: dict) -> str:
 
 
 def how_made(run: Run) -> list[str]:
-    lines = ["## How this was made", ""]
+    lines = ["## How this was made", "", "Recorded files are made as `benchmarks/data/README.md` says.", ""]
     for name, report in run.reports.items():
         made = report["manifest"]
         packages = ", ".join(f"{package} {version}" for package, version in made["packages"].items())

@@ -20,7 +20,8 @@ CORPUS = "prior"
 class SglangNgram(Method):
     """automaton: documents of the external corpus, which gets half the nodes (the server has no default; with one corpus and
     one trie, halves are what the flag's purpose suggests). warm: documents written into the trie before, which no server
-    offers. match: --speculative-ngram-match-type."""
+    offers. match: --speculative-ngram-match-type. capacity: nodes of the trie, 190 bytes
+    each and allocated at once, if not the server's default."""
 
     def __init__(
         self,
@@ -28,6 +29,7 @@ class SglangNgram(Method):
         automaton: Sequence[np.ndarray] = (),
         warm: Sequence[np.ndarray] = (),
         match: str = "BFS",
+        capacity: int | None = None,
     ) -> None:
         from sglang.srt.speculative.cpp_ngram.external_corpus import SEPARATOR_TOKEN
         from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
@@ -39,7 +41,7 @@ class SglangNgram(Method):
             max_bfs_breadth=BREADTH[1],
             draft_token_num=nodes + 1,
             match_type=match,
-            capacity=CAPACITY,
+            capacity=capacity or CAPACITY,
             external_sam_budget=nodes // 2 if automaton else 0,
             external_corpus_max_tokens=CAPACITY,
         )

@@ -51,7 +51,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         choices=ARMS,
         default=["plain", "ngram", "sssd", "control_adaptive"],
-        help="a server each, all at once: 4.6 GB of memory with the demo model, 2 GB more for NGRAM",
+        help="a server each, all at once: 4.6 GB of memory with the demo model (float32 6.5), 2 GB more for NGRAM",
     )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["mixed"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="of the case mixed")

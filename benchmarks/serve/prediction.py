@@ -17,7 +17,8 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from benchmarks.replay.method import Method, replay
-from benchmarks.replay.methods import METHODS, OURS, Corpus
+from benchmarks.replay.methods import METHODS, OURS, Corpus, Factory
+from benchmarks.replay.sglang_ngram import SglangNgram
 from benchmarks.serve.cases import Case, Request
 from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
@@ -25,7 +26,12 @@ from datastore_service.engine.types import NO_DRAFT, Budget, Entry, Opening
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
 from sglang_patches.workers.requests import accepted_nodes
 
-REPLAYED = {"ngram": "SGLang trie", "ngram_corpus": "SGLang trie + corpus", "sssd_static": OURS}
+TRIE = 2_000_000  # nodes: more than a run's answers need, and 1.5 GB less than the server's beside it
+REPLAYED: dict[str, Factory] = {
+    "ngram": lambda corpus, nodes: SglangNgram(nodes, capacity=TRIE),
+    "ngram_corpus": lambda corpus, nodes: SglangNgram(nodes, automaton=corpus.documents, capacity=TRIE),
+    "sssd_static": METHODS[OURS],
+}
 WITHOUT_PRIOR = ("sssd_cold", "sssd_static")
 RECENT = 4  # loads whose step times count: the pace of a shared machine changes within minutes
 
@@ -147,8 +153,8 @@ class Forecasts:
             arm: Corpus([], vocab_size=corpus.vocab_size) if arm in WITHOUT_PRIOR else corpus
             for arm, _ in recent
         }
-        # One for all batch sizes, as on the server; SGLang's trie takes 2 GB.
-        replayed = {arm: METHODS[REPLAYED[arm]](known[arm], nodes) for arm in known if arm in REPLAYED}
+        # One for all batch sizes, as on the server.
+        replayed = {arm: REPLAYED[arm](known[arm], nodes) for arm in known if arm in REPLAYED}
         self._expectations = {
             (arm, batch): expectation(arm, batch, nodes, known[arm], times.step_time(), replayed.get(arm))
             for (arm, batch), times in recent.items()

@@ -10,7 +10,6 @@ import pytest
 from benchmarks.document import SAMPLED
 from benchmarks.length import reached
 from benchmarks.prompts import SPEC_BENCH
-from benchmarks.replay import sglang_ngram
 from benchmarks.replay.methods import Corpus
 from benchmarks.serve import plots
 from benchmarks.serve.arms import ARMS, Knowledge, Settings, arm_spec
@@ -247,8 +246,7 @@ def test_the_speculation_length_finds_known_step_times_under_a_wandering_pace():
     assert learned["all"] > 0.8 * known["all"]
 
 
-def test_ngram_prediction_comes_from_its_replay(monkeypatch):
-    monkeypatch.setattr(sglang_ngram, "CAPACITY", 100_000)  # SGLang allocates its trie at once, for seconds
+def test_ngram_prediction_comes_from_its_replay():
     time = StepTime([16], [0.05])
     assert predict("ngram", [group_of(*PERIODIC)], 2, 15, time, CORPUS) > 2 * 2 / 0.05
 
