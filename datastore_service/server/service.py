@@ -131,7 +131,7 @@ class Service:
             self.history.tick()
             closed = self.namespaces.close_expired()
             if closed:
-                log.info("closed sessions of broken streams", extra={"sessions": closed})
+                log.info("closed sessions nobody came back for", extra={"sessions": closed})
 
     def _keep_synced(self) -> None:
         while not self._stopping.wait(SYNC_SECONDS):

@@ -23,7 +23,8 @@ from tests.e2e.services import DatastoreService, serving
 NEW_TOKENS = 32
 PROMPTS = 40
 CHUNK = 128  # tokens of a prefill step; most prompts take several
-GRACE = 5.0
+# Longer than a prompt takes from its first chunk to its first decode step, however busy the machine: its session ends then.
+GRACE = 20.0
 SECONDS = 120.0
 # How long SGLang's instances wait for one another: minutes, if nothing is said.
 TIMEOUTS = {
@@ -115,8 +116,9 @@ def test_requests_were_retracted_meanwhile(stack, answers):
 
 
 def test_sessions_are_open_before_the_first_decode_step(stack, answers):
-    assert takeovers(stack) >= len(answers)
-    assert takeovers(stack, session="held") >= 0.99 * takeovers(stack)
+    counted = {session: takeovers(stack, session=session) for session in ("held", "missing", "unanswered")}
+    assert sum(counted.values()) >= len(answers)
+    assert counted["held"] >= 0.99 * sum(counted.values()), counted
 
 
 def test_the_first_step_drafts_from_the_prompt(stack, plain, datastore):
