@@ -27,7 +27,6 @@ LOSSY = (
     " text."
 )
 NEAR = 0.1  # a prediction that holds
-FORECAST_SINCE = "fea2bf0"  # the commit from which on groups measured before count
 UNKNOWN = "Not judged, for there is only one group"
 
 
@@ -219,7 +218,7 @@ def serving_tables(run: Run, serving: Sequence[dict]) -> list[str]:
         ]
         for plot in ("curve", "cases", "predicted"):
             lines += run.picture(f"{name}-{plot}", f"{name}, {plot}")
-    return [*lines, *latencies(serving), *by_bench_serving(run), *shares(serving), *predicted(serving)]
+    return [*lines, *latencies(serving), *by_bench_serving(run), *shares(serving), *predicted(run, serving)]
 
 
 def by_arm(rows: Sequence[dict], arms: Sequence[str]) -> list[str]:
@@ -301,7 +300,7 @@ def shares(serving: Sequence[dict]) -> list[str]:
     return ["### Where the time goes (Double, table 10)", "", *table(("case", "batch", "arm", *parts), cells)]
 
 
-def predicted(serving: Sequence[dict]) -> list[str]:
+def predicted(run: Run, serving: Sequence[dict]) -> list[str]:
     rows = [row for row in serving if row.get("predicted_tokens_per_second")]
     if not rows:
         return []
@@ -312,9 +311,10 @@ def predicted(serving: Sequence[dict]) -> list[str]:
         for row, error in zip(rows, errors, strict=True)
     ]
     ratios = [error for error in of_ratios if error is not None]
+    by_pilots = [name for name in in_order(rows, "report") if not _forecast(run.reports[name])]
+    but = f" (in {', '.join(by_pilots)} of pilot loads alone)" if by_pilots else ""
     text = (
-        "Each group is predicted before it is run, with the step times of the loads before it (of pilot loads alone where the commit"
-        f" below is older than {FORECAST_SINCE}): {_near(errors)} of {len(errors)} are within 10% of what was measured. In the ratio to"
+        f"Each group is predicted before it is run, with the step times of the loads before it{but}: {_near(errors)} of {len(errors)} are within 10% of what was measured. In the ratio to"
         f" plain decoding the pace of a shared machine cancels: {_near(ratios)} of {len(ratios)} are within 10%."
     )
     cells = (
@@ -338,6 +338,11 @@ def _error(row: dict) -> float:
 
 def _near(errors: Sequence[float]) -> int:
     return sum(abs(error) <= NEAR for error in errors)
+
+
+def _forecast(report: dict) -> bool:
+    """Whether each group was, from all loads before it; reports of the first runs were predicted as a whole."""
+    return any(record.get("expected") for record in report.get("records", ()))
 
 
 def roofline(run: Run) -> list[str]:

@@ -53,6 +53,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(argv)
     if (given.dataset or given.footprint) and not given.tokenizer:
         parser.error("--tokenizer: needed by --dataset and --footprint")
+    if given.dataset:
+        category, *files = given.dataset
+        given.dataset = (category, *map(Path, files))
     return given
 
 
@@ -76,8 +79,8 @@ def setting_of(given: argparse.Namespace) -> Setting:
     entries, category = {}, ""
     if given.dataset:
         category, recorded, dataset = given.dataset
-        own = answers([Path(recorded)])
-        theirs = dataset_answers(Path(dataset), len(own), Tokenizer.from_file(str(given.tokenizer)))
+        own = answers([recorded])
+        theirs = dataset_answers(dataset, len(own), Tokenizer.from_file(str(given.tokenizer)))
         entries = {"the model's": own, "the dataset's": theirs}
     traces = [trace for file in given.traces for trace in load_traces(file)]
     return Setting(
@@ -87,7 +90,7 @@ def setting_of(given: argparse.Namespace) -> Setting:
 
 
 def files_of(given: argparse.Namespace) -> list[Path]:
-    return [*given.traces, *given.prior, *given.language, *map(Path, (given.dataset or ())[1:])]
+    return [*given.traces, *given.prior, *given.language, *(given.dataset or ())[1:]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -83,3 +83,8 @@ def test_a_folder_without_results_is_named(tmp_path):
 def test_committed_pages_are_those_of_the_committed_results(folder):
     page = DOCS / "benchmarks.md" if folder.name == "two-cores" else folder / "README.md"
     assert page.read_text() == document.document(Run.read(folder, page))
+
+
+@pytest.mark.parametrize("report", sorted((DOCS / "benchmarks").glob("*/*.json")), ids=lambda file: file.name)
+def test_committed_results_name_files_without_their_folders(report):
+    assert "/" not in json.dumps(json.loads(report.read_text())["manifest"])
