@@ -103,7 +103,19 @@ def chosen_cases(given: argparse.Namespace, pool: Pool) -> list[Case]:
         empty = [batch for batch, groups in cases[-1].groups.items() if not groups]
         if empty:
             sys.exit(f"--cases {name}: --prompts hold too few for batch {empty[0]}")
+    for batch, categories in left_out(cases, pool.categories()).items():
+        print(f"tasks at batch {batch}: too few prompts of {', '.join(categories)}", file=sys.stderr)
     return cases
+
+
+def left_out(cases: Sequence[Case], categories: Sequence[str]) -> dict[int, list[str]]:
+    """By batch size the categories which had too few prompts for a group of tasks, where there are any."""
+    missing = {}
+    for case in (case for case in cases if case.name == "tasks"):
+        for batch, groups in case.groups.items():
+            asked = {group[0].category for group in groups}
+            missing[batch] = [category for category in categories if category not in asked]
+    return {batch: names for batch, names in missing.items() if names}
 
 
 def warm_up(servers: Sequence[SglangServer], prompts: Sequence[Sequence[int]], batch: int) -> None:

@@ -14,6 +14,7 @@ from benchmarks.replay.methods import Corpus
 from benchmarks.serve import plots
 from benchmarks.serve.arms import ARMS, Knowledge, Settings, arm_spec
 from benchmarks.serve.cases import CASES, Case, Pool, Request, deal, pilots
+from benchmarks.serve.command import left_out
 from benchmarks.serve.load import prompts_for
 from benchmarks.serve.measure import Counters, breakdown, points
 from benchmarks.serve.prediction import (
@@ -71,12 +72,14 @@ def test_no_prompt_is_asked_twice():
 
 
 def test_groups_of_tasks_hold_one_category_each_and_are_full():
-    case = CASES["tasks"](pool(qa=20, rag=9, writing=9), [1, 4], 6)  # batch 4 has seven prompts a group
+    shared = pool(qa=20, rag=9, writing=9)
+    case = CASES["tasks"](shared, [1, 4], 6)  # batch 4 has seven prompts a group
     for batch, groups in case.groups.items():
         assert all(len(group) == prompts_for(batch) for group in groups)
         assert all(len({request.category for request in group}) == 1 for group in groups)
     assert {group[0].category for group in case.groups[1]} == {"qa", "rag", "mt_bench"}
     assert [group[0].category for group in case.groups[4]] == ["qa", "qa"]  # the others have too few left
+    assert left_out([case], shared.categories()) == {4: ["mt_bench", "rag"]}
 
 
 def test_a_batch_size_has_three_groups_at_least_where_prompts_suffice():
