@@ -51,6 +51,14 @@ class Run:
         drawn = (self.folder / f"{name}.png").exists()
         return [f"![{title}]({self.link}/{name}.png)", ""] if drawn else []
 
+    def others(self) -> list[str]:
+        """Where the pages of the runs beside it are."""
+        pages = (
+            page for page in sorted(self.folder.parent.glob("*/README.md")) if page.parent != self.folder
+        )
+        links = [f"[{page.parent.name}]({self.link}/../{page.parent.name}/README.md)" for page in pages]
+        return [f"Other runs: {', '.join(links)}.", ""] if links else []
+
     def serving(self) -> list[dict]:
         """The rows of all serving reports, the one it came from as `report`."""
         return [
@@ -82,6 +90,7 @@ def document(run: Run) -> str:
         f" [here]({run.link}) with their manifests; not written by hand. Brackets are 95% intervals, over"
         f" answers in replay and over groups of prompts in serving: bootstrap, and Student's t below {FEW} groups. How to repeat it stands at the end.",
         "",
+        *run.others(),
     ]
     serving = run.serving()
     if serving:

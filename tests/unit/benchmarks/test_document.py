@@ -74,6 +74,16 @@ def test_losses_are_listed_beside_wins(folder, tmp_path):
     assert "`python -m benchmarks.serve --batch 1 8`" in text
 
 
+def test_runs_beside_it_are_linked(folder):
+    other = folder.parent / "other"
+    other.mkdir()
+    (other / "README.md").touch()
+    (folder.parent / "no-run").mkdir()
+    assert "Other runs: [other](named/../other/README.md).\n" in document.document(
+        Run.read(folder, folder.parent / "page.md")
+    )
+
+
 def test_a_folder_without_results_is_named(tmp_path):
     with pytest.raises(ValueError, match="no results"):
         Run.read(tmp_path, tmp_path / "page.md")
