@@ -53,10 +53,9 @@ class Run:
 
     def others(self) -> list[str]:
         """Where the pages of the runs beside it are."""
-        pages = (
-            page for page in sorted(self.folder.parent.glob("*/README.md")) if page.parent != self.folder
-        )
-        links = [f"[{page.parent.name}]({self.link}/../{page.parent.name}/README.md)" for page in pages]
+        beside = os.path.normpath(f"{self.link}/..")
+        names = [page.parent.name for page in sorted(self.folder.parent.glob("*/README.md"))]
+        links = [f"[{name}]({beside}/{name}/README.md)" for name in names if name != self.folder.name]
         return [f"Other runs: {', '.join(links)}.", ""] if links else []
 
     def serving(self) -> list[dict]:

@@ -79,7 +79,7 @@ def test_runs_beside_it_are_linked(folder):
     other.mkdir()
     (other / "README.md").touch()
     (folder.parent / "no-run").mkdir()
-    assert "Other runs: [other](named/../other/README.md).\n" in document.document(
+    assert "Other runs: [other](./other/README.md).\n" in document.document(
         Run.read(folder, folder.parent / "page.md")
     )
 
