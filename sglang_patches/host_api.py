@@ -85,6 +85,11 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "overridden: closes the session",
     ),
     _row(
+        _SRT + "managers.scheduler.Scheduler.send_abort_output",
+        "self abort_req req",
+        "hooked: closes the session of a request that ends while it waits",
+    ),
+    _row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.on_verify_complete_cpu",
         "self num_correct_drafts_per_req batch_size",
         "called by the scheduler on every worker",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Sessions of requests that vanished without finishing (aborted while they waited) are closed after this time.
+# Sessions of requests that vanished, neither finished nor aborted, are closed after this time.
 UNSEEN_SECONDS = 600.0
 
 
