@@ -1,9 +1,10 @@
 """What several test packages share."""
 
-import socket
 from pathlib import Path
 
 import pytest
+
+from sglang_patches.demo import processes
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -18,10 +19,8 @@ def demo_model() -> Path:
 
 @pytest.fixture
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing held a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of 127.0.0.1 that stays free until the test binds it."""
+    return processes.free_port()
 
 
 @pytest.fixture(scope="session")

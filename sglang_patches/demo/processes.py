@@ -1,7 +1,9 @@
 """Child processes of the launcher, of benchmarks and of tests: each in a process group of its own, its output logged."""
 
 import contextlib
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,6 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+# Linux takes the ports of outgoing connections from 32768 upwards: one that only asks whether a server is up can get the
+# very port that this server is about to bind.
+_ports = itertools.cycle(random.sample(range(20_000, 32_768), k=32_768 - 20_000))
 
 STOP_SECONDS = 15
 TAIL_LINES = 25
@@ -139,7 +145,6 @@ def port_taken(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing held a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    """A TCP port that nothing holds and that no outgoing connection is given, so that a server can bind it a minute from
+    now, and again after its death. Not the same one twice."""
+    return next(port for port in _ports if not port_taken(port, host))

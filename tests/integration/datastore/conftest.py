@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from datastore_service.client.channel import open_channel
 from datastore_service.tls import Tls
+from sglang_patches.demo.processes import free_port
 
 SPECSTORE = [sys.executable, "-m", "datastore_service.cli.main"]
 VOCAB = 2000
@@ -78,12 +78,6 @@ class Process:
     def __exit__(self, *_: object) -> None:
         if self.popen.poll() is None:
             self.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from datastore_service.client import remote
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import UNANSWERED, DeadlineMissedError, GrpcDatastore
 from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
@@ -94,6 +95,20 @@ def test_gone_service_fails_at_once(service, datastore):
         datastore.step([opened("a")], SECONDS)
     assert time.monotonic() - started < 5
     datastore.post([opened("a")])
+
+
+def test_an_idle_stream_is_pinged_and_stays_open(service, monkeypatch):
+    """gRPC's service ends connections for more than two pings that come sooner than it permits."""
+    hurried = dict(remote._CHANNEL_OPTIONS) | {"grpc.keepalive_time_ms": 1_200}
+    monkeypatch.setattr(remote, "_CHANNEL_OPTIONS", tuple(hurried.items()))
+    datastore = GrpcDatastore(service.endpoint, NAMESPACE)
+    try:
+        assert datastore.wait_connected(SECONDS)
+        stream = datastore._call
+        time.sleep(7.0)
+        assert datastore._call is stream and stream.is_active()
+    finally:
+        datastore.close()
 
 
 def test_refusal_says_why(service, datastore):

@@ -112,3 +112,9 @@ def test_a_listening_port_is_taken_and_a_free_one_is_not(free_port):
     with socket.create_server(("127.0.0.1", free_port)):
         assert port_taken(free_port)
     assert not port_taken(free_port)
+
+
+def test_free_ports_are_never_those_of_outgoing_connections_nor_given_twice(free_port):
+    ports = [processes.free_port() for _ in range(50)]
+    assert len({free_port, *ports}) == 51
+    assert all(20_000 <= port < 32_768 for port in ports)
