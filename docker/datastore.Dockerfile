@@ -17,5 +17,7 @@ RUN useradd --uid 10001 --create-home specstore \
 COPY --from=build /opt/specstore /opt/specstore
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1
 USER specstore
+# Compiles the kernels now, not at each container's first start. On another kind of processor they are compiled there.
+RUN python -c "from datastore_service.engine.engine import Engine; Engine(1)"
 ENTRYPOINT ["specstore"]
 CMD ["serve", "--listen", "unix:/run/specstore/datastore.sock", "--data", "/data"]

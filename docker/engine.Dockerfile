@@ -20,6 +20,8 @@ RUN useradd --uid 10001 --create-home specstore \
  && install --directory --owner specstore --mode 0700 /cache /run/specstore
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
 USER specstore
+# As in the datastore's image: drafts are made here too where no datastore answers.
+RUN python -c "from datastore_service.engine.engine import Engine; Engine(1)"
 ENTRYPOINT ["python", "-m", "sglang_patches.demo.serve"]
 
 FROM source AS router
@@ -41,4 +43,5 @@ RUN useradd --uid 10001 --create-home specstore \
  && install --directory --owner specstore --mode 0700 /cache /run/specstore
 ENV PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
 USER specstore
+RUN python3 -c "from datastore_service.engine.engine import Engine; Engine(1)"
 ENTRYPOINT ["python3", "-m", "sglang_patches.demo.serve"]

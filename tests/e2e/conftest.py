@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,9 @@ from benchmarks.servers import ServerSpec, SglangServer, running
 from tests.conftest import SHARED
 from tests.e2e.services import serving
 from tests.e2e.tiny_model import write_tiny_model
+
+WORKSHOP_PROMPTS = 40
+WORKSHOP_TOKENS = 32  # of an answer
 
 
 @pytest.fixture(scope="session")
@@ -38,25 +41,37 @@ def prompt_ids(demo_model, shipped_prompts) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def workshop_ids(demo_model, prompt_ids) -> Callable[[int], list[list[int]]]:
-    """Chat ids of so many workshop prompts over all categories where they are at hand, of the shipped ones elsewhere."""
+def workshop_ids(demo_model, prompt_ids) -> list[list[int]]:
+    """Chat ids of workshop prompts over all categories where they are at hand, of the shipped ones elsewhere."""
     from transformers import AutoTokenizer
 
-    def ids(count: int) -> list[list[int]]:
-        if not SHARED.is_dir():
-            return prompt_ids
-        files = [SHARED / "data" / name for name in ("spec_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl")]
-        prompts = spread([prompt for file in files for prompt in load_prompts(file)], count)
-        # The longest prompts only add prefill time on a small machine.
-        return [row[-600:] for row in chat_ids(AutoTokenizer.from_pretrained(demo_model), prompts)]
-
-    return ids
+    if not SHARED.is_dir():
+        return prompt_ids
+    files = [SHARED / "data" / name for name in ("spec_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl")]
+    prompts = spread([prompt for file in files for prompt in load_prompts(file)], WORKSHOP_PROMPTS)
+    # The longest prompts only add prefill time on a small machine.
+    return [row[-600:] for row in chat_ids(AutoTokenizer.from_pretrained(demo_model), prompts)]
 
 
 @pytest.fixture(scope="session")
 def plain(demo_model, logs) -> Iterator[SglangServer]:
     """Plain decoding of the demo model in float32: what SSSD's answers are compared with."""
-    with running(ServerSpec("plain", demo_model, dtype="float32"), logs) as server:
+    with running(ServerSpec("plain", demo_model, dtype="float32", max_total_tokens=16384), logs) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def plain_answers(plain, workshop_ids) -> list[list[int]]:
+    """Its greedy answers of WORKSHOP_TOKENS to `workshop_ids`."""
+    answers = plain.generate_many(workshop_ids, 8, temperature=0, max_new_tokens=WORKSHOP_TOKENS)
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.fixture(scope="session")
+def tiny_plain(tiny_model, logs) -> Iterator[SglangServer]:
+    """Plain decoding of the tiny model. Without overlap: with it, stock plain decoding applies penalties a token late."""
+    spec = ServerSpec("tiny-plain", tiny_model, dtype="float32", max_running_requests=48, overlap=False)
+    with running(spec, logs) as server:
         yield server
 
 

@@ -9,12 +9,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from benchmarks.servers import one_architecture
 
 pytestmark = [pytest.mark.workshop, pytest.mark.timeout(1800)]
 
@@ -79,6 +82,14 @@ def docker(lab) -> dict[str, str]:
         yield environment
     finally:
         run([lab / "engine.sh", "stop"])
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[Path]:
+    """A folder that users inside and outside of the containers may write to."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
 
 
 def make_base_image(lab: Path, docker: dict[str, str]) -> None:
@@ -155,13 +166,17 @@ class Stack:
 
 
 @contextlib.contextmanager
-def up(docker: dict[str, str], demo_model: Path, profile: str) -> Iterator[Stack]:
-    """Healthy services of a profile."""
+def up(docker: dict[str, str], demo_model: Path, kernels: Path, profile: str) -> Iterator[Stack]:
+    """Healthy services of a profile. kernels: for compiled code, which the stacks of a session share."""
     import sglang
 
     packages = Path(sglang.__file__).parents[1]
-    mounts = {"SPECSTORE_LAB_PACKAGES": str(packages), "SPECSTORE_LAB_MODEL": str(demo_model)}
-    stack = Stack(docker | mounts, profile)
+    mounts = {
+        "SPECSTORE_LAB_PACKAGES": str(packages),
+        "SPECSTORE_LAB_MODEL": str(demo_model),
+        "SPECSTORE_LAB_KERNELS": str(kernels),
+    }
+    stack = Stack(docker | mounts | one_architecture(), profile)
     try:
         stack.compose("up", "--build", "--detach", "--wait")
         yield stack
@@ -221,8 +236,8 @@ def test_gpu_groups_are_set_by_variables(compose_client):
 
 class TestOneInstance:
     @pytest.fixture(scope="class")
-    def stack(self, docker, demo_model):
-        with up(docker, demo_model, "cpu") as stack:
+    def stack(self, docker, demo_model, kernels):
+        with up(docker, demo_model, kernels, "cpu") as stack:
             yield stack
 
     @pytest.mark.parametrize("service", ["datastore", "engine"])
@@ -251,8 +266,8 @@ class TestOneInstance:
 
 class TestSplit:
     @pytest.fixture(scope="class")
-    def stack(self, docker, demo_model):
-        with up(docker, demo_model, "pd") as stack:
+    def stack(self, docker, demo_model, kernels):
+        with up(docker, demo_model, kernels, "pd") as stack:
             yield stack
 
     @pytest.mark.parametrize("service", ["prefill", "decode", "router"])

@@ -7,20 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.servers import ServerSpec, SglangServer, running
-
-NEW_TOKENS = 32
-WORKSHOP_PROMPTS = 60
-
-
-@pytest.fixture(scope="module")
-def ids(workshop_ids) -> list[list[int]]:
-    return workshop_ids(WORKSHOP_PROMPTS)
-
-
-@pytest.fixture(scope="module")
-def expected(plain, ids) -> list[list[int]]:
-    answers = plain.generate_many(ids, 8, temperature=0, max_new_tokens=NEW_TOKENS)
-    return [answer["output_ids"] for answer in answers]
+from tests.e2e.conftest import WORKSHOP_TOKENS
 
 
 # Each place and each scheduling once; a server's start is what these tests take. gRPC with overlap: test_split.
@@ -44,10 +31,10 @@ def drafting(request, demo_model, datastore_endpoint, logs) -> Iterator[SglangSe
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_greedy_output_is_plain_decodings(drafting, ids, expected, batch):
-    if batch == 1:
-        ids, expected = ids[::6], expected[::6]
-    answers = drafting.generate_many(ids, batch, temperature=0, max_new_tokens=NEW_TOKENS)
+def test_greedy_output_is_plain_decodings(drafting, workshop_ids, plain_answers, batch):
+    every = 4 if batch == 1 else 1
+    ids, expected = workshop_ids[::every], plain_answers[::every]
+    answers = drafting.generate_many(ids, batch, temperature=0, max_new_tokens=WORKSHOP_TOKENS)
     different = [i for i, answer in enumerate(answers) if answer["output_ids"] != expected[i]]
     assert different == []
     decoded = sum(len(answer["output_ids"]) - 1 for answer in answers)

@@ -32,48 +32,50 @@ print(json.dumps([m for m in sys.modules if m.startswith(("torch", "sglang.", "n
 
 
 _INSTALLED = """
-import sys
+import json, sys
 import sglang_patches.cpu as cpu
 cpu.install(); cpu.install()
 import common_ops, torch
-"""
+from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
+from sglang.srt.plugins.hook_registry import HookRegistry
 
-
-def test_installing_twice_registers_once():
-    code = _INSTALLED + (
-        "from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES as c\n"
-        "print(c.count(cpu.ATTENTION_BACKEND), sum('import_path' in p for p in sys.path))"
-    )
-    assert _python(code, SGLANG_USE_CPU_ENGINE="1") == "1 1"
-
-
-def test_a_missing_operator_is_named_and_still_probes_as_absent():
-    code = (
-        _INSTALLED
-        + """
-print(hasattr(torch.ops.sgl_kernel, "convert_weight_packed"), hasattr(torch.ops.sgl_kernel, "verify_tree_greedy_cpu"))
+operators, seen = torch.ops.sgl_kernel, {}
+seen["registered"] = [ATTENTION_BACKEND_CHOICES.count(cpu.ATTENTION_BACKEND), sum("import_path" in p for p in sys.path)]
+seen["probed"] = [hasattr(operators, name) for name in ("convert_weight_packed", "verify_tree_greedy_cpu")]
 try:
-    torch.ops.sgl_kernel.shm_allreduce
+    operators.shm_allreduce
 except AttributeError as error:
-    print(error)
+    seen["missing"] = str(error)
+table, slots = torch.arange(20, dtype=torch.int32).view(2, 10), torch.zeros(4, dtype=torch.int64)
+operators.assign_extend_cache_locs_cpu(torch.tensor([1, 0]), table, torch.tensor([2, 0]), torch.tensor([5, 1]), slots, 10)
+seen["slots"] = slots.tolist()
+HookRegistry.apply_hooks()
+seen["hooks"] = [sorted(set(HookRegistry._hooks) - HookRegistry._patched), len(HookRegistry._hooks)]
+print(json.dumps(seen))
 """
-    )
-    out = _python(code, SGLANG_USE_CPU_ENGINE="1")
-    assert out == "specstore: CPU operator sgl_kernel.shm_allreduce is not implemented"
 
 
-def test_operators_run_through_the_torch_namespace():
-    code = (
-        _INSTALLED
-        + """
-table = torch.arange(20, dtype=torch.int32).view(2, 10)
-out = torch.zeros(4, dtype=torch.int64)
-torch.ops.sgl_kernel.assign_extend_cache_locs_cpu(
-    torch.tensor([1, 0]), table, torch.tensor([2, 0]), torch.tensor([5, 1]), out, 10)
-print(out.tolist())
-"""
-    )
-    assert _python(code, SGLANG_USE_CPU_ENGINE="1") == "[12, 13, 14, 0]"
+@pytest.fixture(scope="module")
+def installed() -> dict:
+    """What a process saw that installed twice; one for all tests, because SGLang takes ten seconds to import."""
+    return json.loads(_python(_INSTALLED, SGLANG_USE_CPU_ENGINE="1"))
+
+
+def test_installing_twice_registers_once(installed):
+    assert installed["registered"] == [1, 1]
+
+
+def test_a_missing_operator_is_named_and_still_probes_as_absent(installed):
+    assert installed["probed"] == [False, True]
+    assert installed["missing"] == "specstore: CPU operator sgl_kernel.shm_allreduce is not implemented"
+
+
+def test_operators_run_through_the_torch_namespace(installed):
+    assert installed["slots"] == [12, 13, 14, 0]
+
+
+def test_every_hook_finds_its_target(installed):
+    assert installed["hooks"] == [[], 10]
 
 
 _SPAWN = """
@@ -101,15 +103,3 @@ def test_spawned_processes_find_the_operators(tmp_path):
         timeout=300,
     )
     assert done.stdout.strip() == "True", done.stderr[-3000:]
-
-
-def test_every_hook_finds_its_target():
-    code = (
-        _INSTALLED
-        + """
-from sglang.srt.plugins.hook_registry import HookRegistry
-HookRegistry.apply_hooks()
-print(sorted(set(HookRegistry._hooks) - HookRegistry._patched), len(HookRegistry._hooks))
-"""
-    )
-    assert _python(code, SGLANG_USE_CPU_ENGINE="1") == "[] 10"
