@@ -13,7 +13,7 @@ from tests.conftest import SHARED
 from tests.e2e.services import serving
 from tests.e2e.tiny_model import write_tiny_model
 
-WORKSHOP_PROMPTS = 40
+WORKSHOP_PROMPTS = 60
 WORKSHOP_TOKENS = 32  # of an answer
 
 

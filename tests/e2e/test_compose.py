@@ -86,7 +86,7 @@ def docker(lab) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[Path]:
-    """A folder that users inside and outside of the containers may write to."""
+    """A folder that users inside and outside of the containers may write to: pytest's own are closed to others."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         yield Path(folder)

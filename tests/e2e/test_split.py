@@ -18,9 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.servers import ServerSpec, SglangServer
 from benchmarks.split import Split, split
-from tests.e2e.conftest import WORKSHOP_TOKENS
+from tests.e2e.conftest import WORKSHOP_TOKENS as NEW_TOKENS
 from tests.e2e.services import DatastoreService, serving
 
+PROMPTS = 40
 CHUNK = 128  # tokens of a prefill step; most prompts take several
 # Longer than a prompt takes from its first chunk to its first decode step, however busy the machine: its session ends then.
 GRACE = 20.0
@@ -51,6 +52,16 @@ def stack(demo_model, datastore, logs) -> Iterator[Split]:
         yield stack
 
 
+@pytest.fixture(scope="module")
+def ids(workshop_ids) -> list[list[int]]:
+    return workshop_ids[:PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def expected(plain_answers) -> list[list[int]]:
+    return plain_answers[:PROMPTS]
+
+
 def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
     limit = time.monotonic() + seconds
     while not condition():
@@ -74,31 +85,31 @@ def takeovers(stack: Split, **labels: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def answers(stack, workshop_ids) -> list[dict]:
+def answers(stack, ids) -> list[dict]:
     """What the split answers, four requests at a time."""
-    return stack.generate_many(workshop_ids, 4, temperature=0, max_new_tokens=WORKSHOP_TOKENS)
+    return stack.generate_many(ids, 4, temperature=0, max_new_tokens=NEW_TOKENS)
 
 
-def test_greedy_output_is_plain_decodings(answers, plain_answers, datastore):
-    assert [i for i, answer in enumerate(answers) if answer["output_ids"] != plain_answers[i]] == []
+def test_greedy_output_is_plain_decodings(answers, expected, datastore):
+    assert [i for i, answer in enumerate(answers) if answer["output_ids"] != expected[i]] == []
     decoded = sum(len(answer["output_ids"]) - 1 for answer in answers)
     steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     assert decoded > 1.1 * steps, "no draft was accepted, equality would show nothing"
     eventually(lambda: datastore.sessions() == 0)
 
 
-def test_greedy_output_one_by_one_is_plain_decodings(stack, workshop_ids, plain_answers):
-    answers = stack.generate_many(workshop_ids[::4], 1, temperature=0, max_new_tokens=WORKSHOP_TOKENS)
-    assert [answer["output_ids"] for answer in answers] == plain_answers[::4]
+def test_greedy_output_one_by_one_is_plain_decodings(stack, ids, expected):
+    answers = stack.generate_many(ids[::4], 1, temperature=0, max_new_tokens=NEW_TOKENS)
+    assert [answer["output_ids"] for answer in answers] == expected[::4]
 
 
-def test_streamed_output_is_plain_decodings(stack, workshop_ids, plain_answers):
+def test_streamed_output_is_plain_decodings(stack, ids, expected):
     def streamed(row: list[int]) -> list[int]:
-        *_, last = stack.stream(row, temperature=0, max_new_tokens=WORKSHOP_TOKENS)
+        *_, last = stack.stream(row, temperature=0, max_new_tokens=NEW_TOKENS)
         return last["output_ids"]
 
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(streamed, workshop_ids)) == plain_answers
+        assert list(pool.map(streamed, ids)) == expected
 
 
 def test_requests_were_retracted_meanwhile(stack, answers):
@@ -127,35 +138,33 @@ def steps_of(answer: dict) -> int:
     return answer["meta_info"]["spec_verify_ct"]
 
 
-def test_what_one_decode_instance_publishes_the_other_proposes(stack, datastore, workshop_ids):
+def test_what_one_decode_instance_publishes_the_other_proposes(stack, datastore, ids):
     datastore.flush()
     sampling = {"temperature": 0, "max_new_tokens": 48}
-    first = stack.generate_at(0, workshop_ids[0], **sampling)
-    second = stack.generate_at(1, workshop_ids[0], **sampling)
+    first = stack.generate_at(0, ids[0], **sampling)
+    second = stack.generate_at(1, ids[0], **sampling)
     assert second["output_ids"] == first["output_ids"]
     assert steps_of(second) < steps_of(first) / 2
 
 
-def test_a_conversation_finds_its_history_on_any_decode_instance(stack, datastore, workshop_ids):
+def test_a_conversation_finds_its_history_on_any_decode_instance(stack, datastore, ids):
     datastore.flush()
 
     def ask(decode: int, conversation: str) -> dict:
         wishes = {"specstore": {"conversation": conversation, "publish": False}}
-        return stack.generate_at(
-            decode, workshop_ids[1], temperature=0, max_new_tokens=48, custom_params=wishes
-        )
+        return stack.generate_at(decode, ids[1], temperature=0, max_new_tokens=48, custom_params=wishes)
 
     first, again, other = ask(0, "a"), ask(1, "a"), ask(1, "b")
     assert first["output_ids"] == again["output_ids"] == other["output_ids"]
     assert steps_of(again) < steps_of(first) / 2 and steps_of(again) < steps_of(other) / 2
 
 
-def test_aborted_requests_leave_nothing(stack, datastore, workshop_ids, plain_answers):
+def test_aborted_requests_leave_nothing(stack, datastore, ids, expected):
     """Aborted by going away: while they wait, while they are prefilled, while they are decoded."""
 
     def leave(after: float) -> None:
         body = {
-            "input_ids": workshop_ids[2],
+            "input_ids": ids[2],
             "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True},
             "stream": True,
         }
@@ -165,10 +174,10 @@ def test_aborted_requests_leave_nothing(stack, datastore, workshop_ids, plain_an
     threads = [threading.Thread(target=leave, args=(0.15 * i,)) for i in range(8)]
     for thread in threads:
         thread.start()
-    answers = stack.generate_many(workshop_ids[:4], 4, temperature=0, max_new_tokens=WORKSHOP_TOKENS)
+    answers = stack.generate_many(ids[:4], 4, temperature=0, max_new_tokens=NEW_TOKENS)
     for thread in threads:
         thread.join()
-    assert [answer["output_ids"] for answer in answers] == plain_answers[:4]
+    assert [answer["output_ids"] for answer in answers] == expected[:4]
     eventually(lambda: datastore.sessions() == 0)
     eventually(lambda: all(idle(server) for server in stack.instances))
 
@@ -178,16 +187,16 @@ def idle(server: SglangServer) -> bool:
     return metric(server, "sglang:num_running_reqs") == 0 and metric(server, "sglang:num_used_tokens") == 0
 
 
-def test_a_sampled_request_works(stack, workshop_ids):
-    answer = stack.generate(workshop_ids[3], temperature=0.8, top_p=0.9, max_new_tokens=WORKSHOP_TOKENS)
+def test_a_sampled_request_works(stack, ids):
+    answer = stack.generate(ids[3], temperature=0.8, top_p=0.9, max_new_tokens=NEW_TOKENS)
     assert len(answer["output_ids"]) > 1
 
 
-def test_a_constrained_request_is_plain_decodings(stack, plain, workshop_ids):
+def test_a_constrained_request_is_plain_decodings(stack, plain, ids):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     sampling = {"temperature": 0, "max_new_tokens": 24, "json_schema": json.dumps(schema)}
-    text = stack.generate(workshop_ids[4], **sampling)["text"]
-    assert text.startswith("{") and text == plain.generate(workshop_ids[4], **sampling)["text"]
+    text = stack.generate(ids[4], **sampling)["text"]
+    assert text.startswith("{") and text == plain.generate(ids[4], **sampling)["text"]
 
 
 class Load:
@@ -203,9 +212,7 @@ class Load:
         while not self._stopping.is_set():
             number = (number + 4) % len(self._ids)
             try:
-                answer = self._stack.generate(
-                    self._ids[number], temperature=0, max_new_tokens=WORKSHOP_TOKENS
-                )
+                answer = self._stack.generate(self._ids[number], temperature=0, max_new_tokens=NEW_TOKENS)
                 self.outcomes.append((number, answer["output_ids"]))
             except requests.RequestException as error:
                 self.outcomes.append((number, str(error)))
@@ -232,7 +239,7 @@ class Load:
 
 
 @pytest.mark.timeout(1800)
-def test_each_process_killed_in_turn_under_load(stack, datastore, workshop_ids, plain_answers):
+def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected):
     """A request ends right or with an error of its own; the others go on; nothing is left. Last: it stops instances."""
 
     def killed(
@@ -240,14 +247,14 @@ def test_each_process_killed_in_turn_under_load(stack, datastore, workshop_ids, 
     ) -> list[str]:
         """Kills under load, sees requests answered after it and after `then`; what the failed ones were told. goes_on:
         whether any can be answered in between."""
-        with Load(stack, workshop_ids) as load:
+        with Load(stack, ids) as load:
             load.wait_for(6)
             kill()
             load.wait_for(6 if goes_on else 0)
             then()
             load.wait_for(12)
         answers = [(number, outcome) for number, outcome in load.outcomes if isinstance(outcome, list)]
-        assert [number for number, output in answers if output != plain_answers[number]] == []
+        assert [number for number, output in answers if output != expected[number]] == []
         return [outcome for _, outcome in load.outcomes if isinstance(outcome, str)]
 
     def rest(*servers: SglangServer) -> None:
