@@ -18,7 +18,8 @@ _ENDED_WHILE_WAITING = "sglang.srt.managers.scheduler.Scheduler.send_abort_outpu
 
 
 def tell_worker_of_aborts() -> None:
-    """In the scheduler's process alone, where that module is imported already."""
+    """Hooks SGLang's scheduler, once however often it is called. For the scheduler's process alone, which has imported that
+    module already; elsewhere the hook would import it."""
     HookRegistry.register(_ENDED_WHILE_WAITING, _after_abort, HookType.AFTER)
     HookRegistry.apply_hooks()
 
