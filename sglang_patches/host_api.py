@@ -90,6 +90,18 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "hooked: closes the session of a request that ends while it waits",
     ),
     _row(
+        _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
+        "process_batch_result_prefill",
+        "self batch result",
+        "hooked: closes the session of a request that ends with its prefill",
+    ),
+    _row(
+        _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
+        "process_batch_result_prebuilt",
+        "self batch",
+        "hooked: closes the session of a request that ends as it joins a decode instance's batch",
+    ),
+    _row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.on_verify_complete_cpu",
         "self num_correct_drafts_per_req batch_size",
         "called by the scheduler on every worker",

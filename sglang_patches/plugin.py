@@ -61,8 +61,8 @@ def _register_algorithms() -> None:
             from sglang_patches.disaggregation.prefill_worker import PrefillWorker
 
             return PrefillWorker
-        from sglang_patches.workers.aborts import tell_worker_of_aborts
+        from sglang_patches.workers.endings import tell_worker_of_all_ends
         from sglang_patches.workers.sssd import SSSDWorker
 
-        tell_worker_of_aborts()
+        tell_worker_of_all_ends()
         return SSSDWorker

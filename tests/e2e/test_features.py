@@ -18,6 +18,8 @@ from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.measure import breakdown, measure
 from benchmarks.servers import ServerSpec, SglangServer, running
 from sglang_patches.workers.metrics import PHASES, RETRIEVE
+from tests.e2e.services import DatastoreService, serving
+from tests.waiting import eventually
 
 NEW_TOKENS = 40
 SCHEMA = {
@@ -28,15 +30,15 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def server(demo_model, logs) -> Iterator[SglangServer]:
-    flags = (
-        "--specstore-endpoint",
-        "embedded",
-        "--specstore-length",
-        "static",
-        "--specstore-deadline-ms",
-        "200",
-    )
+def datastore(logs) -> Iterator[DatastoreService]:
+    with serving(logs / "features-datastore.log") as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def server(demo_model, datastore, logs) -> Iterator[SglangServer]:
+    flags = ("--specstore-endpoint", datastore.endpoint, "--specstore-deadline-ms", "200")
+    flags += ("--specstore-length", "static")
     flags += ("--chunked-prefill-size", "128", "--enable-metrics", "--enable-cache-report")
     with running(ServerSpec("features", demo_model, "SSSD", dtype="float32", flags=flags), logs) as server:
         yield server
@@ -176,10 +178,14 @@ def test_a_client_that_hangs_up(server, prompt_ids):
     }
     with requests.post(server.url + "/generate", json=body, stream=True, timeout=300) as response:
         next(response.iter_lines())
-    limit = time.monotonic() + 60
-    while metrics(server)["sglang:num_running_reqs"] > 0:
-        assert time.monotonic() < limit
-        time.sleep(1)
+    eventually(lambda: metrics(server)["sglang:num_running_reqs"] == 0)
+
+
+def test_no_request_leaves_a_session(server, datastore, prompt_ids):
+    """Neither those of the tests before nor one that ends with its prefill."""
+    greedy(server, prompt_ids[0], max_new_tokens=1)
+    assert requests.get(server.url + "/health_generate", timeout=60).status_code == 200
+    eventually(lambda: datastore.sessions() == 0, "sessions are left")
 
 
 def test_requests_of_all_kinds_in_one_batch(server, plain, prompt_ids, long_ids):

@@ -20,6 +20,7 @@ from benchmarks.servers import ServerSpec, SglangServer
 from benchmarks.split import Split, split
 from tests.e2e.conftest import WORKSHOP_TOKENS as NEW_TOKENS
 from tests.e2e.services import DatastoreService, serving
+from tests.waiting import eventually
 
 PROMPTS = 40
 CHUNK = 128  # tokens of a prefill step; most prompts take several
@@ -62,13 +63,6 @@ def expected(plain_answers) -> list[list[int]]:
     return plain_answers[:PROMPTS]
 
 
-def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.1)
-
-
 def metric(server: SglangServer, name: str, **labels: str) -> float:
     """The sum of its samples with these labels."""
     text = requests.get(server.url + "/metrics", timeout=60).text
@@ -95,7 +89,7 @@ def test_greedy_output_is_plain_decodings(answers, expected, datastore):
     decoded = sum(len(answer["output_ids"]) - 1 for answer in answers)
     steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     assert decoded > 1.1 * steps, "no draft was accepted, equality would show nothing"
-    eventually(lambda: datastore.sessions() == 0)
+    eventually(lambda: datastore.sessions() == 0, "sessions are left")
 
 
 def test_greedy_output_one_by_one_is_plain_decodings(stack, ids, expected):
@@ -178,8 +172,8 @@ def test_aborted_requests_leave_nothing(stack, datastore, ids, expected):
     for thread in threads:
         thread.join()
     assert [answer["output_ids"] for answer in answers] == expected[:4]
-    eventually(lambda: datastore.sessions() == 0)
-    eventually(lambda: all(idle(server) for server in stack.instances))
+    eventually(lambda: datastore.sessions() == 0, "sessions are left")
+    eventually(lambda: all(idle(server) for server in stack.instances), "requests are left")
 
 
 def idle(server: SglangServer) -> bool:
@@ -228,10 +222,10 @@ class Load:
         for thread in self._threads:
             thread.join()
 
-    def wait_for(self, more: int, seconds: float = SECONDS) -> None:
+    def wait_for(self, more: int) -> None:
         """Until so many more have been answered."""
         enough = self.answered + more
-        eventually(lambda: self.answered >= enough, seconds)
+        eventually(lambda: self.answered >= enough, "answers are missing")
 
     @property
     def answered(self) -> int:
@@ -258,8 +252,8 @@ def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected)
         return [outcome for _, outcome in load.outcomes if isinstance(outcome, str)]
 
     def rest(*servers: SglangServer) -> None:
-        eventually(lambda: datastore.sessions() == 0)
-        eventually(lambda: all(idle(server) for server in servers))
+        eventually(lambda: datastore.sessions() == 0, "sessions are left")
+        eventually(lambda: all(idle(server) for server in servers), "requests are left")
 
     (prefill,), (first, second) = stack.prefills, stack.decodes
 

@@ -14,7 +14,6 @@ import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 from tests.integration.datastore.conftest import VOCAB, Process, write_tokenizer
 from tests.integration.datastore.messages import broken, messages, parsed
+from tests.waiting import eventually
 
 EFFORT = int(os.environ.get("SPECSTORE_FUZZ", "1"))
 TRIES = settings(
@@ -279,9 +279,11 @@ class Fuzzed:
     def check_nothing_left(self) -> None:
         """Once the grace has passed: no stream but the control's, no session, no thread too many, and of descriptors those
         of the segments that are mapped."""
-        eventually(lambda: self.control.stats().streams == 1, "streams")
-        eventually(lambda: not any(n.sessions for n in self.control.stats().namespaces), "sessions")
-        eventually(lambda: self._seen.num_fds() <= self._descriptors + 8 + self._segments(), "descriptors")
+        eventually(lambda: self.control.stats().streams == 1, "streams are left")
+        eventually(lambda: not any(n.sessions for n in self.control.stats().namespaces), "sessions are left")
+        eventually(
+            lambda: self._seen.num_fds() <= self._descriptors + 8 + self._segments(), "descriptors are left"
+        )
         assert self._seen.num_threads() < LIMITS.streams + 64
         assert self._seen.memory_info().rss < 2 << 30
 
@@ -293,13 +295,6 @@ class Fuzzed:
         lines = [json.loads(line) for line in self._process.logs().splitlines()]
         raised = [line for line in lines if "traceback" in line and line["logger"] != "grpc._common"]
         assert not raised, raised[0]["traceback"]
-
-
-def eventually(condition, what: str, seconds: float = 30.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, f"{what}: something is left"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from datastore_service.endpoint import parse_endpoint
@@ -38,10 +37,3 @@ def serving(service: Service) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)

@@ -14,7 +14,8 @@ from datastore_service.storage.data_directory import DataDirectory, folder_name
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from tests.unit.server.service import VOCAB, running
-from tests.unit.server.test_service import BUDGET, Stream, eventually, refusal
+from tests.unit.server.test_service import BUDGET, Stream, refusal
+from tests.waiting import eventually
 
 NAMESPACE = {"model": "m", "tokenizer": "ab" * 32}
 OUTPUT = [10, 11, 12, 13, 14]

@@ -9,7 +9,8 @@ from datastore_service.client.postbox import Postbox
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
 from datastore_service.server.limits import ServiceLimits
-from tests.unit.server.service import VOCAB, eventually, running
+from tests.unit.server.service import VOCAB, running
+from tests.waiting import eventually
 
 NAMESPACE = Namespace("m", "a" * 64)
 PROMPT = np.array([1, 2, 3, 4] * 10, np.int32)
@@ -72,7 +73,7 @@ def test_the_session_outlives_who_began_it_and_ends_with_who_goes_on(service, pr
     go_on(decode, "s")
     prefill.close()
     with pytest.raises(AssertionError):
-        eventually(lambda: not sessions(service), 3 * GRACE)
+        eventually(lambda: not sessions(service), seconds=3 * GRACE)
     decode.close()
     eventually(lambda: not sessions(service))
 
@@ -93,7 +94,7 @@ def test_a_session_that_was_not_begun_is_reported_and_can_be_sent_whole(service,
     eventually(lambda: [s.tokens for h in service.namespaces for s in h.engine.sessions()] == [40])
     assert go_on(decode, "s").known == 41
     with pytest.raises(AssertionError):
-        eventually(lambda: not sessions(service), 3 * GRACE)
+        eventually(lambda: not sessions(service), seconds=3 * GRACE)
 
 
 def test_a_beginning_that_differs_is_replaced_by_what_is_decoded(service, prefill, decode):

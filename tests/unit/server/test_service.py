@@ -21,7 +21,8 @@ from datastore_service.server.open_calls import MOST
 from datastore_service.server.service import ADMIN, DRAFTING, Service
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
-from tests.unit.server.service import VOCAB, eventually, running, serving
+from tests.unit.server.service import VOCAB, running, serving
+from tests.waiting import eventually
 
 NAMESPACE = {"model": "m", "tokenizer": "t"}
 TEXT = [1, 2, 3, 4] * 10

@@ -20,7 +20,8 @@ from datastore_service.server import admin, calls, tracing
 from datastore_service.server.logs import JsonFormatter
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
-from tests.unit.server.service import eventually, running
+from tests.unit.server.service import running
+from tests.waiting import eventually
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)

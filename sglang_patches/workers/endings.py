@@ -1,0 +1,44 @@
+"""Requests that end outside a decode step: SGLang tells workers of the ends that a decode step brings, and of no others.
+
+With its prefill ends a request that asks for one token: a health check, say. With its return to the batch ends one that was
+retracted after its client had left. While it waits ends one whose client leaves then. All may have a session.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+
+_ENDS_WHILE_IT_WAITS = "sglang.srt.managers.scheduler.Scheduler.send_abort_output"
+_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
+_ENDS_WITH_ITS_PREFILL = _PROCESSOR + "process_batch_result_prefill"
+# On a decode instance: prefilled elsewhere, or retracted and back.
+_ENDS_AS_IT_JOINS = _PROCESSOR + "process_batch_result_prebuilt"
+
+
+def tell_worker_of_all_ends() -> None:
+    """Hooks SGLang's scheduler, once however often it is called. For the scheduler's process alone, which has imported those
+    modules already; elsewhere the hooks would import them."""
+    HookRegistry.register(_ENDS_WHILE_IT_WAITS, _after_abort, HookType.AFTER)
+    for batch_processed in (_ENDS_WITH_ITS_PREFILL, _ENDS_AS_IT_JOINS):
+        HookRegistry.register(batch_processed, _after_batch, HookType.AFTER)
+    HookRegistry.apply_hooks()
+
+
+def _after_abort(result: None, scheduler: Scheduler, abort_req: AbortReq, req: Req) -> None:
+    scheduler.draft_worker.note_request_finished(rid=req.rid, natural_stop=False)
+
+
+def _after_batch(
+    result: None, processor: SchedulerBatchResultProcessor, batch: ScheduleBatch, *_: object
+) -> None:
+    for req in batch.reqs:
+        if req.finished():
+            processor.draft_worker.note_request_finished(rid=req.rid, natural_stop=False)

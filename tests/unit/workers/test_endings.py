@@ -1,0 +1,65 @@
+"""SGLang's scheduler, hooked: the worker hears of requests that end outside a decode step."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
+
+from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
+from sglang.srt.managers.scheduler_components import batch_result_processor  # noqa: E402
+
+from sglang_patches.workers.endings import tell_worker_of_all_ends  # noqa: E402
+
+
+@pytest.fixture
+def hooked() -> SimpleNamespace:
+    """A worker, after two of its kind have asked to be told; `ended`: what it was told."""
+    tell_worker_of_all_ends()
+    tell_worker_of_all_ends()
+    ended: list[dict] = []
+    return SimpleNamespace(ended=ended, note_request_finished=lambda **request: ended.append(request))
+
+
+def test_of_an_abort_once_and_the_client_too(hooked):
+    told = []
+    output = SimpleNamespace(send_output=lambda *output: told.append(output))
+    scheduler = SimpleNamespace(
+        rust_server=None, ipc_channels=SimpleNamespace(send_to_tokenizer=output), draft_worker=hooked
+    )
+    req = SimpleNamespace(rid="r")
+    Scheduler.send_abort_output(scheduler, "an abort", req)
+    assert told == [("an abort", req)]
+    assert hooked.ended == [{"rid": "r", "natural_stop": False}]
+
+
+def test_of_a_request_that_had_to_finish_when_it_joined_the_batch(hooked, monkeypatch):
+    """As one does that was retracted between its client's departure and the next step; the other goes on."""
+    released = []
+    config = SimpleNamespace(disaggregation_decode_enable_radix_cache=False, enable_hisparse=False)
+    for name in ("get_disagg", "get_memory"):
+        monkeypatch.setattr(batch_result_processor, name, lambda: config)
+    monkeypatch.setattr(
+        batch_result_processor, "release_kv_cache", lambda req, *_, **__: released.append(req.rid)
+    )
+    processor = SimpleNamespace(
+        disaggregation_mode=batch_result_processor.DisaggregationMode.DECODE,
+        draft_worker=hooked,
+        tree_cache=None,
+        output_streamer=SimpleNamespace(stream_output=lambda *_: None),
+    )
+    reqs = [
+        SimpleNamespace(
+            rid=rid,
+            time_stats=SimpleNamespace(
+                set_decode_prebuilt_finish_time=lambda: None, set_quick_finish_time=lambda: None
+            ),
+            update_finish_state=lambda: None,
+            finished=lambda rid=rid: rid == "left",
+        )
+        for rid in ("left", "stays")
+    ]
+    batch = SimpleNamespace(reqs=reqs, return_logprob=False)
+    batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_prebuilt(processor, batch)
+    assert released == ["left"]
+    assert hooked.ended == [{"rid": "left", "natural_stop": False}]
