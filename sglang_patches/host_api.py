@@ -27,6 +27,7 @@ def _row(path: str, parameters: str | None, why: str) -> HostSymbol:
 
 
 _SRT = "sglang.srt."
+_PROCESSOR = _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
 _REPACK = "hooked on a CPU: packed weights are made anew"
 HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(
@@ -90,14 +91,12 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "hooked: closes the session of a request that ends while it waits",
     ),
     _row(
-        _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
-        "process_batch_result_prefill",
+        _PROCESSOR + "process_batch_result_prefill",
         "self batch result",
         "hooked: closes the session of a request that ends with its prefill",
     ),
     _row(
-        _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
-        "process_batch_result_prebuilt",
+        _PROCESSOR + "process_batch_result_prebuilt",
         "self batch",
         "hooked: closes the session of a request that ends as it joins a decode instance's batch",
     ),

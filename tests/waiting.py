@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def eventually(condition: Callable[[], bool], what: str = "", seconds: float = 120.0) -> None:
+def eventually(condition: Callable[[], bool], what: str = "", seconds: float = 10.0) -> None:
     """Returns once it is true; fails if it is not in time. what: said of the failure."""
     limit = time.monotonic() + seconds
     while not condition():

@@ -16,21 +16,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 
-_ENDS_WHILE_IT_WAITS = "sglang.srt.managers.scheduler.Scheduler.send_abort_output"
-_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
-_ENDS_WITH_ITS_PREFILL = _PROCESSOR + "process_batch_result_prefill"
-# On a decode instance: prefilled elsewhere, or retracted and back.
-_ENDS_AS_IT_JOINS = _PROCESSOR + "process_batch_result_prebuilt"
-
-
-def tell_worker_of_all_ends() -> None:
-    """Hooks SGLang's scheduler, once however often it is called. For the scheduler's process alone, which has imported those
-    modules already; elsewhere the hooks would import them."""
-    HookRegistry.register(_ENDS_WHILE_IT_WAITS, _after_abort, HookType.AFTER)
-    for batch_processed in (_ENDS_WITH_ITS_PREFILL, _ENDS_AS_IT_JOINS):
-        HookRegistry.register(batch_processed, _after_batch, HookType.AFTER)
-    HookRegistry.apply_hooks()
-
 
 def _after_abort(result: None, scheduler: Scheduler, abort_req: AbortReq, req: Req) -> None:
     scheduler.draft_worker.note_request_finished(rid=req.rid, natural_stop=False)
@@ -42,3 +27,20 @@ def _after_batch(
     for req in batch.reqs:
         if req.finished():
             processor.draft_worker.note_request_finished(rid=req.rid, natural_stop=False)
+
+
+_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
+HOOKS = {
+    "sglang.srt.managers.scheduler.Scheduler.send_abort_output": _after_abort,
+    _PROCESSOR + "process_batch_result_prefill": _after_batch,
+    # A decode instance's batch of requests that were prefilled elsewhere, or retracted and back.
+    _PROCESSOR + "process_batch_result_prebuilt": _after_batch,
+}
+
+
+def tell_worker_of_all_ends() -> None:
+    """Hooks SGLang's scheduler, once however often it is called. For the scheduler's process alone, which has imported those
+    modules already; elsewhere the hooks would import them."""
+    for target, hook in HOOKS.items():
+        HookRegistry.register(target, hook, HookType.AFTER)
+    HookRegistry.apply_hooks()

@@ -178,14 +178,14 @@ def test_a_client_that_hangs_up(server, prompt_ids):
     }
     with requests.post(server.url + "/generate", json=body, stream=True, timeout=300) as response:
         next(response.iter_lines())
-    eventually(lambda: metrics(server)["sglang:num_running_reqs"] == 0)
+    eventually(lambda: metrics(server)["sglang:num_running_reqs"] == 0, "it is still running", 60)
 
 
 def test_no_request_leaves_a_session(server, datastore, prompt_ids):
     """Neither those of the tests before nor one that ends with its prefill."""
     greedy(server, prompt_ids[0], max_new_tokens=1)
     assert requests.get(server.url + "/health_generate", timeout=60).status_code == 200
-    eventually(lambda: datastore.sessions() == 0, "sessions are left")
+    eventually(lambda: datastore.sessions() == 0, "sessions are left", 60)
 
 
 def test_requests_of_all_kinds_in_one_batch(server, plain, prompt_ids, long_ids):

@@ -89,7 +89,7 @@ def test_greedy_output_is_plain_decodings(answers, expected, datastore):
     decoded = sum(len(answer["output_ids"]) - 1 for answer in answers)
     steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     assert decoded > 1.1 * steps, "no draft was accepted, equality would show nothing"
-    eventually(lambda: datastore.sessions() == 0, "sessions are left")
+    eventually(lambda: datastore.sessions() == 0, "sessions are left", SECONDS)
 
 
 def test_greedy_output_one_by_one_is_plain_decodings(stack, ids, expected):
@@ -172,8 +172,8 @@ def test_aborted_requests_leave_nothing(stack, datastore, ids, expected):
     for thread in threads:
         thread.join()
     assert [answer["output_ids"] for answer in answers] == expected[:4]
-    eventually(lambda: datastore.sessions() == 0, "sessions are left")
-    eventually(lambda: all(idle(server) for server in stack.instances), "requests are left")
+    eventually(lambda: datastore.sessions() == 0, "sessions are left", SECONDS)
+    eventually(lambda: all(idle(server) for server in stack.instances), "requests are left", SECONDS)
 
 
 def idle(server: SglangServer) -> bool:
@@ -225,7 +225,7 @@ class Load:
     def wait_for(self, more: int) -> None:
         """Until so many more have been answered."""
         enough = self.answered + more
-        eventually(lambda: self.answered >= enough, "answers are missing")
+        eventually(lambda: self.answered >= enough, "answers are missing", SECONDS)
 
     @property
     def answered(self) -> int:
@@ -252,14 +252,18 @@ def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected)
         return [outcome for _, outcome in load.outcomes if isinstance(outcome, str)]
 
     def rest(*servers: SglangServer) -> None:
-        eventually(lambda: datastore.sessions() == 0, "sessions are left")
-        eventually(lambda: all(idle(server) for server in servers), "requests are left")
+        eventually(lambda: datastore.sessions() == 0, "sessions are left", SECONDS)
+        eventually(lambda: all(idle(server) for server in servers), "requests are left", SECONDS)
 
     (prefill,), (first, second) = stack.prefills, stack.decodes
 
     def datastore_again() -> None:
         datastore.start()
-        eventually(lambda: all(metric(s, "specstore_client_breaker_open") == 0 for s in stack.decodes))
+        eventually(
+            lambda: all(metric(s, "specstore_client_breaker_open") == 0 for s in stack.decodes),
+            "a breaker is open",
+            SECONDS,
+        )
 
     assert killed(datastore.kill, datastore_again) == []
     rest(*stack.instances)

@@ -40,6 +40,7 @@ from tests.integration.datastore.conftest import VOCAB, Process, write_tokenizer
 from tests.integration.datastore.messages import broken, messages, parsed
 from tests.waiting import eventually
 
+SECONDS = 30.0  # until nothing is left of a client that is gone
 EFFORT = int(os.environ.get("SPECSTORE_FUZZ", "1"))
 TRIES = settings(
     max_examples=60 * EFFORT, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -279,10 +280,14 @@ class Fuzzed:
     def check_nothing_left(self) -> None:
         """Once the grace has passed: no stream but the control's, no session, no thread too many, and of descriptors those
         of the segments that are mapped."""
-        eventually(lambda: self.control.stats().streams == 1, "streams are left")
-        eventually(lambda: not any(n.sessions for n in self.control.stats().namespaces), "sessions are left")
+        eventually(lambda: self.control.stats().streams == 1, "streams are left", SECONDS)
         eventually(
-            lambda: self._seen.num_fds() <= self._descriptors + 8 + self._segments(), "descriptors are left"
+            lambda: not any(n.sessions for n in self.control.stats().namespaces), "sessions are left", SECONDS
+        )
+        eventually(
+            lambda: self._seen.num_fds() <= self._descriptors + 8 + self._segments(),
+            "descriptors are left",
+            SECONDS,
         )
         assert self._seen.num_threads() < LIMITS.streams + 64
         assert self._seen.memory_info().rss < 2 << 30

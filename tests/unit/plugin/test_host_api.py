@@ -33,10 +33,11 @@ def test_every_row_says_why():
     assert all(symbol.why for symbol in HOST_SYMBOLS)
 
 
-def test_hooked_layers_are_in_the_table():
+def test_what_is_hooked_is_in_the_table():
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
+    from sglang_patches.workers import endings
 
-    assert {*HOOKS, *WEIGHT_UPDATES} <= {symbol.path for symbol in HOST_SYMBOLS}
+    assert {*HOOKS, *WEIGHT_UPDATES, *endings.HOOKS} <= {symbol.path for symbol in HOST_SYMBOLS}
 
 
 def _uses_in_sglang() -> set[str]:
