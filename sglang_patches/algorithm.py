@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang.srt.arg_groups.overrides import resolving_view
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import attn_dp_enabled_of, get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_patches import tree_attention
 from sglang_patches.host_api import drift_message
 from sglang_patches.options import load_options
 
@@ -74,10 +75,13 @@ class TreeAlgorithm(CustomSpecAlgo):
             raise RuntimeError(drift)
         refuse_unsupported(self.name, server_args)
         cfg = resolving_view(server_args)
-        if cfg.speculative_num_draft_tokens is None:
-            server_args.speculative_num_draft_tokens = load_options().nodes + 1
-        server_args.speculative_num_steps = cfg.speculative_num_draft_tokens - 1
-        server_args.speculative_eagle_topk = 1
+        for field, value in tree_attention.choose(self.name, server_args).items():
+            setattr(server_args, field, value)
+        width = load_options().nodes + 1
+        server_args.speculative_num_draft_tokens = width
+        # SGLang sizes a step by steps x branches, which must not exceed the width.
+        server_args.speculative_num_steps = max(1, width // tree_attention.BRANCHES)
+        server_args.speculative_eagle_topk = tree_attention.BRANCHES
         server_args.enable_mixed_chunk = False
         if cfg.max_running_requests is None and cfg.disaggregation_mode != "prefill":
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
@@ -85,23 +89,43 @@ class TreeAlgorithm(CustomSpecAlgo):
 
 def refuse_unsupported(algorithm: str, server_args: ServerArgs) -> None:
     """Raises ValueError naming the first setting that the algorithm cannot work with."""
-    cfg = resolving_view(server_args)
-    options = load_options()
-    width = cfg.speculative_num_draft_tokens
-    if width is not None and width != options.nodes + 1:
+    view = resolving_view(server_args)
+    _refuse_wrong_shape(algorithm, server_args)
+    if attn_dp_enabled_of(view):
+        raise ValueError(f"{algorithm}: --enable-dp-attention (--attn-dp-size) is not supported")
+    for field, supported in _ONLY_SUPPORTED.items():
+        # As given: SGLang turns some of them off itself, and says so in a log line that is easily missed.
+        for value in (server_args._raw_input[field], getattr(view, field)):
+            if value != supported:
+                raise ValueError(f"{algorithm}: {_flag(field)} {value} is not supported, only {supported}")
+
+
+# Fields -> the one value that the algorithms work with.
+_ONLY_SUPPORTED = {
+    "pp_size": 1,
+    "dcp_size": 1,
+    "enable_two_batch_overlap": False,
+    "enable_watermark": False,
+    "enable_pd_role_switch": False,
+    "speculative_adaptive": False,  # for EAGLE; --specstore-length is ours
+    "speculative_draft_model_path": None,
+}
+
+
+def _refuse_wrong_shape(algorithm: str, server_args: ServerArgs) -> None:
+    """The tree's shape follows from --specstore-nodes alone."""
+    nodes = load_options().nodes
+    given = server_args._raw_input
+    width = given["speculative_num_draft_tokens"]
+    if width not in (None, nodes + 1):
         raise ValueError(
-            f"--speculative-num-draft-tokens {width} contradicts --specstore-nodes {options.nodes}: "
-            f"the tree's root counts, give {options.nodes + 1} or leave it out"
+            f"--speculative-num-draft-tokens {width} contradicts --specstore-nodes {nodes}: "
+            f"the tree's root counts, give {nodes + 1} or leave it out"
         )
-    if cfg.pp_size > 1:
-        raise ValueError(f"{algorithm}: --pp-size {cfg.pp_size} is not supported, only 1")
-    if cfg.enable_dp_attention:
-        raise ValueError(f"{algorithm}: --enable-dp-attention is not supported")
-    if cfg.enable_watermark:
-        raise ValueError(f"{algorithm}: --enable-watermark is not supported")
-    if cfg.speculative_adaptive:
-        raise ValueError(f"{algorithm}: --speculative-adaptive is for EAGLE; see --specstore-length")
-    if cfg.enable_pd_role_switch:
-        raise ValueError(f"{algorithm}: --enable-pd-role-switch is not supported")
-    if cfg.speculative_draft_model_path is not None:
-        raise ValueError(f"{algorithm}: --speculative-draft-model-path is not used, leave it out")
+    for field in ("speculative_num_steps", "speculative_eagle_topk"):
+        if given[field] is not None:
+            raise ValueError(f"{algorithm}: {_flag(field)} {given[field]} is not used, leave it out")
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")

@@ -1,45 +1,46 @@
-"""Settings that the algorithms cannot work with stop the start, by name."""
-
-from types import SimpleNamespace
+"""Settings that the algorithms cannot work with stop the start, by name: SGLang's own resolution is asked."""
 
 import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_patches import algorithm  # noqa: E402
+from tests.unit.plugin.resolution import resolve  # noqa: E402
 
-FINE = {
-    "speculative_num_draft_tokens": None,
-    "pp_size": 1,
-    "enable_dp_attention": False,
-    "enable_watermark": False,
-    "speculative_adaptive": False,
-    "speculative_draft_model_path": None,
-    "enable_pd_role_switch": False,
-}
+pytestmark = pytest.mark.usefixtures("plugin")
 
 
-@pytest.fixture(autouse=True)
-def settings_as_given(monkeypatch):
-    monkeypatch.setattr(algorithm, "resolving_view", lambda server_args: server_args)
-
-
-def test_what_it_can_work_with_passes():
-    algorithm.refuse_unsupported("SSSD", SimpleNamespace(**FINE))
+def test_what_it_can_work_with_passes(model_path):
+    view = resolve(model_path("dense"), "hopper")
+    assert view.speculative_num_draft_tokens == 16
+    assert view.speculative_num_steps * view.speculative_eagle_topk <= 16
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "flag"),
+    ("given", "flag"),
     [
-        ("speculative_num_draft_tokens", 3, "--speculative-num-draft-tokens 3"),
-        ("pp_size", 2, "--pp-size 2"),
-        ("enable_dp_attention", True, "--enable-dp-attention"),
-        ("enable_watermark", True, "--enable-watermark"),
-        ("speculative_adaptive", True, "--speculative-adaptive"),
-        ("speculative_draft_model_path", "m", "--speculative-draft-model-path"),
-        ("enable_pd_role_switch", True, "--enable-pd-role-switch"),
+        ({"speculative_num_draft_tokens": 3}, "--speculative-num-draft-tokens 3"),
+        ({"speculative_num_steps": 3}, "--speculative-num-steps 3"),
+        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4"),
+        ({"pp_size": 2}, "--pp-size 2"),
+        ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention"),
+        ({"tp_size": 2, "attn_dp_size": 2}, "--attn-dp-size"),
+        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
+        ({"speculative_adaptive": True}, "--speculative-adaptive"),
+        ({"enable_watermark": True}, "--enable-watermark"),
+        ({"enable_pd_role_switch": True}, "--enable-pd-role-switch"),
     ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_it_cannot_work_with_is_named(setting, value, flag):
+def test_what_it_cannot_work_with_is_named(model_path, given, flag):
     with pytest.raises(ValueError, match=flag):
-        algorithm.refuse_unsupported("SSSD", SimpleNamespace(**(FINE | {setting: value})))
+        resolve(model_path("dense"), "hopper", **given)
+
+
+def test_draft_model_is_refused(model_path):
+    path = model_path("dense")
+    with pytest.raises(ValueError, match="--speculative-draft-model-path"):
+        resolve(path, "hopper", speculative_draft_model_path=path)
+
+
+def test_replicas_are_not_data_parallel_attention(model_path):
+    assert resolve(model_path("dense"), "hopper", dp_size=2).dp_size == 2
