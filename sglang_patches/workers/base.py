@@ -27,7 +27,8 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_patches.host_api import drift_message
-from sglang_patches.workers.layout import TreeLayout, full_mask, lay_out
+from sglang_patches.workers.attention_probe import check_tree_attention
+from sglang_patches.workers.layout import TreeLayout, attention_mask, lay_out
 from sglang_patches.workers.metrics import PhaseClock
 from sglang_patches.workers.verification import verify_tree
 
@@ -64,6 +65,9 @@ class TreeWorker(BaseSpecWorker):
 
     def alloc_memory_pool(self, **kwargs: object) -> None:
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
+
+    def init_attention_backends(self) -> None:
+        check_tree_attention(self.model_runner, self.max_width)
 
     @abstractmethod
     def draft_batch(
@@ -163,19 +167,13 @@ class TreeWorker(BaseSpecWorker):
         prepare_mamba_track_for_verify(batch)
         batch.spec_info = NgramVerifyInput(
             draft_token=batch.input_ids,
-            custom_mask=self._device_mask(layout.mask, batch),
+            custom_mask=attention_mask(layout.mask, batch.seq_lens_cpu.numpy(), self.device),
             positions=self._to_device(layout.positions),
             retrieve_index=self._to_device(layout.retrieve_index),
             retrieve_next_token=self._to_device(layout.next_token),
             retrieve_next_sibling=self._to_device(layout.next_sibling),
             draft_token_num=width,
         )
-
-    def _device_mask(self, mask: np.ndarray, batch: ScheduleBatch) -> torch.Tensor:
-        # On a CPU the attention backend takes the tree part alone, as SGLang's own n-gram worker passes it.
-        if self.device == "cpu":
-            return torch.from_numpy(mask.reshape(-1))
-        return full_mask(mask, batch.seq_lens_cpu.numpy(), self.device)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)

@@ -127,6 +127,14 @@ def _fill(packed, roots, seq_lens, tokens, positions, mask, next_token, next_sib
                 next_token[b, parent] = row
 
 
+def attention_mask(mask: np.ndarray, seq_lens: np.ndarray, device: str | torch.device) -> torch.Tensor:
+    """What the attention backend takes as `custom_mask`: on a CPU the tree part alone, flat, as SGLang's own n-gram worker
+    passes it; elsewhere `full_mask`."""
+    if torch.device(device).type == "cpu":
+        return torch.from_numpy(mask.reshape(-1))
+    return full_mask(mask, seq_lens, device)
+
+
 def full_mask(mask: np.ndarray, seq_lens: np.ndarray, device: torch.device) -> torch.Tensor:
     """The mask accelerator backends take: bool, flat, per request `width` rows of (cached tokens + tree)."""
     batch, width, _ = mask.shape
