@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view, use_mla_backend
-from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, hybrid_kda_config, mamba2_config, mambaish_config
+from sglang.srt.configs.hybrid_arch import (
+    hybrid_gdn_config,
+    hybrid_kda_config,
+    mamba2_config,
+    mambaish_config,
+)
+from sglang.srt.runtime_context import attention_backends, get_spec
 
 from sglang_patches.cpu import ATTENTION_BACKEND as CPU_BACKEND
 
@@ -68,7 +74,9 @@ _TREE_BACKENDS: dict[str, Callable[[ModelTraits, int], str | None]] = {
 }
 _PAGE_SIZE_ONE = frozenset({"fa3", "fa4"})
 # Defaults that SGLang picks for their speed on a card. Any other one is the only backend for its model.
-_REPLACEABLE = frozenset({"aiter", "cutedsl_mla", "fa3", "fa4", "flashinfer", "flashmla", "trtllm_mha", "trtllm_mla"})
+_REPLACEABLE = frozenset(
+    {"aiter", "cutedsl_mla", "fa3", "fa4", "flashinfer", "flashmla", "trtllm_mha", "trtllm_mla"}
+)
 
 
 def why_unfit(backend: str, model: ModelTraits, page_size: int) -> str | None:
@@ -109,6 +117,12 @@ def _verifying_setting(server_args: ServerArgs) -> _Setting:
     split_field = f"{view.speculative_attention_mode}_attention_backend"
     field = split_field if getattr(view, split_field) else "attention_backend"
     return _Setting(field, getattr(view, field), named=server_args._raw_input[field] is not None)
+
+
+def verifying_backend() -> str:
+    """Name of the backend that serves target-verify forwards in this process, whose configuration is published."""
+    prefill, decode = attention_backends()
+    return decode if get_spec().speculative_attention_mode == "decode" else prefill
 
 
 def choose(algorithm: str, server_args: ServerArgs) -> dict[str, object]:

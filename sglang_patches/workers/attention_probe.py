@@ -16,9 +16,9 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
+from sglang_patches.tree_attention import verifying_backend
 from sglang_patches.workers.layout import TreeLayout, attention_mask, lay_out
 
 if TYPE_CHECKING:
@@ -72,7 +72,10 @@ def _allocate(runner: ModelRunner, width: int) -> torch.Tensor | None:
     """int64 [requests, longest prefix + width] free KV slots, None when there are not enough."""
     allocator, page = runner.token_to_kv_pool_allocator, runner.page_size
     requests, length = len(PREFIXES), -(-(max(PREFIXES) + width) // page) * page
-    if runner.req_to_token_pool.req_to_token.shape[1] < length or allocator.available_size() < requests * length:
+    if (
+        runner.req_to_token_pool.req_to_token.shape[1] < length
+        or allocator.available_size() < requests * length
+    ):
         return None
     if page == 1:
         return allocator.alloc(requests * length).view(requests, length)
@@ -125,11 +128,9 @@ class _Probe:
                 value = self._random(rows, layer.tp_k_head_num, layer.v_head_dim)
                 return layer(query, key, value, self._batch)
             latent = layer.v_head_dim
-            if _takes_rope_apart(self._runner):
+            if _takes_rope_apart():
                 rope = {"q_rope": query[..., latent:], "k_rope": key[..., latent:]}
-                return layer(
-                    query[..., :latent], key[..., :latent], key[..., :latent], self._batch, **rope
-                )
+                return layer(query[..., :latent], key[..., :latent], key[..., :latent], self._batch, **rope)
             return layer(query, key, key[..., :latent], self._batch)
 
     def _cached(self, layer: RadixAttention, request: int, length: int) -> list[torch.Tensor]:
@@ -157,12 +158,14 @@ class _Probe:
             visible &= rows[:, None] - columns <= layer.sliding_window_size
         return visible.to(self._runner.device)
 
-    def _compare(self, layer: RadixAttention, got: torch.Tensor, right: torch.Tensor, wrong: torch.Tensor) -> None:
+    def _compare(
+        self, layer: RadixAttention, got: torch.Tensor, right: torch.Tensor, wrong: torch.Tensor
+    ) -> None:
         error = float((got - right).abs().max())
         allowed = TOLERANCE * max(float((wrong - right).abs().max()), 1.0 if got.shape[0] < 3 else 0.0)
         if not error <= allowed:  # also when it is not a number
             raise RuntimeError(
-                f"specstore: attention backend {verifying_backend(self._runner)} does not honour draft trees: layer "
+                f"specstore: attention backend {verifying_backend()} does not honour draft trees: layer "
                 f"{layer.layer_id} is off by {error:.3g}, at most {allowed:.3g} is rounding. "
                 "Choose another with --attention-backend"
             )
@@ -172,18 +175,11 @@ class _Probe:
         return values.to(self._runner.device, self._runner.dtype)
 
 
-def verifying_backend(runner: ModelRunner) -> str:
-    """Name of the attention backend that serves target-verify forwards."""
-    if get_spec().speculative_attention_mode == "decode":
-        return runner.decode_attention_backend_str
-    return runner.prefill_attention_backend_str
-
-
-def _takes_rope_apart(runner: ModelRunner) -> bool:
+def _takes_rope_apart() -> bool:
     """Whether the backend takes the rotary part of latent queries and keys as arguments of their own."""
     from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
-    return verifying_backend(runner) in FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
+    return verifying_backend() in FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
 
 def _binary_tree(prefixes: np.ndarray, width: int) -> TreeLayout:
@@ -225,7 +221,11 @@ def _verify_batch(
 
 
 def _dense_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, layer: RadixAttention
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    layer: RadixAttention,
 ) -> torch.Tensor:
     """float32 [rows, heads, v_head_dim]. query: [rows, heads, d]. keys, values: [columns, kv heads, d]. visible: [rows,
     columns]."""

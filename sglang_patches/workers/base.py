@@ -5,6 +5,7 @@ It runs on SGLang's V2 schema, with and without overlap scheduling. A subclass s
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from sglang_patches.workers.attention_probe import check_tree_attention
 from sglang_patches.workers.layout import TreeLayout, attention_mask, lay_out
 from sglang_patches.workers.metrics import PhaseClock
 from sglang_patches.workers.verification import verify_tree
+from sglang_patches.workers.width_graphs import WidthGraphs
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -58,6 +60,7 @@ class TreeWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self.max_width
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.topk = get_spec().speculative_eagle_topk
+        self.width_graphs: WidthGraphs | None = None
 
     @property
     def draft_worker(self) -> None:
@@ -68,6 +71,10 @@ class TreeWorker(BaseSpecWorker):
 
     def init_attention_backends(self) -> None:
         check_tree_attention(self.model_runner, self.max_width)
+
+    def init_cuda_graphs(self) -> None:
+        if self.width_graphs is not None:
+            self.width_graphs.capture()
 
     @abstractmethod
     def draft_batch(
@@ -111,6 +118,21 @@ class TreeWorker(BaseSpecWorker):
         packed, roots = self.draft_batch(batch, lengths, pending)
         clock.end("draft")
         layout = lay_out(packed, roots, batch.seq_lens_cpu.numpy())
+        with self._verifying(layout.mask.shape[1]):
+            return self._verify(batch, layout, pending, clock, on_publish)
+
+    def _verifying(self, width: int) -> contextlib.AbstractContextManager[None]:
+        """The target verifies steps of this width inside the block."""
+        return self.width_graphs.of_width(width) if self.width_graphs else contextlib.nullcontext()
+
+    def _verify(
+        self,
+        batch: ScheduleBatch,
+        layout: TreeLayout,
+        pending: list[list[int]],
+        clock: PhaseClock,
+        on_publish,
+    ) -> GenerationBatchResult:
         self._prepare_verify(batch, layout)
         set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
         clock.end("prepare")

@@ -123,10 +123,17 @@ class StepTimes:
 
 
 class LengthPolicy:
-    """Chooses each step's width and learns from its outcome. widths: allowed values, ascending."""
+    """Chooses each step's width and learns from its outcome. widths: allowed values, ascending. most_rows: rows of a step
+    that a width other than the first may reach."""
 
-    def __init__(self, widths: Sequence[int], linear_seconds: Callable[[float], float]) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int],
+        linear_seconds: Callable[[float], float],
+        most_rows: float = math.inf,
+    ) -> None:
         self.widths = tuple(widths)
+        self._most_rows = most_rows
         self.times = StepTimes(linear_seconds)
         self.acceptance = AcceptanceModel()
         self._started: tuple[float, int, int] | None = None
@@ -146,7 +153,7 @@ class LengthPolicy:
         for tree in trees:
             gains[1 : len(tree) + 1] += self.acceptance.estimate(tree)
         tokens, batch = np.cumsum(gains), len(trees)
-        width = self._most_per_second(tokens, batch, self._useful(longest))
+        width = self._most_per_second(tokens, batch, self._useful(longest, batch))
         self._steady = self._steady + 1 if width == self._width else 0
         self._width = width
         self._plain_streak[batch] = self._plain_streak[batch] + 1 if width == 1 else 0
@@ -165,10 +172,11 @@ class LengthPolicy:
         # A width that is always chosen is compared with nothing: now and then a plain step, or the narrowest draft.
         return widths[0 if best else 1]
 
-    def _useful(self, longest: int) -> list[int]:
+    def _useful(self, longest: int, batch: int) -> list[int]:
         """Widths up to the first that holds the largest tree: wider ones would verify padding."""
         enough = next((w for w in self.widths if w >= longest), self.widths[-1])
-        return [w for w in self.widths if w <= enough]
+        wider = [w for w in self.widths[1:] if w <= enough and w * batch <= self._most_rows]
+        return [self.widths[0], *wider]
 
     def step_started(self, batch: int, width: int, comparable: bool = True) -> tuple[int, int, float] | None:
         """Called when a decode step's forward is launched: the time since the last launch is that step's time.

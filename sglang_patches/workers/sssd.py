@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from datastore_service.engine.types import NO_DRAFT, Budget, Entry
 from sglang_patches.disaggregation.shared_session import shared_session
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options
+from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifying_backend
 from sglang_patches.workers.base import TreeWorker
 from sglang_patches.workers.layout import pack
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
@@ -22,6 +24,7 @@ from sglang_patches.workers.metrics import RETRIEVE, PhaseClock, observe_step
 from sglang_patches.workers.requests import RequestTracker
 from sglang_patches.workers.row_cost import measure_row_seconds
 from sglang_patches.workers.target_sampling import needs_plain_step
+from sglang_patches.workers.width_graphs import MOST_ROWS, WidthGraphs, captures_decode_graphs
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -107,12 +110,22 @@ class SSSDWorker(TreeWorker):
         return self._ask(entries), roots
 
     def _length_policy(self) -> LengthPolicy:
-        """A captured CUDA graph has one width; elsewhere the step's width is free."""
-        graphs = self.device != "cpu" and not self.server_args.disable_cuda_graph
-        if self.options.length == "static" or graphs:
-            return LengthPolicy((self.max_width,), lambda rows: 1.0)
+        widths, most_rows = self._widths()
+        if len(widths) == 1:
+            return LengthPolicy(widths, lambda rows: 1.0)
         seconds = measure_row_seconds(self.model_runner.model, self.model_runner.dtype, self.device)
-        return LengthPolicy([w for w in CANDIDATE_WIDTHS if w < self.max_width] + [self.max_width], seconds)
+        return LengthPolicy(widths, seconds, most_rows)
+
+    def _widths(self) -> tuple[tuple[int, ...], float]:
+        """The widths a step may have, ascending, and the rows it may have with any but the first."""
+        if self.options.length == "static":
+            return (self.max_width,), math.inf
+        if captures_decode_graphs(self.device):
+            self.width_graphs = WidthGraphs(self.model_runner, self.max_width)
+            return self.width_graphs.widths, MOST_ROWS
+        if verifying_backend() in ANY_WIDTH_BACKENDS:
+            return (*(w for w in CANDIDATE_WIDTHS if w < self.max_width), self.max_width), math.inf
+        return (self.max_width,), math.inf
 
     def _ask(self, entries: list[Entry]) -> list[DraftTree]:
         if self.datastore is None:

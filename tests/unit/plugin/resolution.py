@@ -86,10 +86,15 @@ def write_model(folder: Path, name: str) -> str:
     return str(folder)
 
 
-def resolve(model_path: str, platform: str, **given: object) -> ResolvedView:
-    """What SGLang decides for a server on this platform. Raises what its resolution raises."""
+def server_args(model_path: str, platform: str, **given: object) -> ServerArgs:
+    """The resolved arguments of a server on this platform. Raises what SGLang's resolution raises."""
     given = {"device": "cuda", "speculative_algorithm": "SSSD", "skip_tokenizer_init": True} | given
     with override_platform(**PLATFORMS[platform]):
-        server_args = ServerArgs(model_path=model_path, **given)
-        server_args.resolve_once()
-        return resolved_view(server_args)
+        arguments = ServerArgs(model_path=model_path, **given)
+        arguments.resolve_once()
+        return arguments
+
+
+def resolve(model_path: str, platform: str, **given: object) -> ResolvedView:
+    """What SGLang decides for a server on this platform."""
+    return resolved_view(server_args(model_path, platform, **given))
