@@ -1,0 +1,1 @@
+"""What an operator runs before trusting a machine: the host-symbol table, and the whole path on a device."""

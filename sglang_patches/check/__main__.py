@@ -1,0 +1,76 @@
+"""`python -m sglang_patches.check`: does this SGLang, and with --device this machine, do what specstore needs?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sglang_patches.check.host import host_table
+
+console = Console(width=None if sys.stdout.isatty() else 200)
+
+
+def main(
+    context: typer.Context,
+    device: Annotated[
+        str | None, typer.Option(help="Check this device too: cuda or cpu. Takes minutes and needs --model.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Folder of a model that the device can hold.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the answers that are compared.")] = 100,
+) -> None:
+    """Compares the symbols that the plugin touches with the installed SGLang. With --device it also runs the kernels, the
+    probe of tree attention and a greedy comparison with plain decoding; further flags go to SGLang. Exits 1 when something is
+    not as it should be."""
+    table, fine = host_table()
+    if device is None:
+        console.print(table)
+        raise typer.Exit(not fine)
+    if model is None:
+        raise typer.BadParameter("--device needs --model")
+    checks = {"host symbols": lambda: None if fine else "python -m sglang_patches.check names the rows"}
+    table, fine = _run(checks | _device_checks(device, model, tokens, context.args))
+    console.print(table)
+    raise typer.Exit(not fine)
+
+
+def _device_checks(
+    device: str, model: str, tokens: int, flags: list[str]
+) -> dict[str, Callable[[], str | None]]:
+    from sglang_patches.check import greedy, kernels
+
+    comparison = greedy.Comparison(model, device, tokens, flags)
+    return {
+        **{name: lambda check=check: check(device) for name, check in kernels.CHECKS.items()},
+        "plain decoding": comparison.answer_plainly,
+        "tree attention (probe at start) and speculative decoding": comparison.answer_speculatively,
+        "greedy output equals plain decoding's": comparison.compare,
+    }
+
+
+def _run(checks: dict[str, Callable[[], str | None]]) -> tuple[Table, bool]:
+    """Runs each check: it returns what is wrong, None when nothing is, or raises."""
+    table = Table(title="specstore on this machine")
+    for heading in ("check", "state", "seconds"):
+        table.add_column(heading)
+    fine = True
+    for name, check in checks.items():
+        started = time.perf_counter()
+        try:
+            wrong = check()
+        except Exception as error:  # the table shows every check, also those after one that fails
+            wrong = f"{type(error).__name__}: {error}"
+        table.add_row(name, wrong or "ok", f"{time.perf_counter() - started:.1f}")
+        fine = fine and wrong is None
+    return table, fine
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(main)
+    app(prog_name="python -m sglang_patches.check")

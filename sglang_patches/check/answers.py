@@ -1,0 +1,46 @@
+"""`python -m sglang_patches.check.answers OUT TOKENS SGLANG-FLAGS...`: one engine's greedy answers, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from sglang_patches.check.greedy import PROMPTS, ROUNDS
+
+
+def main() -> None:
+    out, tokens, *flags = sys.argv[1:]
+    import sglang
+    from sglang.srt.server_args import prepare_server_args
+
+    engine = sglang.Engine(server_args=prepare_server_args(flags))
+    answers = []
+    for _ in range(ROUNDS):
+        answers += engine.generate(
+            list(PROMPTS),
+            {"temperature": 0, "max_new_tokens": int(tokens)},
+            return_logprob=True,
+            top_logprobs_num=2,
+        )
+    dtype = engine.get_server_info()["dtype"]
+    Path(out).write_text(json.dumps(_summary(answers, dtype)))
+    engine.shutdown()
+
+
+def _summary(answers: list[dict], dtype: str) -> dict:
+    """tokens: ids of each answer. margins: by how much each token was likelier than the next likely one, in log-probability."""
+    infos = [answer["meta_info"] for answer in answers]
+    steps = sum(info.get("spec_verify_ct") or info["completion_tokens"] for info in infos)
+    return {
+        "dtype": dtype,
+        "tokens": [answer["output_ids"] for answer in answers],
+        "margins": [
+            [first[0] - second[0] for first, second in info["output_top_logprobs"]] for info in infos
+        ],
+        "tokens_per_step": sum(info["completion_tokens"] for info in infos) / steps,
+    }
+
+
+if __name__ == "__main__":
+    main()
