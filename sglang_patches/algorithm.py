@@ -8,8 +8,10 @@ from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import drift_message
 from sglang_patches.options import load_options
+from sglang_patches.workers import endings
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +76,7 @@ class TreeAlgorithm(CustomSpecAlgo):
             raise RuntimeError(drift)
         refuse_unsupported(self.name, server_args)
         cfg = resolving_view(server_args)
+        refuse_if_left_out(() if cfg.disaggregation_mode == "prefill" else endings.HOOKS)
         if cfg.speculative_num_draft_tokens is None:
             server_args.speculative_num_draft_tokens = load_options().nodes + 1
         server_args.speculative_num_steps = cfg.speculative_num_draft_tokens - 1
@@ -87,6 +90,7 @@ def refuse_unsupported(algorithm: str, server_args: ServerArgs) -> None:
     """Raises ValueError naming the first setting that the algorithm cannot work with."""
     cfg = resolving_view(server_args)
     options = load_options()
+    options.tls()  # its files too: only a command line has had them read by now
     width = cfg.speculative_num_draft_tokens
     if width is not None and width != options.nodes + 1:
         raise ValueError(
