@@ -33,7 +33,6 @@ _REPACK = "hooked on a CPU: packed weights are made anew"
 _REGISTRY = _SRT + "plugins.hook_registry."
 HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     # Start: hooks, flags, algorithms
-    _row("sglang.launch_server", None, "the server that `make serve` starts"),
     _row(_REGISTRY + "HookRegistry.register", "target hook hook_type source", "every hook"),
     _row(_REGISTRY + "HookRegistry.apply_hooks", "", "hooks on the scheduler"),
     _row(_REGISTRY + "HookRegistry._patched", None, "whether a hook would be left out"),
@@ -285,7 +284,7 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
 )
 
 
-class _ModuleFails(Exception):
+class _ModuleImportError(Exception):
     """A module that is there and cannot be imported."""
 
 
@@ -304,7 +303,7 @@ def _import(module: str) -> object:
     try:
         return import_module(module)
     except Exception as error:  # whatever its code raises
-        raise _ModuleFails(f"{module} cannot be imported: {_reason(error)}") from error
+        raise _ModuleImportError(f"{module} cannot be imported: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -318,7 +317,7 @@ def _drift(symbol: HostSymbol) -> str | None:
         found = _resolve(symbol.path)
     except AttributeError as error:
         return f"missing ({error})"
-    except _ModuleFails as error:
+    except _ModuleImportError as error:
         return str(error)
     if symbol.parameters is None:
         return None
