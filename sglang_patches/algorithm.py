@@ -9,8 +9,10 @@ from sglang.srt.runtime_context import attn_dp_enabled_of, get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_patches import tree_attention
+from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import drift_message
 from sglang_patches.options import load_options
+from sglang_patches.workers import endings
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +77,7 @@ class TreeAlgorithm(CustomSpecAlgo):
             raise RuntimeError(drift)
         refuse_unsupported(self.name, server_args)
         cfg = resolving_view(server_args)
+        refuse_if_left_out(() if cfg.disaggregation_mode == "prefill" else endings.HOOKS)
         for field, value in tree_attention.choose(self.name, server_args).items():
             setattr(server_args, field, value)
         width = load_options().nodes + 1
@@ -90,6 +93,7 @@ class TreeAlgorithm(CustomSpecAlgo):
 def refuse_unsupported(algorithm: str, server_args: ServerArgs) -> None:
     """Raises ValueError naming the first setting that the algorithm cannot work with."""
     view = resolving_view(server_args)
+    load_options().tls()  # its files too: only a command line has had them read by now
     _refuse_wrong_shape(algorithm, server_args)
     if attn_dp_enabled_of(view):
         raise ValueError(f"{algorithm}: --enable-dp-attention (--attn-dp-size) is not supported")

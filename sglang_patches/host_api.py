@@ -7,8 +7,9 @@ to start and name the row. `python -m sglang_patches.check` prints it.
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 
 SUPPORTED_SGLANG = "0.5.23"
 
@@ -29,12 +30,17 @@ def _row(path: str, parameters: str | None, why: str) -> HostSymbol:
 _SRT = "sglang.srt."
 _PROCESSOR = _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
 _REPACK = "hooked on a CPU: packed weights are made anew"
+_REGISTRY = _SRT + "plugins.hook_registry."
 HOST_SYMBOLS: tuple[HostSymbol, ...] = (
-    _row(
-        _SRT + "plugins.hook_registry.HookRegistry.register",
-        "target hook hook_type source",
-        "flags on the launcher",
-    ),
+    # Start: hooks, flags, algorithms
+    _row(_REGISTRY + "HookRegistry.register", "target hook hook_type source", "every hook"),
+    _row(_REGISTRY + "HookRegistry.apply_hooks", "", "hooks on the scheduler"),
+    _row(_REGISTRY + "HookRegistry._patched", None, "whether a hook would be left out"),
+    _row(_REGISTRY + "HookRegistry._hooks", None, "and whose hook keeps it out"),
+    _row(_REGISTRY + "HookType.BEFORE", None, "kind of a hook"),
+    _row(_REGISTRY + "HookType.AFTER", None, "kind of a hook"),
+    _row(_REGISTRY + "HookType.AROUND", None, "kind of a hook"),
+    _row(_SRT + "utils.is_cpu", "", "whether the CPU support is installed"),
     _row(_SRT + "server_args.ServerArgs.add_cli_args", "parser", "hooked: --specstore-* flags"),
     _row(
         _SRT + "server_args.ServerArgs.from_cli_args", "args", "hooked: exports the flags to child processes"
@@ -57,6 +63,7 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "self batch last_tokens_tensor future_map",
         "overridden: first draft input on a decode instance",
     ),
+    # The first step on a decode instance
     _row(
         _SRT + "managers.overlap_utils.FutureMap.__init__",
         "self device spec_algo req_to_token_pool needs_cpu_seq_lens needs_confidence_relay",
@@ -71,6 +78,7 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         _SRT + "managers.overlap_utils.FutureMap.stash", "self future_indices payload", "their first tokens"
     ),
     _row(_SRT + "managers.overlap_utils.RelayPayload.from_ngram", "draft_input", "their first tokens"),
+    # Settings
     _row(
         _SRT + "arg_groups.overrides.resolving_view",
         "server_args",
@@ -80,6 +88,8 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(_SRT + "runtime_context.get_schedule", "", "overlap or not, page size"),
     _row(_SRT + "runtime_context.get_parallel", "", "tensor-parallel group"),
     _row(_SRT + "runtime_context.get_exec", "", "CUDA-graph configuration"),
+    _row(_SRT + "runtime_context.get_device", "", "where the tensors of a step are"),
+    # The end of a request
     _row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.note_request_finished",
         "self rid natural_stop",
@@ -99,6 +109,14 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         _PROCESSOR + "process_batch_result_prebuilt",
         "self batch",
         "hooked: closes the session of a request that ends as it joins a decode instance's batch",
+    ),
+    # A step: draft, forward, commit
+    _row(_SRT + "model_executor.forward_batch_info.ForwardMode.DECODE", None, "a step of plain decoding"),
+    _row(_SRT + "model_executor.forward_batch_info.ForwardMode.TARGET_VERIFY", None, "a step over a tree"),
+    _row(
+        _SRT + "observability.req_time_stats.set_time_batch",
+        "reqs set_func trace_only attrs",
+        "a request's trace tells when its draft was made",
     ),
     _row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.on_verify_complete_cpu",
@@ -163,6 +181,7 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "target_predict topk",
         "walks the verified tree on an accelerator",
     ),
+    # The target's own choice at a node
     _row(
         _SRT + "layers.sampler.Sampler.forward",
         "self logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions logprob_logits",
@@ -177,7 +196,30 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(
         _SRT + "constrained.base_grammar_backend.GrammarMask.__init__", None, "grammar masks of single nodes"
     ),
+    _row(_SRT + "layers.logits_processor.LogitsProcessorOutput.__init__", None, "what the sampler takes"),
+    _row(_SRT + "sampling.sampling_params.SamplingParams.__init__", None, "custom_params of a request"),
+    _row(_SRT + "sampling.sampling_params.TOP_K_ALL", None, "top-k of a request that sets none"),
     _row(_SRT + "layers.dp_attention.is_dp_attention_enabled", "", "which ranks agree on the outcome"),
+    # A CPU: settings, attention, layers
+    _row(
+        _SRT + "arg_groups.overrides.declare_resolution",
+        "server_args source fields",
+        "names our attention backend",
+    ),
+    _row(_SRT + "arg_groups.choices.add_attention_backend_choices", "iterable", "a flag may name it"),
+    _row(
+        _SRT + "layers.attention.attention_registry.register_attention_backend",
+        "name",
+        "the CPU attention backend",
+    ),
+    _row(_SRT + "layers.attention.base_attn_backend.AttentionBackend.__init__", None, "its base"),
+    _row(_SRT + "layers.radix_attention.AttentionType.DECODER", None, "the one kind of attention it serves"),
+    _row(
+        _SRT + "mem_cache.memory_pool.KVWriteLoc.__init__",
+        "self loc swa_loc full_loc physical",
+        "slots that a step writes",
+    ),
+    _row(_SRT + "mem_cache.swa_memory_pool.SWAKVPool", None, "whether a window has slots of its own"),
     _row(
         _SRT + "arg_groups.platform_hook.handle_cpu_backends",
         "server_args",
@@ -231,26 +273,95 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "self hidden_states lm_head embedding_bias out",
         "hooked on a CPU: fast path for few rows; timed at start",
     ),
+    _row(
+        _SRT + "layers.logits_processor.should_apply_lm_head_quant_method",
+        "lm_head quant_method",
+        "whether the fast path takes the head",
+    ),
+    # Which attention backend verifies
+    _row(_SRT + "arg_groups.overrides.model_config_of", "server_args", "what kind of attention a model has"),
+    _row(_SRT + "arg_groups.overrides.use_mla_backend", "server_args", "as above"),
+    *(
+        _row(
+            _SRT + "configs.hybrid_arch." + name, "model_config", "which linear-attention layers a model has"
+        )
+        for name in ("hybrid_gdn_config", "hybrid_kda_config", "mamba2_config", "mambaish_config")
+    ),
+    _row(_SRT + "runtime_context.attention_backends", "", "the backends of this process"),
+    _row(_SRT + "runtime_context.attn_dp_enabled_of", "cfg", "data-parallel attention is refused"),
+    # The probe of tree attention
+    _row(_SRT + "layers.radix_attention.RadixAttention", None, "the layers that are probed"),
+    _row(_SRT + "model_executor.forward_batch_info.ForwardBatch", None, "a verification to probe them with"),
+    _row(_SRT + "model_executor.forward_context.ForwardContext", None, "which backend they are served by"),
+    _row(_SRT + "model_executor.forward_context.forward_context", "ctx forward_batch", "as above"),
+    # Graphs of several widths
+    _row(_SRT + "model_executor.cuda_graph_config.Backend", None, "whether decode steps replay graphs"),
+    _row(_SRT + "model_executor.cuda_graph_config.Phase", None, "as above"),
+    _row(_SRT + "model_executor.cuda_graph_config.check_cuda_graph_backend", "phase backend", "as above"),
+    _row(
+        _SRT + "model_executor.cuda_graph_config.with_phase",
+        "config phase changes",
+        "batch sizes to capture for a width",
+    ),
+    _row(_SRT + "runtime_context.get_context", "", "the width while its graphs are captured"),
+    _row(
+        _SRT + "model_executor.model_runner.ModelRunner._get_attention_backend",
+        "self init_new_workspace",
+        "an attention backend for a width",
+    ),
+    _row(
+        _SRT + "model_executor.model_runner.ModelRunner._decode_cuda_graph_runner_cls",
+        "self",
+        "its graphs",
+    ),
+    _row(
+        _SRT + "utils.common.get_available_gpu_memory",
+        "device gpu_id distributed empty_cache cpu_group",
+        "memory that a width takes",
+    ),
+    # python -m sglang_patches.check
+    _row(_SRT + "server_args.prepare_server_args", "argv", "an engine with the flags given to the check"),
+    # What a row more costs
     _row(_SRT + "layers.linear.LinearBase.__init__", None, "timed at start: what a row more costs"),
     _row(_SRT + "layers.linear.RowParallelLinear.__init__", None, "as above"),
-    _row(
-        _SRT + "layers.attention.attention_registry.register_attention_backend",
-        "name",
-        "the CPU attention backend",
-    ),
-    _row(_SRT + "sampling.sampling_params.SamplingParams.__init__", None, "custom_params of a request"),
 )
 
 
+class _ModuleImportError(Exception):
+    """A module that is there and cannot be imported."""
+
+
 def _resolve(path: str) -> object:
-    return pkgutil.resolve_name(path)
+    """What the path names. Raises AttributeError where there is no such thing."""
+    name, *rest = path.split(".")
+    found: object = _import(name)
+    for part in rest:
+        name += "." + part
+        is_module = hasattr(found, "__path__") and find_spec(name) is not None
+        found = _import(name) if is_module else getattr(found, part)
+    return found
+
+
+def _import(module: str) -> object:
+    try:
+        return import_module(module)
+    except Exception as error:  # whatever its code raises
+        raise _ModuleImportError(f"{module} cannot be imported: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """SGLang's kernel package writes a page about what it tried; its last lines, one a try, say what went wrong."""
+    tries = [line[2:] for line in str(error).splitlines() if line.startswith("- ") and "Error: " in line]
+    return "; ".join(tries) or f"{type(error).__name__}: {error}"
 
 
 def _drift(symbol: HostSymbol) -> str | None:
     try:
         found = _resolve(symbol.path)
-    except (ImportError, AttributeError) as error:
+    except AttributeError as error:
         return f"missing ({error})"
+    except _ModuleImportError as error:
+        return str(error)
     if symbol.parameters is None:
         return None
     parameters = tuple(p for p in inspect.signature(inspect.unwrap(found)).parameters if p != "cls")

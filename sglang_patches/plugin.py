@@ -17,9 +17,16 @@ def register() -> None:
     if _registered:
         return
     _registered = True
-    _install_cpu_support()
-    _register_flags()
-    _register_algorithms()
+    try:
+        _install_cpu_support()
+        _register_flags()
+        _register_algorithms()
+    except (ImportError, AttributeError) as error:
+        from sglang_patches.host_api import drift_message
+
+        if drift := drift_message():
+            raise RuntimeError(drift) from error
+        raise
 
 
 def _install_cpu_support() -> None:
@@ -32,7 +39,9 @@ def _install_cpu_support() -> None:
 
 
 def _register_flags() -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.plugins.hook_registry import HookType
+
+    from sglang_patches import hooks
 
     def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
         from sglang_patches.options import add_flags
@@ -46,8 +55,8 @@ def _register_flags() -> None:
         load_options().tls()  # a bad value or file stops the launcher here, by name
 
     server_args = "sglang.srt.server_args.ServerArgs."
-    HookRegistry.register(server_args + "add_cli_args", after_add_cli_args, HookType.AFTER)
-    HookRegistry.register(server_args + "from_cli_args", before_from_cli_args, HookType.BEFORE)
+    hooks.register({server_args + "add_cli_args": after_add_cli_args}, HookType.AFTER)
+    hooks.register({server_args + "from_cli_args": before_from_cli_args}, HookType.BEFORE)
 
 
 def _register_algorithms() -> None:

@@ -4,8 +4,6 @@
 """
 
 import os
-import sys
-from pathlib import Path
 
 ATTENTION_BACKEND = "specstore_cpu"
 
@@ -15,14 +13,12 @@ _installed = False
 def install() -> None:
     """Make stock SGLang serve on this CPU. Idempotent; call it while plugins load, in every process.
 
-    Processes SGLang spawns import `sgl_kernel` before they load plugins. They find the operators all the same, because
-    a spawned process starts with its parent's `sys.path` (see `import_path/common_ops.py`).
+    The operators are not registered here: SGLang needs them before it loads plugins and imports `common_ops` for them.
     """
     global _installed
     if _installed:
         return
     _installed = True
-    sys.path.append(str(Path(__file__).parent / "import_path"))
     # A prefill instance would wait for the KV of a cached prefix with a CUDA event.
     os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
     _register_attention_backend()
@@ -58,18 +54,16 @@ def _send_indices_plainly(kv_class: type | None, *_: object) -> None:
 
 
 def _register_hooks() -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.plugins.hook_registry import HookType
 
+    from sglang_patches import hooks
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
     from sglang_patches.cpu.packed_weights import forget_all
 
-    for target, function in HOOKS.items():
-        HookRegistry.register(target, function, HookType.AROUND)
-    for target in WEIGHT_UPDATES:
-        HookRegistry.register(target, forget_all, HookType.AFTER)
-    HookRegistry.register(
-        "sglang.srt.arg_groups.platform_hook.handle_cpu_backends", _prefer_attention_backend, HookType.BEFORE
+    hooks.register(HOOKS, HookType.AROUND)
+    hooks.register(dict.fromkeys(WEIGHT_UPDATES, forget_all), HookType.AFTER)
+    hooks.register(
+        {"sglang.srt.arg_groups.platform_hook.handle_cpu_backends": _prefer_attention_backend},
+        HookType.BEFORE,
     )
-    HookRegistry.register(
-        "sglang.srt.disaggregation.utils.get_kv_class", _send_indices_plainly, HookType.AFTER
-    )
+    hooks.register({"sglang.srt.disaggregation.utils.get_kv_class": _send_indices_plainly}, HookType.AFTER)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFIXES = (3, 40)  # cached tokens of the two probed requests
+# Backends that take the rotary part of latent queries and keys as arguments of their own.
+ROPE_APART = ("fa3", "fa4")
 TOLERANCE = 0.1  # of what a causal chain in the tree's place would change
 
 
@@ -128,7 +130,7 @@ class _Probe:
                 value = self._random(rows, layer.tp_k_head_num, layer.v_head_dim)
                 return layer(query, key, value, self._batch)
             latent = layer.v_head_dim
-            if _takes_rope_apart():
+            if verifying_backend() in ROPE_APART:
                 rope = {"q_rope": query[..., latent:], "k_rope": key[..., latent:]}
                 return layer(query[..., :latent], key[..., :latent], key[..., :latent], self._batch, **rope)
             return layer(query, key, key[..., :latent], self._batch)
@@ -173,13 +175,6 @@ class _Probe:
     def _random(self, *shape: int) -> torch.Tensor:
         values = torch.randn(shape, generator=self._generator)
         return values.to(self._runner.device, self._runner.dtype)
-
-
-def _takes_rope_apart() -> bool:
-    """Whether the backend takes the rotary part of latent queries and keys as arguments of their own."""
-    from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
-
-    return verifying_backend() in FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
 
 def _binary_tree(prefixes: np.ndarray, width: int) -> TreeLayout:

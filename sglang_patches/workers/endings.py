@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from sglang_patches import hooks
+
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import AbortReq
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -40,7 +42,7 @@ HOOKS = {
 
 def tell_worker_of_all_ends() -> None:
     """Hooks SGLang's scheduler, once however often it is called. For the scheduler's process alone, which has imported those
-    modules already; elsewhere the hooks would import them."""
-    for target, hook in HOOKS.items():
-        HookRegistry.register(target, hook, HookType.AFTER)
+    modules already; elsewhere the hooks would import them. Raises RuntimeError where another plugin's hook keeps one out."""
+    hooks.register(HOOKS, HookType.AFTER)
+    hooks.refuse_if_left_out()
     HookRegistry.apply_hooks()

@@ -1,13 +1,22 @@
 """The host-symbol table against the installed SGLang, and that drift is noticed."""
 
+import ast
+import inspect
 import pathlib
 import re
+from collections.abc import Iterator
 
 import pytest
 
 sglang = pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 
-from sglang_patches.host_api import HOST_SYMBOLS, HostSymbol, drift_message  # noqa: E402
+import sglang_patches  # noqa: E402
+from sglang_patches.host_api import HOST_SYMBOLS, HostSymbol, _resolve, drift_message  # noqa: E402
+
+ROWS = {symbol.path for symbol in HOST_SYMBOLS}
+COMMANDS = {
+    "sglang.launch_server"
+}  # modules that are started with `python -m`: whoever reads the name sees the error
 
 
 def test_installed_sglang_matches_the_table():
@@ -37,7 +46,92 @@ def test_what_is_hooked_is_in_the_table():
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
     from sglang_patches.workers import endings
 
-    assert {*HOOKS, *WEIGHT_UPDATES, *endings.HOOKS} <= {symbol.path for symbol in HOST_SYMBOLS}
+    assert {*HOOKS, *WEIGHT_UPDATES, *endings.HOOKS} <= ROWS
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes under one, but for what only a type checker reads."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from _running(child)
+
+
+def _taken(node: ast.AST) -> list[str]:
+    """What a node imports from SGLang, by dotted path."""
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        paths = [f"{node.module}.{alias.name}" for alias in node.names]
+    elif isinstance(node, ast.Import):
+        paths = [alias.name for alias in node.names]
+    else:
+        return []
+    return [path for path in paths if path.startswith("sglang.")]
+
+
+def _named(node: ast.AST) -> list[str]:
+    """What of SGLang a string names: the target of a hook."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    is_path = isinstance(value, str) and re.fullmatch(r"sglang(\.\w+)+", value) and value not in COMMANDS
+    return [value] if is_path else []
+
+
+def _uses_of_sglang() -> Iterator[tuple[str, str, bool]]:
+    """(place, dotted path, is it in the table) of every import and hook in the package."""
+    root = pathlib.Path(sglang_patches.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        for node in _running(ast.parse(file.read_text())):
+            place = f"{file.relative_to(root.parent)}:{getattr(node, 'lineno', 0)}"
+            # A row may name what is used of an imported class.
+            yield from (
+                (place, path, any(f"{row}.".startswith(f"{path}.") for row in ROWS)) for path in _taken(node)
+            )
+            yield from ((place, path, path in ROWS) for path in _named(node))
+
+
+def _row_for(path: str) -> str:
+    found = _resolve(path)
+    parameters = [name for name in inspect.signature(found).parameters] if inspect.isfunction(found) else None
+    signature = None if parameters is None else " ".join(parameters)
+    return f"_row({path!r}, {signature!r}, 'what it is for')".replace("'", '"')
+
+
+def test_every_import_and_hook_is_in_the_table():
+    uses = list(_uses_of_sglang())
+    found = {path for _, path, _ in uses}
+    assert "sglang.srt.utils.is_cpu" in found  # imported in a function
+    assert "sglang.srt.managers.scheduler.Scheduler" not in found  # for the type checker alone
+    missing = {path: place for place, path, known in uses if not known}
+    assert not missing, "add to HOST_SYMBOLS in sglang_patches/host_api.py:\n" + "\n".join(
+        f"    {_row_for(path)},  # used in {place}" for path, place in missing.items()
+    )
+
+
+@pytest.fixture
+def broken_package(tmp_path, monkeypatch) -> None:
+    """A package with two modules that are there and cannot be imported; one tells as SGLang's kernel package does."""
+    package = tmp_path / "broken_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "inner.py").write_text("import gone\n")
+    pages = "CRITICAL: no library!\n\nError details:\n- ImportError: libgpu.so: not there\n- ImportError: no ops\n"
+    (package / "kernels.py").write_text(f"raise ImportError({pages!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("inner.f", "broken_package.inner cannot be imported: ModuleNotFoundError: No module named 'gone'"),
+        (
+            "kernels.f",
+            "broken_package.kernels cannot be imported: ImportError: libgpu.so: not there; ImportError: no ops",
+        ),
+        ("nothing.f", "missing (module 'broken_package' has no attribute 'nothing')"),
+    ],
+)
+def test_a_module_that_fails_is_told_from_one_that_is_missing(broken_package, path, reason):
+    assert reason in drift_message((HostSymbol(f"broken_package.{path}", (), "x"),))
 
 
 def _uses_in_sglang() -> set[str]:

@@ -1,0 +1,14 @@
+"""The module that SGLang's kernel package `sgl_kernel` imports by this name when its compiled library does not load.
+
+Here, so that it is found before any plugin has run, and in every process that SGLang spawns. Where there is a GPU the
+compiled library loads, and nobody imports this.
+"""
+
+import os
+
+if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+    raise ImportError("specstore serves on a CPU with SGLANG_USE_CPU_ENGINE=1 in the environment; it is not set")
+
+from sglang_patches.cpu import library
+
+OPERATORS = library.register()

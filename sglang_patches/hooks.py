@@ -1,0 +1,57 @@
+"""Our hooks on SGLang's functions, and that none of them is left out.
+
+SGLang applies all hooks of a function at once, and only once. A hook that is registered after that, because another
+plugin's hook on the same function is in place, is left out silently.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+if TYPE_CHECKING:
+    from sglang.srt.plugins.hook_registry import HookSource
+
+logger = logging.getLogger(__name__)
+
+_registered: set[str] = set()  # targets
+_left_out: dict[str, str] = {}  # target -> why its hook is not in place
+
+
+def register(hooks: Mapping[str, Callable], kind: HookType) -> None:
+    """hooks: what SGLang shall call, by the dotted path of the function hooked. Logs an error for one that comes too late."""
+    for target, hook in hooks.items():
+        if reason := _too_late(target):
+            _left_out[target] = reason
+            logger.error(reason)
+        else:
+            _registered.add(target)
+            HookRegistry.register(target, hook, kind)
+
+
+def refuse_if_left_out(coming: Iterable[str] = ()) -> None:
+    """coming: targets that this process, or one that it starts, hooks later.
+
+    Raises RuntimeError naming the first target that is not ours to hook any more, and whose hook is there.
+    """
+    for reason in (*_left_out.values(), *map(_too_late, coming)):
+        if reason:
+            raise RuntimeError(reason)
+
+
+def _too_late(target: str) -> str | None:
+    """Why a hook on the target would be left out, None if it is not."""
+    if target in _registered or target not in HookRegistry._patched:
+        return None
+    others = ", ".join(sorted({_whose(hook, source) for _, hook, source in HookRegistry._hooks[target]}))
+    return (
+        f"specstore: cannot hook {target}: SGLang has applied that function's hooks already, for {others}; "
+        "load one of the two plugins (SGLANG_PLUGINS lists those to load)"
+    )
+
+
+def _whose(hook: Callable, source: HookSource | None) -> str:
+    return repr(hook) if source is None else f"plugin {source.plugin_name} of {source.dist_name}"
