@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -27,12 +28,12 @@ def main(
     """Compares the symbols that the plugin touches with the installed SGLang. With --device it also runs the kernels, the
     probe of tree attention and a greedy comparison with plain decoding; further flags go to SGLang. Exits 1 when something is
     not as it should be."""
+    if device is not None and model is None:
+        raise typer.BadParameter("--device needs --model")
     table, fine = host_table()
     if device is None:
         console.print(table)
         raise typer.Exit(not fine)
-    if model is None:
-        raise typer.BadParameter("--device needs --model")
     checks = {"host symbols": lambda: None if fine else "python -m sglang_patches.check names the rows"}
     table, fine = _run(checks | _device_checks(device, model, tokens, context.args))
     console.print(table)
@@ -42,6 +43,10 @@ def main(
 def _device_checks(
     device: str, model: str, tokens: int, flags: list[str]
 ) -> dict[str, Callable[[], str | None]]:
+    if device == "cpu":
+        os.environ["SGLANG_USE_CPU_ENGINE"] = (
+            "1"  # read when SGLang's kernels are imported, here and in the engines
+        )
     from sglang_patches.check import greedy, kernels
 
     comparison = greedy.Comparison(model, device, tokens, flags)

@@ -81,15 +81,7 @@ class Comparison:
                 *words,
             ]
             with log.open("w") as file:
-                environment = {"SGLANG_USE_CPU_ENGINE": "1"} if self.device == "cpu" else {}
-                child = subprocess.Popen(
-                    command,
-                    stdout=file,
-                    stderr=file,
-                    env=os.environ | environment,
-                    start_new_session=True,
-                )
-                _finish(child)
+                _finish(subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True))
             if not out.exists():
                 raise RuntimeError(_last_words(log.read_text()))
             return json.loads(out.read_text())

@@ -1,0 +1,60 @@
+"""`python -m sglang_patches.check`: what it calls wrong, and the kernels of a CPU. tests/e2e/test_check.py runs it whole."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from sglang_patches.check.greedy import Comparison  # noqa: E402
+
+
+def _comparison(plain, ours, margins, dtype="float32"):
+    comparison = Comparison("model", "cpu", 3)
+    comparison._plain = {"tokens": plain, "margins": margins, "dtype": dtype}
+    comparison._speculative = {"tokens": ours}
+    return comparison.compare()
+
+
+def test_equal_answers_pass():
+    assert _comparison([[1, 2, 3]], [[1, 2, 3]], [[1.0, 1.0, 1.0]]) is None
+
+
+@pytest.mark.parametrize("ours", [[1, 9, 3], [1, 2]])
+def test_another_token_or_an_early_end_is_named(ours):
+    wrong = _comparison([[1, 2, 3]], [ours], [[1.0, 0.7, 1.0]])
+    assert "1 of 1 answers differ" in wrong
+
+
+def test_where_plain_decoding_was_undecided_a_difference_is_rounding():
+    assert _comparison([[1, 2]], [[1, 3]], [[1.0, 0.1]], dtype="bfloat16") is None
+    assert _comparison([[1, 2]], [[1, 3]], [[1.0, 0.1]], dtype="float32") is not None
+
+
+def test_engine_that_failed_is_not_taken_for_equality():
+    assert "not compared" in Comparison("model", "cpu", 3).compare()
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[str | None]]:
+    """What each kernel check finds: as things are, and with a fault in the kernel."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.plugin.faulty_kernels"],
+        env=os.environ | {"SGLANG_USE_CPU_ENGINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_kernels_of_a_cpu_pass(found):
+    assert len(found) == 4
+    assert all(wrong is None for wrong, _ in found.values()), found
+
+
+def test_kernel_with_a_fault_is_noticed(found):
+    assert all(wrong is not None for _, wrong in found.values()), found
