@@ -12,7 +12,7 @@ from sglang_patches import tree_attention
 from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import drift_message
 from sglang_patches.options import load_options
-from sglang_patches.workers import endings
+from sglang_patches.workers import cache_room, endings
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +77,8 @@ class TreeAlgorithm(CustomSpecAlgo):
             raise RuntimeError(drift)
         refuse_unsupported(self.name, server_args)
         cfg = resolving_view(server_args)
-        refuse_if_left_out(() if cfg.disaggregation_mode == "prefill" else endings.HOOKS)
+        verifies = cfg.disaggregation_mode != "prefill"
+        refuse_if_left_out((*endings.HOOKS, *cache_room.HOOKS) if verifies else ())
         for field, value in tree_attention.choose(self.name, server_args).items():
             setattr(server_args, field, value)
         width = load_options().nodes + 1
@@ -86,7 +87,7 @@ class TreeAlgorithm(CustomSpecAlgo):
         server_args.speculative_num_steps = max(1, width // tree_attention.BRANCHES)
         server_args.speculative_eagle_topk = tree_attention.BRANCHES
         server_args.enable_mixed_chunk = False
-        if cfg.max_running_requests is None and cfg.disaggregation_mode != "prefill":
+        if cfg.max_running_requests is None and verifies:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
 
 

@@ -278,6 +278,14 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "lm_head quant_method",
         "whether the fast path takes the head",
     ),
+    # Room for trees
+    _row(
+        _SRT + "mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len",
+        "",
+        "hooked: a request's row holds what is reserved for it",
+    ),
+    _row(_SRT + "mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "", "what is reserved"),
+    _row(_SRT + "mem_cache.allocation_sizing.get_alloc_page_size", "", "as above"),
     # Which attention backend verifies
     _row(_SRT + "arg_groups.overrides.model_config_of", "server_args", "what kind of attention a model has"),
     _row(_SRT + "arg_groups.overrides.use_mla_backend", "server_args", "as above"),

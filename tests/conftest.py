@@ -9,6 +9,18 @@ from sglang_patches.demo import processes
 SHARED = Path(__file__).parents[2] / "shared"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run what is too long for every change")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="too long for every change: --long runs it"))
+
+
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """Folder of the demo model, converted on first use (under a minute, kept in the cache directory)."""

@@ -60,6 +60,7 @@ class TreeWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self.max_width
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.topk = get_spec().speculative_eagle_topk
+        self.last_position: int = self.model_runner.model_config.context_len - 1
         self.width_graphs: WidthGraphs | None = None
 
     @property
@@ -118,6 +119,8 @@ class TreeWorker(BaseSpecWorker):
         packed, roots = self.draft_batch(batch, lengths, pending)
         clock.end("draft")
         layout = lay_out(packed, roots, batch.seq_lens_cpu.numpy())
+        # Nodes beyond the context's end are never emitted, and a model may have no position for them.
+        np.minimum(layout.positions, self.last_position, out=layout.positions)
         with self._verifying(layout.mask.shape[1]):
             return self._verify(batch, layout, pending, clock, on_publish)
 
