@@ -7,7 +7,9 @@ compiled library loads, and nobody imports this.
 import os
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
-    raise ImportError("specstore serves on a CPU with SGLANG_USE_CPU_ENGINE=1 in the environment; it is not set")
+    raise ImportError(
+        "specstore serves on a CPU with SGLANG_USE_CPU_ENGINE=1 in the environment; it is not set"
+    )
 
 from sglang_patches.cpu import library
 

@@ -2,7 +2,7 @@
 # (SGLang's router alone).
 FROM python:3.11-slim AS source
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE common_ops.py ./
 COPY requirements requirements
 COPY protos protos
 COPY proto_gen proto_gen

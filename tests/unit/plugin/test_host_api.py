@@ -11,6 +11,7 @@ import pytest
 sglang = pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 
 import sglang_patches  # noqa: E402
+from sglang_patches import plugin  # noqa: E402
 from sglang_patches.host_api import HOST_SYMBOLS, HostSymbol, _resolve, drift_message  # noqa: E402
 
 ROWS = {symbol.path for symbol in HOST_SYMBOLS}
@@ -36,6 +37,14 @@ def test_installed_sglang_matches_the_table():
 def test_drift_names_the_row(symbol, expected):
     message = drift_message((*HOST_SYMBOLS, symbol))
     assert symbol.path in message and expected in message
+
+
+def test_drift_that_stops_the_plugin_itself_names_the_row(monkeypatch):
+    assert drift_message() is None  # so that all of SGLang is imported
+    monkeypatch.setattr(plugin, "_registered", False)
+    monkeypatch.delattr("sglang.srt.utils.is_cpu")
+    with pytest.raises(RuntimeError, match=r"sglang\.srt\.utils\.is_cpu: missing .* the CPU support"):
+        plugin.register()
 
 
 def test_every_row_says_why():
