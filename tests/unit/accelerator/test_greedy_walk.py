@@ -5,35 +5,12 @@ import pytest
 import torch
 
 from tests.unit.accelerator.cuda_source import CudaSource
-from tests.unit.accelerator.trees import VOCABULARY, WIDTHS, forest, random_tree, verification
+from tests.unit.accelerator.trees import WIDTHS, forest, random_tree, verification
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return CudaSource(tmp_path_factory.mktemp("cuda"))
-
-
-def target_tokens(v, rng):
-    """int64 [batch, width]: the target's token at each row, usually one of its children's."""
-    tokens = v.layout.tokens.reshape(v.batch_size, v.width)
-    target = rng.integers(VOCABULARY, size=tokens.shape)
-    for request, parents in enumerate(v.parents):
-        for row in rng.permutation(v.width)[: v.width * 3 // 4]:
-            if parents[row] is not None and row:
-                target[request, parents[row]] = tokens[request, row]
-    return target
-
-
-def walked(v, request, target):
-    """Rows a walk from the root accepts, told from the parents alone."""
-    tokens = v.layout.tokens.reshape(v.batch_size, v.width)[request]
-    path = [0]
-    while True:
-        children = [row for row in range(1, v.width) if v.parents[request][row] == path[-1]]
-        going_on = [row for row in children if tokens[row] == target[path[-1]]]
-        if not going_on:
-            return path
-        path.append(going_on[0])
 
 
 def accepted(source, v, target, next_sibling=None):
@@ -65,9 +42,9 @@ def test_accepts_the_path_the_target_takes(source, width):
     lengths = []
     for seed in range(20):
         v = verification(forest(width, seed), width)
-        target = target_tokens(v, rng)
+        target = v.likely_tokens(rng)
         for request, (rows, tokens) in enumerate(accepted(source, v, target)):
-            assert rows == walked(v, request, target[request])
+            assert rows == v.walk(request, target[request])
             assert tokens == target[request][rows].tolist()
             lengths.append(len(rows))
     assert width == 1 or max(lengths) > 1

@@ -83,6 +83,30 @@ class Verification:
         cached = int(self.seq_lens[request])
         return [*range(cached), *(cached + r for r in self.path(request, row))]
 
+    @property
+    def tokens(self) -> np.ndarray:
+        """int64 [batch, width]"""
+        return self.layout.tokens.reshape(self.batch_size, self.width)
+
+    def likely_tokens(self, rng: np.random.Generator) -> np.ndarray:
+        """int64 [batch, width]: a target's token at each row, usually that of one of the row's children."""
+        target = rng.integers(VOCABULARY, size=self.tokens.shape)
+        for request, parents in enumerate(self.parents):
+            for row in rng.permutation(self.width)[: self.width * 3 // 4]:
+                if row and parents[row] is not None:
+                    target[request, parents[row]] = self.tokens[request, row]
+        return target
+
+    def walk(self, request: int, target: np.ndarray) -> list[int]:
+        """Rows that are accepted, from the root down, where the target's tokens are `target` [width]."""
+        path = [0]
+        while True:
+            children = [row for row in range(1, self.width) if self.parents[request][row] == path[-1]]
+            accepted = [row for row in children if self.tokens[request, row] == target[path[-1]]]
+            if not accepted:
+                return path
+            path.append(accepted[0])
+
     def off_first_path(self) -> set[tuple[int, int]]:
         """(request, row) of every row whose path is not simply the rows above it."""
         rows = ((b, r) for b in range(self.batch_size) for r in range(self.width))
