@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import build_replay_fb_view
-from sglang.srt.runtime_context import get_context, get_parallel, get_server_args
+from sglang.srt.runtime_context import get_context, get_parallel, get_server_args, get_spec
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -151,7 +151,7 @@ class Server:
             model_config=model_config(self.mla),
             sliding_window_size=self.window,
             page_size=self.page_size,
-            decode_num_tokens_per_req=lambda: self.verification.width,
+            decode_num_tokens_per_req=lambda: get_spec().speculative_num_draft_tokens,
             is_draft_worker=False,
             spec_algorithm=algorithm(),
             kv_cache_dtype=torch.float32,

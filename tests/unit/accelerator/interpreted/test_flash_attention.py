@@ -27,8 +27,8 @@ def serve(width, **server):
     return Server(verification(forest(width, seed=width), width), **server)
 
 
-def attend(server, topk=2, **options):
-    with settings(server.verification.width, topk):
+def attend(server, topk=2, planned=None, **options):
+    with settings(planned or server.verification.width, topk):
         return server.attend(flashattention_backend.FlashAttentionBackend, **options)
 
 
@@ -63,6 +63,12 @@ def test_in_a_sliding_window_too(kernel, graph):
 
     np.testing.assert_allclose(*attend(server, graph=graph, columns=columns), atol=1e-4)
     assert not wrong_rows(kernel, server, columns)
+
+
+def test_a_step_narrower_than_planned_does_not_work(kernel):
+    """Also without graphs the tables have the width the server was started with."""
+    with pytest.raises(IndexError):
+        attend(serve(8), planned=33)
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -74,8 +74,8 @@ def serve(width, **server):
     return Server(verification(forest(width, seed=width), width), **server)
 
 
-def attend(server, **options):
-    with settings(server.verification.width), CudaOnCpu():
+def attend(server, planned=None, **options):
+    with settings(planned or server.verification.width), CudaOnCpu():
         return server.attend(flashinfer_backend.FlashInferAttnBackend, **options)
 
 
@@ -91,6 +91,10 @@ def test_every_row_attends_to_its_path(width, graph):
 
 def test_also_in_pages():
     assert not wrong_rows(*attend(serve(17, page_size=16)))
+
+
+def test_a_step_may_be_narrower_than_planned():
+    assert not wrong_rows(*attend(serve(8), planned=33))
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -16,8 +16,9 @@ def serve(width, **server):
     return Server(verification(forest(width, seed=width), width), **server)
 
 
-def attend(server, **options):
-    with settings(server.verification.width):
+def attend(server, planned=None, **options):
+    """planned: rows a request that the server was started for, as many as are verified by default."""
+    with settings(planned or server.verification.width):
         return server.attend(TritonAttnBackend, **options)
 
 
@@ -35,6 +36,10 @@ def test_every_row_attends_to_its_path(width, graph):
 @pytest.mark.parametrize("server", [{"page_size": 16}, {"mla": True}])
 def test_also_in_pages_and_over_latent_keys(server):
     assert not wrong_rows(*attend(serve(17, **server)))
+
+
+def test_a_step_may_be_narrower_than_planned():
+    assert not wrong_rows(*attend(serve(8), planned=33))
 
 
 @pytest.mark.parametrize("graph", [False, True])
