@@ -147,5 +147,8 @@ def full_mask(mask: np.ndarray, seq_lens: np.ndarray, device: torch.device) -> t
         + rows[None, None, :]
     )
     full = torch.ones(int((width * row_lengths).sum()), dtype=torch.bool, device=device)
-    full[torch.from_numpy(index.reshape(-1)).to(device)] = torch.from_numpy(mask.reshape(-1)).to(device)
+    places, tree = (
+        torch.from_numpy(array.reshape(-1)).to(device, non_blocking=True) for array in (index, mask)
+    )
+    full[places] = tree
     return full
