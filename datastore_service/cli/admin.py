@@ -313,14 +313,12 @@ def _tier_number(name: str) -> pb.Tier:
 def _documents(sources: list[Path], tokenizer: str, field: str) -> list[pb.Document]:
     """All of them, so that a bad file is found before anything is sent. tokenizer: a folder, or a fingerprint where all
     files hold ids."""
-    from tokenizers import Tokenizer
-
     from datastore_service.engine.segment import MAX_VOCAB
     from datastore_service.storage.corpus import read_tokens
-    from datastore_service.storage.fingerprint import tokenizer_path
+    from datastore_service.storage.tokenizer import load_tokenizer
 
     is_folder = not FINGERPRINT.fullmatch(tokenizer)
-    encoder = Tokenizer.from_file(str(tokenizer_path(tokenizer))) if is_folder else None
+    encoder = load_tokenizer(tokenizer) if is_folder else None
     return [
         pb.Document(tokens=tokens.tolist())
         for source in sources

@@ -104,7 +104,7 @@ def test_a_killed_build_goes_on_after_its_last_finished_segment(tmp_path, tokeni
     ("rows", "message"),
     [
         ([{"text": [1, 11]}], r"a\.jsonl: document 1: tokens: id 11 is outside \[0, 11\)"),
-        ([{"text": "a"}, {"text": [-1]}], r"document 2: tokens: id -1"),
+        ([{"text": "a"}, {"text": [-1]}], r"line 2: id -1 is outside"),
         ([{"other": "a"}], r"a\.jsonl: line 1: no JSON object with a field 'text'"),
         ([{"text": "a"}, 7], r"a\.jsonl: line 2: no JSON object"),
         ([{"text": {"a": 1}}], r"line 1: neither a string nor a list"),
