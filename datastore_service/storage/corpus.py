@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -143,7 +144,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[Row]:
 def _npy(path: Path, field: str) -> Iterator[Row]:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, TokenError) as error:
         raise StorageError(path, "file", f"not an .npy array: {error}") from error
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise StorageError(path, "array", f"{array.ndim}-D {array.dtype}, not 1-D or 2-D integers")

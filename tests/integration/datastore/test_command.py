@@ -80,7 +80,15 @@ def test_flipped_byte(damaged, tokenizer):
 
 @pytest.mark.parametrize(
     ("content", "part"),
-    [("", "holds no tokens"), ('{"ids": [1, 2000]}\n', "2000"), ('{"text": 1}\n', "line 1")],
+    [
+        ("", "holds no tokens"),
+        ('{"ids": [1, 2000]}\n', "2000"),
+        ('{"text": 1}\n', "line 1"),
+        (
+            '{"ids": [1, 99999999999999999999999]}\n',
+            "line 1: id 99999999999999999999999 is outside [0, 2147483648)",
+        ),
+    ],
 )
 def test_bad_corpus(content, part, tokenizer, tmp_path):
     corpus = tmp_path / "bad.jsonl"

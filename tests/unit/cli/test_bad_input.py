@@ -24,6 +24,7 @@ LINES = {
     "binary.jsonl": (b'{"text": "a"}\n\x93NUMPY\xff', "line 2: not UTF-8: invalid start byte at byte 1"),
     "binary.txt": (b"a b\xff", "file: not UTF-8: invalid start byte at byte 4"),
     "empty.npy": (b"", "file: not an .npy array: "),
+    "header.npy": (b"\x93NUMPY\x01\x00\x08\x00{'descr'", "file: not an .npy array: "),
     "zip.npy": (b"PK\x03\x04" + bytes(40), "file: not an .npy array: "),
 }  # fmt: skip
 MODELS = {
