@@ -368,6 +368,8 @@ def _table(stats_of: pb.NamespaceStats) -> Table:
         caption += f", {stats_of.merge_failures} failed merges (see the log)"
     if stats_of.log_failures:
         caption += f", {stats_of.log_failures} times the disk refused (see the log)"
+    if damaged := sum(tier.damaged for tier in stats_of.tiers):
+        caption += f", {damaged} damaged segments taken out (see the log)"
     if not stats_of.stored:
         caption += ", live tier in memory alone"
     table = Table(title=title, caption=caption + (", with prior" if stats_of.prior else ", no prior"))

@@ -85,7 +85,7 @@ def _over_prior(directory: Path, namespace: Namespace) -> Datastore:
     from datastore_service.engine.engine import Engine
     from datastore_service.storage.manifest import open_segments, read_manifest
 
-    segments = open_segments(directory, namespace.tokenizer, verify=True)
+    segments = open_segments(directory, namespace.tokenizer)
     return EmbeddedDatastore(Engine(read_manifest(directory).vocab_size, segments))
 
 

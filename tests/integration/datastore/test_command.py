@@ -76,6 +76,7 @@ def test_flipped_byte(damaged, tokenizer):
     assert_one_line(
         specstore("query", "1", "--ids", "--prior", directory, "--tokenizer", tokenizer), 1, segment.name
     )
+    assert_one_line(specstore("serve", "--listen", "127.0.0.1:0", "--prior", directory), 1, segment.name)
 
 
 @pytest.mark.parametrize(
