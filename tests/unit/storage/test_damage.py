@@ -11,8 +11,10 @@ from datastore_service.engine import live
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment, damaged
 from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.engine.types import Budget, Entry, Namespace, Opening
 from datastore_service.server.engines import engine_maker
+from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.namespaces import Namespaces
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import LiveManifest, read_live_manifest
 from datastore_service.storage.live_store import FolderStore, create_folder
@@ -174,6 +176,16 @@ class TestWhileItRuns:
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         engine.set_prior(())
         assert engine.stats().tiers[Tier.PRIOR].damaged == 0
+
+    def test_namespaces_share_the_prior_and_its_damage(self, prior, caplog):
+        namespaces = Namespaces(engine_maker(prior, VOCAB), ServiceLimits())
+        first = namespaces.open(Namespace("m", FINGERPRINT))
+        overwrite(prior / "0.seg", 128, b"\x07")
+        namespaces.check_segments()
+        namespaces.check_segments()
+        later = namespaces.open(Namespace("m", FINGERPRINT, "tenant"))
+        assert [hosted.engine.stats().tiers[Tier.PRIOR].damaged for hosted in (first, later)] == [1, 1]
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
 
     def test_whatever_the_bytes_are_drafts_are_token_ids(self, prior):
         """Between the damage and its discovery."""
