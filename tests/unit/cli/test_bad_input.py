@@ -96,7 +96,7 @@ def test_a_bad_corpus_is_named_by_warmup_here_and_there(corpora, service, name, 
     words = ("warmup", "--model", "m", "--tokenizer", corpora / "tokenizer", "--endpoint", service.endpoint)
     assert_one_line(run(*words, corpora / name), f"{name}: {message}")
     there = ("--server-file", name, "--server-tokenizer", "tokenizer")
-    assert_one_line(run(*words, *there), "specstore: INVALID_ARGUMENT: file: ", f"{name}: {message}")
+    assert_one_line(run(*words, *there), "specstore: INVALID_ARGUMENT: file: ", name, message)
 
 
 @pytest.mark.parametrize(("name", "message"), LOADING.items())
@@ -110,7 +110,7 @@ def test_a_bad_tokenizer_is_named(corpora, service, tmp_path, name, message):
     assert_one_line(run("query", "a", "--tokenizer", corpora / name, *at), expected)
     there = ("--server-file", "mark.txt", "--server-tokenizer", name)
     done = run("warmup", "--tokenizer", "ab" * 32, *there, *at)
-    assert_one_line(done, "specstore: INVALID_ARGUMENT: tokenizer: ", f"{name}: {message}")
+    assert_one_line(done, "specstore: INVALID_ARGUMENT: tokenizer: ", name, message)
 
 
 @pytest.mark.parametrize(
