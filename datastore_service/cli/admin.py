@@ -313,14 +313,12 @@ def _tier_number(name: str) -> pb.Tier:
 def _documents(sources: list[Path], tokenizer: str, field: str) -> list[pb.Document]:
     """All of them, so that a bad file is found before anything is sent. tokenizer: a folder, or a fingerprint where all
     files hold ids."""
-    from tokenizers import Tokenizer
-
     from datastore_service.engine.segment import MAX_VOCAB
     from datastore_service.storage.corpus import read_tokens
-    from datastore_service.storage.fingerprint import tokenizer_path
+    from datastore_service.storage.tokenizer import load_tokenizer
 
     is_folder = not FINGERPRINT.fullmatch(tokenizer)
-    encoder = Tokenizer.from_file(str(tokenizer_path(tokenizer))) if is_folder else None
+    encoder = load_tokenizer(tokenizer) if is_folder else None
     return [
         pb.Document(tokens=tokens.tolist())
         for source in sources
@@ -370,6 +368,8 @@ def _table(stats_of: pb.NamespaceStats) -> Table:
         caption += f", {stats_of.merge_failures} failed merges (see the log)"
     if stats_of.log_failures:
         caption += f", {stats_of.log_failures} times the disk refused (see the log)"
+    if damaged := sum(tier.damaged for tier in stats_of.tiers):
+        caption += f", {damaged} damaged segments taken out (see the log)"
     if not stats_of.stored:
         caption += ", live tier in memory alone"
     table = Table(title=title, caption=caption + (", with prior" if stats_of.prior else ", no prior"))

@@ -16,9 +16,11 @@ from tokenizers import Tokenizer
 
 from datastore_service.cli.options import AsJson, Model, Tenant, TokenizerOption, namespace_of, takes_tls
 from datastore_service.client import Datastore
+from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.engine.tree import DraftTree, Tier
 from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
-from datastore_service.storage.fingerprint import tokenizer_path
+from datastore_service.storage.errors import shortened
+from datastore_service.storage.tokenizer import check_text, encode, load_tokenizer
 from datastore_service.tls import Tls
 
 ANSWER_SECONDS = 10.0
@@ -47,8 +49,8 @@ def query(
     if bool(prior) == bool(endpoint):
         raise ValueError("query: one of --prior and --endpoint is required")
     namespace = namespace_of(model, tokenizer, tenant)
-    encoder = None if ids else Tokenizer.from_file(str(tokenizer_path(tokenizer)))
-    tokens = _token_ids(context) if encoder is None else encoder.encode(context, add_special_tokens=False).ids
+    encoder = None if ids else load_tokenizer(tokenizer)
+    tokens = _token_ids(context) if encoder is None else _encoded(context, encoder)
     datastore = _over_prior(prior, namespace) if prior else _over_service(endpoint, namespace, tls)
     try:
         tree = _draft(datastore, np.array(tokens, np.int64), nodes)
@@ -65,7 +67,17 @@ def _token_ids(context: str) -> list[int]:
     for word in words:
         if not word.isascii() or not word.isdigit():
             raise ValueError(f"context: {word!r} is not a token id")
+        if len(word) > len(str(MAX_VOCAB)) or int(word) >= MAX_VOCAB:
+            raise ValueError(f"context: token id {shortened(word)} is outside [0, {MAX_VOCAB})")
     return [int(word) for word in words]
+
+
+def _encoded(context: str, encoder: Tokenizer) -> list[int]:
+    try:
+        check_text(context)
+        return encode(encoder, [context])[0].ids
+    except ValueError as error:
+        raise ValueError(f"context: {error}") from error
 
 
 def _over_prior(directory: Path, namespace: Namespace) -> Datastore:
@@ -73,7 +85,7 @@ def _over_prior(directory: Path, namespace: Namespace) -> Datastore:
     from datastore_service.engine.engine import Engine
     from datastore_service.storage.manifest import open_segments, read_manifest
 
-    segments = open_segments(directory, namespace.tokenizer, verify=True)
+    segments = open_segments(directory, namespace.tokenizer)
     return EmbeddedDatastore(Engine(read_manifest(directory).vocab_size, segments))
 
 

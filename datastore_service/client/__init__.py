@@ -88,7 +88,7 @@ def _open_services(
     from datastore_service.client.resilient import ResilientDatastore
     from datastore_service.engine.engine import Engine
 
-    streams = {endpoint: GrpcDatastore(endpoint, namespace, tls) for endpoint in endpoints}
+    streams = {endpoint: GrpcDatastore(endpoint, namespace, tls, vocab_size) for endpoint in endpoints}
     until = time.monotonic() + GREETING_SECONDS
     for endpoint, stream in streams.items():
         if not stream.wait_connected(max(0.0, until - time.monotonic())):

@@ -65,11 +65,19 @@ class GrpcDatastore(Datastore):
     carries its step's number. Replies that come after their deadline are dropped by that number. While no stream is
     open, `step` raises at once and `post` drops (a later Reply's status shows what the service lacks).
 
-    endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed. The streams belong to the
+    endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed. vocab_size: a reply with an id that
+    is not below it is no answer. The streams belong to the
     OpenTelemetry trace in which the object is made, if there is one.
     """
 
-    def __init__(self, endpoint: str, namespace: Namespace, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        namespace: Namespace,
+        tls: Tls | None = None,
+        vocab_size: int = wire.ANY_VOCABULARY,
+    ) -> None:
+        self._vocab_size = vocab_size
         self._target = parse_endpoint(endpoint).target
         self._namespace = wire.namespace_message(namespace)
         self._state = threading.Condition()
@@ -121,7 +129,7 @@ class GrpcDatastore(Datastore):
             if reply is None and self._outbound is None:
                 raise DatastoreError(self._trouble)
             if reply is not None and reply.step == step:
-                return _read(reply)
+                return _read(reply, self._vocab_size)
 
     def fate(self, step: int) -> Fate:
         """What became of a step of `submit`."""
@@ -235,8 +243,8 @@ def _until_none(outbound: queue.SimpleQueue[pb.DraftRequest | None]) -> Iterator
         yield request
 
 
-def _read(reply: pb.DraftReply) -> list[Reply]:
+def _read(reply: pb.DraftReply, vocab_size: int) -> list[Reply]:
     try:
-        return wire.read_replies(reply)
+        return wire.read_replies(reply, vocab_size)
     except (ValueError, OverflowError) as error:
         raise DatastoreError(f"unreadable reply: {error}") from error

@@ -10,6 +10,7 @@ from datastore_service.engine.tree import EMPTY_TREE, DraftTree
 from datastore_service.engine.types import Entry, Namespace, Opening, Rejected, Reply, Status
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
+ANY_VOCABULARY = 1 << 31  # the engine's MAX_VOCAB, which is not imported: its kernels take half a second
 _STATUSES = {status.value: status for status in Status}  # quicker than Status(), which raises for others
 
 
@@ -53,13 +54,15 @@ def _opening(opening: Opening) -> pb.Opening:
     )
 
 
-def read_replies(message: pb.DraftReply) -> list[Reply]:
-    """Raises ValueError if the service sent columns of unequal length or a status that this client cannot read,
-    OverflowError for a number that is no token id."""
+def read_replies(message: pb.DraftReply, vocab_size: int = ANY_VOCABULARY) -> list[Reply]:
+    """Raises ValueError if the service sent columns of unequal length, a status that this client cannot read or an id that is
+    not below `vocab_size`, OverflowError for a number that is no token id."""
     entries, nodes = len(message.statuses), sum(message.nodes)
     _check_columns(message, ("known", "nodes"), entries, "statuses")
     _check_columns(message, ("tokens", "parents", "probs", "sources"), nodes, "nodes in all")
     tokens = np.fromiter(message.tokens, np.int32, nodes)
+    if nodes and tokens.max() >= vocab_size:  # which the model has no row for
+        raise ValueError(f"tokens: {tokens.max()} is not below the vocabulary's {vocab_size}")
     parents = np.array(message.parents, np.int32) - 1
     probs = np.array(message.probs, np.float32)
     sources = np.frombuffer(message.sources, np.uint8)

@@ -37,13 +37,14 @@ from datastore_service.engine.retrieval import (
     STOP,
     TIER,
     TOKENS,
+    VOCAB,
     WIDTH,
     fresh_occurrences,
     refused_occurrences,
     segment_occurrences,
     session_occurrences,
 )
-from datastore_service.engine.segment import Segment
+from datastore_service.engine.segment import MAX_VOCAB, Segment
 from datastore_service.engine.session import (
     BUFFER,
     DESCRIPTOR_FIELDS,
@@ -149,6 +150,7 @@ def source_table(
 
     The caller keeps the sources alive as long as the table is used."""
     table = np.zeros((FIRST_ROW + len(fresh) + len(live) + len(prior), SOURCE_FIELDS), dtype=np.int64)
+    table[:, VOCAB] = MAX_VOCAB
     table[SESSION_ROW, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.SESSION
     table[REJECTED_ROW, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.REJECTED
     for row, index in enumerate(fresh, start=FIRST_ROW):
@@ -157,6 +159,7 @@ def source_table(
         )  # fmt: skip
     for row, segment in enumerate(live + prior, start=FIRST_ROW + len(fresh)):
         table[row, :TIER] = segment.descriptor()
+        table[row, VOCAB] = segment.vocab_size
         table[row, TIER] = Tier.LIVE if row < FIRST_ROW + len(fresh) + len(live) else Tier.PRIOR
     return table
 

@@ -65,7 +65,7 @@ class Limits:
 class TierStats:
     """segments: of a segment tier, else 0. hits: drafts with at least one node of the tier. drafted: nodes of it.
     accepted: those on the path that the session's text then took through the draft it had last got, so also where the
-    worker verified fewer of its nodes, or none."""
+    worker verified fewer of its nodes, or none. damaged: segments that were taken out, which the other figures leave out."""
 
     tokens: int = 0
     nbytes: int = 0
@@ -73,6 +73,7 @@ class TierStats:
     hits: int = 0
     drafted: int = 0
     accepted: int = 0
+    damaged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,7 @@ class Engine:
         self._works: list[batch.Work] = []
         self._idle: list[batch.Work] = []
         self._snapshot = _Snapshot.of((), LiveView())
+        self._damaged_prior = 0
         self._live = LiveTier(vocab_size, self.limits.live_tokens, self._live_changed, store)
         self.set_prior(prior)
         self._load_kernels()
@@ -185,6 +187,21 @@ class Engine:
         self._check_segments(segments)
         with self._lock:
             self._snapshot = _Snapshot.of(tuple(segments), self._snapshot.live)
+            self._damaged_prior = 0
+
+    def segments(self) -> tuple[Segment, ...]:
+        """What queries see of the prior and the live tier, fresh text excepted."""
+        snapshot = self._snapshot
+        return snapshot.prior + snapshot.live.segments
+
+    def take_out(self, damaged: set[Segment]) -> None:
+        """Ends the use of those of the segments that are the engine's; steps in progress finish with what they began with.
+        The stats count them."""
+        with self._lock:
+            left = tuple(segment for segment in self._snapshot.prior if segment not in damaged)
+            self._damaged_prior += len(self._snapshot.prior) - len(left)
+            self._snapshot = _Snapshot.of(left, self._snapshot.live)
+        self._live.take_out(damaged)
 
     def warmup(self, documents: Iterable[np.ndarray]) -> None:
         """Adds documents to the live tier as one segment, built in the caller's thread. The tier's oldest text leaves
@@ -291,8 +308,15 @@ class Engine:
                 0,
             ),
         }
+        damaged = {Tier.PRIOR: self._damaged_prior, Tier.LIVE: len(snapshot.live.damaged)}
         tiers = {
-            tier: TierStats(*size[tier], counts.hits[tier], counts.drafted[tier], counts.accepted[tier])
+            tier: TierStats(
+                *size[tier],
+                counts.hits[tier],
+                counts.drafted[tier],
+                counts.accepted[tier],
+                damaged.get(tier, 0),
+            )
             for tier in Tier
         }
         logs = self._live.log_stats()

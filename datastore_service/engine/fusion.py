@@ -39,6 +39,7 @@ from datastore_service.engine.retrieval import (
     STOP,
     TIER,
     TOKENS,
+    VOCAB,
     WIDTH,
 )
 from datastore_service.engine.tree import Tier
@@ -200,7 +201,7 @@ def _cast_votes(integers, reals, count, weights):
 
 @njit(inline="always")
 def _following(integers, occurrence, sources, length, tokens, parents, node, depth):
-    """The token `depth` tokens after an occurrence's first, or -1 where its document ends.
+    """The token `depth` tokens after an occurrence's first, or -1 where its document ends or what follows is no token.
 
     A session's occurrence that reaches the end of the text goes on with the drafted path itself: it is periodic. A refused
     token stands alone."""
@@ -215,7 +216,7 @@ def _following(integers, occurrence, sources, length, tokens, parents, node, dep
             node = parents[node]
         return np.int64(tokens[node])
     token = load_token(sources[row, TOKENS], sources[row, WIDTH], cursor)
-    return np.int64(-1) if token == sources[row, STOP] else token
+    return np.int64(-1) if token == sources[row, STOP] or token >= sources[row, VOCAB] else token
 
 
 @njit(inline="always")

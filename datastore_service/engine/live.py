@@ -23,7 +23,7 @@ import numpy as np
 
 from datastore_service.engine.live_store import LiveStore, LogStats, NoStore
 from datastore_service.engine.retrieval import MAX_SEGMENTS
-from datastore_service.engine.segment import Segment, build_segment
+from datastore_service.engine.segment import Segment, build_segment, damaged
 from datastore_service.engine.session import SEPARATOR, SessionIndex
 from datastore_service.engine.types import EMPTY_TOKENS
 
@@ -93,11 +93,13 @@ class FreshText(SessionIndex):
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """What a query sees. fresh: newest first. segments: oldest first. next_log: of the fresh text that comes next."""
+    """What a query sees. fresh: newest first. segments: oldest first. next_log: of the fresh text that comes next.
+    damaged: segments that no query sees, because their files have changed; a restart finds and names them."""
 
     fresh: tuple[FreshText, ...] = ()
     segments: tuple[Segment, ...] = ()
     next_log: int = 1
+    damaged: tuple[Segment, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -241,6 +243,7 @@ class LiveTier:
         with self._maintaining:
             while self._seal_oldest():
                 pass
+            self.take_out(damaged(self._view.segments))
             with self._saving:  # what is saved is not removed meanwhile
                 segments = self._view.segments
                 self._store.snapshot(name, segments)
@@ -255,6 +258,15 @@ class LiveTier:
             self._put(segments, lambda view: LiveView(segments=segments, next_log=view.next_log))
         self._maintain()
         return segments
+
+    def take_out(self, found: set[Segment]) -> None:
+        """Ends the use of those of the segments that are the tier's."""
+        with self._lock:
+            view = self._view
+            gone = tuple(segment for segment in view.segments if segment in found)
+            if gone:
+                left = tuple(segment for segment in view.segments if segment not in found)
+                self._show(replace(view, segments=left, damaged=(*view.damaged, *gone)))
 
     def log_stats(self) -> LogStats:
         return self._store.stats()
@@ -334,7 +346,7 @@ class LiveTier:
         with self._saving:
             self._unsaved = True
             view = self._view
-            self._store.save(view.segments, view.first_log)
+            self._store.save((*view.damaged, *view.segments), view.first_log)
             self._unsaved = False
 
     def _save_again(self) -> None:
@@ -378,12 +390,15 @@ class LiveTier:
         return True
 
     def _merge(self, choose: Callable[[Sequence[int]], slice | None]) -> bool:
-        """Merges the run that `choose` names; False if it names none."""
+        """Merges the run that `choose` names, or takes out what is damaged of it; False if it names none."""
         segments = self._view.segments
         run = choose([len(segment) for segment in segments])
         if run is None:
             return False
         old = segments[run]
+        if found := damaged(old):  # merged, it would pass for intact
+            self.take_out(found)
+            return True
         documents = [segment.document(i) for segment in old for i in range(segment.documents)]
         kept = self._store.keep(build_segment(documents, self._vocab_size))
 

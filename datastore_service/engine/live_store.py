@@ -61,7 +61,7 @@ class LiveStore(Protocol):
         ...
 
     def save(self, segments: tuple[Segment, ...], first_log: int) -> None:
-        """What a restart shall find: these segments, oldest first, each from `keep`, and the logs from `first_log` on.
+        """What a restart shall find: these segments, damaged ones first, then oldest first, each from `keep`, and the logs from `first_log` on.
         Survives a power failure. Removes all others."""
         ...
 

@@ -33,9 +33,10 @@ from datastore_service.engine.session import (
 
 MAX_MATCH = 32
 
-# Fields of a source: the segment's descriptor, its tier, and of fresh text the address of its index's descriptor.
-TOKENS, WIDTH, STOP, SUFFIXES, BITS, ROWS, KEYS, KEY_BITS, TIER, INDEX = range(10)
-SOURCE_FIELDS = 10
+# Fields of a source: the segment's descriptor, its tier, of fresh text the address of its index's descriptor, and what its
+# tokens are below, unless a segment's file is damaged.
+TOKENS, WIDTH, STOP, SUFFIXES, BITS, ROWS, KEYS, KEY_BITS, TIER, INDEX, VOCAB = range(11)
+SOURCE_FIELDS = 11
 INDEX_STOP = (1 << 32) - 1  # SEPARATOR read as unsigned
 
 # Fields of an occurrence: source row, position of the next token, match length, interval rows per sampled row.
@@ -188,8 +189,8 @@ def _keys_upto(keys, key, low):
 
 @njit(inline="always")
 def _suffix(source, row):
-    """Where the suffix of a row starts."""
-    return packed_value(source[SUFFIXES], source[BITS], row)
+    """Where the suffix of a row starts; within the text even if the file is damaged."""
+    return min(packed_value(source[SUFFIXES], source[BITS], row), source[ROWS] - 1)
 
 
 @njit(inline="always")

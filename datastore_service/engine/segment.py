@@ -12,6 +12,8 @@ instead of log2(n) random places of the suffix array and of the text.
 
 from __future__ import annotations
 
+import logging
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,10 +25,22 @@ from datastore_service.engine.memory import address_of, load_token, view_i32
 from datastore_service.engine.packing import bits_for, pack, packed_size, unpack
 from datastore_service.engine.suffix_sorting import sort_suffixes
 
+log = logging.getLogger(__name__)
+
 BLOCK = 16
 MAX_KEY_TOKENS = 8
 MAX_VOCAB = 1 << 31
 MAX_SIZE = (1 << 31) - 2
+PARTS = ("tokens", "suffixes", "offsets", "keys")  # of a segment, each an array
+_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The file that a segment is mapped from. checksums: CRC-32 of each of PARTS, when it was written."""
+
+    path: str
+    checksums: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +54,7 @@ class Segment:
     one highest, zeros for what lies past the end.
     separator: the value after each document. Where the vocabulary leaves no unused value of the token width (65,536
     ids in two bytes), it is the segment's rarest id, which then is stored but never matched or proposed.
+    origin: None for a segment that is in memory alone.
     """
 
     tokens: np.ndarray
@@ -48,6 +63,7 @@ class Segment:
     keys: np.ndarray
     vocab_size: int
     separator: int
+    origin: Origin | None = None
 
     def __len__(self) -> int:
         """Tokens of all documents."""
@@ -89,6 +105,14 @@ class Segment:
             dtype=np.int64,
         )  # fmt: skip
 
+    def damage(self) -> str:
+        """Which part of its file is no longer what was written, "" if all is well. Reads all of it."""
+        if self.origin is not None:
+            for part, checksum in zip(PARTS, self.origin.checksums, strict=True):
+                if checksum_of(getattr(self, part)) != checksum:
+                    return f"{self.origin.path}: {part}: checksum does not match, the file is damaged"
+        return ""
+
     def check_integrity(self) -> None:
         """Raises ValueError naming the first invariant that does not hold. Linear in the size, up to long repeats."""
         _check_shape(self)
@@ -107,6 +131,23 @@ class Segment:
             raise ValueError(f"suffixes: rows {row} and {row + 1} are out of order")
         if not np.array_equal(self.keys, _key_table(self.tokens, suffix_array, self.key_bits)):
             raise ValueError("keys: not the first tokens of every block's suffix")
+
+
+def damaged(segments: Iterable[Segment]) -> set[Segment]:
+    """Those whose files have changed since they were written, each with a line in the log."""
+    found = {segment: reason for segment in segments if (reason := segment.damage())}
+    for reason in found.values():
+        log.error("segment taken out: %s", reason)
+    return set(found)
+
+
+def checksum_of(array: np.ndarray) -> int:
+    """CRC-32 of an array's bytes, in chunks: it may be larger than memory."""
+    data = np.ascontiguousarray(array).data.cast("B") if array.size else b""
+    value = 0
+    for start in range(0, len(data), _CHUNK):
+        value = zlib.crc32(data[start : start + _CHUNK], value)
+    return value
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

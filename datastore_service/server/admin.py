@@ -311,6 +311,7 @@ def _namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
                 drafted=t.drafted,
                 segments=t.segments,
                 accepted=t.accepted,
+                damaged=t.damaged,
             )
             for tier, t in stats.tiers.items()
         ],

@@ -15,6 +15,7 @@ from datastore_service.server.refusal import RefusalError, invalid, precondition
 from datastore_service.storage.corpus import read_tokens
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
+from datastore_service.storage.tokenizer import load_tokenizer
 
 FOLDER = "corpora"  # of the service's data directory
 PATH_BYTES = 1024
@@ -52,14 +53,14 @@ class Corpora:
         path = self.find(name, "tokenizer")
         path = self.find_file(f"{name}/{TOKENIZER_FILE}" if path.is_dir() else name, "tokenizer")
         try:
-            fingerprint = tokenizer_fingerprint(path)
+            fingerprint, tokenizer = tokenizer_fingerprint(path), load_tokenizer(path)
         except StorageError as error:
             raise invalid(f"tokenizer: {error}") from None
         if fingerprint != namespace.tokenizer:
             raise precondition(
                 f"tokenizer: {name!r} is {fingerprint}, the namespace's {namespace.tokenizer!r}"
             )
-        return Tokenizer.from_file(str(path))
+        return tokenizer
 
 
 def read_corpus(path: Path, field: str, tokenizer: Tokenizer | None, vocab_size: int) -> Iterator[np.ndarray]:

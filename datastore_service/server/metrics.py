@@ -71,6 +71,11 @@ class _NamespaceCollector:
         held = GaugeMetricFamily("specstore_bytes", "Bytes a tier holds", labels=[*names, "tier"])
         tokens = GaugeMetricFamily("specstore_tokens", "Tokens a tier holds", labels=[*names, "tier"])
         segments = GaugeMetricFamily("specstore_segments", "Segments of a tier", labels=[*names, "tier"])
+        damaged = GaugeMetricFamily(
+            "specstore_damaged_segments",
+            "Segments taken out because their files have changed",
+            labels=[*names, "tier"],
+        )
         hits = CounterMetricFamily(
             "specstore_hits", "Drafts with a token of the tier", labels=[*names, "tier"]
         )
@@ -96,8 +101,9 @@ class _NamespaceCollector:
                 held.add_metric(of, of_tier.nbytes)
                 tokens.add_metric(of, of_tier.tokens)
                 segments.add_metric(of, of_tier.segments)
+                damaged.add_metric(of, of_tier.damaged)
                 hits.add_metric(of, of_tier.hits)
                 drafted.add_metric(of, of_tier.drafted)
                 accepted.add_metric(of, of_tier.accepted)
         yield from (sessions, conversations, drafts, failures, logs, unsynced, log_failures)
-        yield from (held, tokens, segments, hits, drafted, accepted)
+        yield from (held, tokens, segments, damaged, hits, drafted, accepted)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.live_store import LiveStore
+from datastore_service.engine.segment import Segment, damaged
 from datastore_service.engine.tree import Tier
 from datastore_service.engine.types import Entry, Namespace, Reply
 from datastore_service.server.leases import Leases
@@ -73,6 +74,7 @@ class Namespaces:
         self.data = data
         self._lock = threading.Lock()
         self._hosted: dict[Namespace, HostedNamespace] = {}
+        self._damaged: set[Segment] = set()
         for namespace in data.namespaces if data else ():
             tokens = self._host(namespace).engine.stats().tiers[Tier.LIVE].tokens
             log.info(
@@ -115,6 +117,12 @@ class Namespaces:
         for hosted in self:
             hosted.engine.sync()
 
+    def check_segments(self) -> None:
+        """Compares all that is drafted from with its checksums, and takes out what has changed. Reads all of it."""
+        self._damaged |= damaged({segment for hosted in self for segment in hosted.engine.segments()})
+        for hosted in self:
+            hosted.engine.take_out(self._damaged)
+
     def close(self) -> None:
         """Syncs, and lets go of the data directory. Nothing may be published meanwhile or afterwards."""
         for hosted in self:
@@ -141,6 +149,7 @@ class Namespaces:
     def _host(self, namespace: Namespace) -> HostedNamespace:
         store = self.data.open(namespace) if self.data else None
         engine, prior = self._new_engine(namespace, store)
+        engine.take_out(self._damaged)  # of the prior, which namespaces share
         hosted = HostedNamespace(namespace, engine, prior, store is not None, self._limits.grace)
         self._hosted[namespace] = hosted
         return hosted

@@ -34,6 +34,7 @@ SHORT_CALL_THREADS = (
     8 + 2 * MOST
 )  # for admin and health calls, warm-ups and reflection, beside one thread a stream
 HOUSEKEEPING_SECONDS = 1.0
+CHECK_SECONDS = 3600.0  # between two readings of all segments, which are verified at the start too
 SYNC_SECONDS = 1.0  # what was answered in between, a power failure may take
 DRAIN_SECONDS = 10.0
 LAST_REPLY_SECONDS = 0.5  # for what has been answered to leave the process
@@ -88,7 +89,8 @@ class Service:
         self.endpoint = self._address.target if self._address.path else f"{self._address.host}:{port}"
         self._server.start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        for name, loop in (("housekeeping", self._keep_house), ("sync", self._keep_synced)):
+        loops = {"housekeeping": self._keep_house, "sync": self._keep_synced, "check": self._keep_checked}
+        for name, loop in loops.items():
             threading.Thread(target=loop, name=f"specstore-{name}", daemon=True).start()
         log.info("serving", extra={"endpoint": self.endpoint, "tls": self._tls is not None})
         if not self._tls and not self._address.local:
@@ -136,6 +138,10 @@ class Service:
     def _keep_synced(self) -> None:
         while not self._stopping.wait(SYNC_SECONDS):
             self.namespaces.sync()
+
+    def _keep_checked(self) -> None:
+        while not self._stopping.wait(CHECK_SECONDS):
+            self.namespaces.check_segments()
 
 
 def serve(service: Service, metrics_port: int | None = None) -> None:

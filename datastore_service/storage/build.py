@@ -11,14 +11,14 @@ from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from datastore_service.engine.segment import build_segment
 from datastore_service.storage.corpus import groups, read_tokens
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.fingerprint import tokenizer_fingerprint, tokenizer_path
+from datastore_service.storage.fingerprint import tokenizer_fingerprint
 from datastore_service.storage.manifest import MANIFEST, Manifest, has_manifest, read_manifest, write_manifest
 from datastore_service.storage.segment_file import SUFFIX, write_segment
+from datastore_service.storage.tokenizer import load_tokenizer
 
 SEGMENT_TOKENS = 1 << 26
 
@@ -51,7 +51,7 @@ def build_prior(
     directory = Path(directory)
     paths = [Path(source) for source in sources]
     manifest = _begin(directory, paths, tokenizer_folder, field, segment_tokens)
-    tokenizer = Tokenizer.from_file(str(tokenizer_path(tokenizer_folder)))
+    tokenizer = load_tokenizer(tokenizer_folder)
     corpus = chain.from_iterable(read_tokens(path, field, tokenizer, manifest.vocab_size) for path in paths)
     documents = islice(corpus, manifest.documents, None)
     resumed, tokens = manifest.documents > 0, 0
@@ -68,7 +68,7 @@ def build_prior(
 
 def vocabulary_size(tokenizer_folder: Path | str) -> int:
     """One more than the tokenizer's largest id, added tokens included."""
-    return max(Tokenizer.from_file(str(tokenizer_path(tokenizer_folder))).get_vocab().values()) + 1
+    return max(load_tokenizer(tokenizer_folder).get_vocab().values(), default=-1) + 1
 
 
 def _begin(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import pyarrow.parquet as parquet
-from pyarrow import ArrowInvalid
+from pyarrow import ArrowException
 from tokenizers import Tokenizer
 
-from datastore_service.engine.segment import checked_document
-from datastore_service.storage.errors import StorageError
+from datastore_service.engine.segment import MAX_VOCAB, checked_document
+from datastore_service.storage.errors import StorageError, shortened
+from datastore_service.storage.tokenizer import check_text, encode
 
 _BATCH_CHARACTERS = 1 << 22
 Row = str | np.ndarray
@@ -22,7 +26,8 @@ def read_documents(path: Path, field: str) -> Iterator[Row]:
     """The documents of one file, text or token ids.
 
     .jsonl: `field` of each line, a string or a list of ids. .parquet: the column `field`, likewise. .npy: one
-    document of ids for a 1-D array, one a row for a 2-D array. Anything else is one document of UTF-8 text.
+    document of ids for a 1-D array, one a row for a 2-D array. Anything else is one document of UTF-8 text, which, like
+    JSONL, may begin with a byte-order mark.
     Raises StorageError naming the file and the line or column."""
     readers = {".jsonl": _jsonl, ".parquet": _parquet, ".npy": _npy}
     try:
@@ -37,12 +42,19 @@ def read_tokens(path: Path, field: str, tokenizer: Tokenizer | None, vocab_size:
     Raises StorageError naming the file and the document, line or column."""
     rows = read_documents(path, field)
     documents = tokenize(rows if tokenizer is not None else _without_text(path, rows), tokenizer)
-    for number, tokens in enumerate(documents, start=1):
-        try:
-            checked = checked_document(tokens, vocab_size)
-        except ValueError as error:
-            raise StorageError(path, f"document {number}", str(error)) from error
-        yield checked
+    number = 0
+    try:
+        for number, tokens in enumerate(documents, start=1):
+            yield _checked(path, number, tokens, vocab_size)
+    except ValueError as error:  # of a whole batch of texts
+        raise StorageError(path, f"from document {number + 1} on", str(error)) from error
+
+
+def _checked(path: Path, number: int, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    try:
+        return checked_document(tokens, vocab_size)
+    except ValueError as error:
+        raise StorageError(path, f"document {number}", str(error)) from error
 
 
 def _without_text(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
@@ -55,7 +67,7 @@ def _without_text(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
 def tokenize(rows: Iterator[Row], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
     """Token ids of each document, in order; texts are encoded in parallel batches, without special tokens.
 
-    tokenizer: None if no row is text."""
+    tokenizer: None if no row is text. Raises ValueError for a text that it cannot encode."""
     batch: list[Row] = []
     characters = 0
     for row in rows:
@@ -83,30 +95,43 @@ def groups(documents: Iterator[np.ndarray], limit: int) -> Iterator[list[np.ndar
 
 def _encode(batch: list[Row], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
     texts = [row for row in batch if isinstance(row, str)]
-    encoded = iter(() if tokenizer is None else tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    encoded = iter(() if tokenizer is None else encode(tokenizer, texts))
     for row in batch:
         yield np.array(next(encoded).ids, dtype=np.int64) if isinstance(row, str) else row
 
 
 def _jsonl(path: Path, field: str) -> Iterator[Row]:
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)[field]
-            except (ValueError, KeyError, TypeError) as error:
-                raise StorageError(
-                    path, f"line {number}", f"no JSON object with a field {field!r}"
-                ) from error
-            yield _row(path, f"line {number}", value)
+            place = f"line {number}"
+            text = _decoded(path, place, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
+            if text.strip():
+                yield _row(path, place, _value(path, place, text, field))
+
+
+def _value(path: Path, place: str, text: str, field: str) -> object:
+    try:
+        return json.loads(text)[field]
+    except json.JSONDecodeError as error:
+        reason = f"not JSON: {error.msg} at character {error.pos + 1}"
+    except ValueError:  # what Python itself refuses to read
+        reason = f"not JSON: an integer of more than {sys.get_int_max_str_digits()} digits"
+    except RecursionError:
+        reason = "not JSON: nested too deeply"
+    except (KeyError, TypeError):
+        reason = f"no JSON object with a field {field!r}"
+    raise StorageError(path, place, reason)
 
 
 def _parquet(path: Path, field: str) -> Iterator[Row]:
     try:
-        file = parquet.ParquetFile(path)
-    except ArrowInvalid as error:
+        yield from _parquet_rows(path, field)
+    except (ArrowException, UnicodeDecodeError) as error:
         raise StorageError(path, "file", f"not Parquet: {error}") from error
+
+
+def _parquet_rows(path: Path, field: str) -> Iterator[Row]:
+    file = parquet.ParquetFile(path)
     if field not in file.schema_arrow.names:
         raise StorageError(path, field, f"no such column among {file.schema_arrow.names}")
     number = 0
@@ -118,8 +143,8 @@ def _parquet(path: Path, field: str) -> Iterator[Row]:
 
 def _npy(path: Path, field: str) -> Iterator[Row]:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, OverflowError, TokenError) as error:
         raise StorageError(path, "file", f"not an .npy array: {error}") from error
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise StorageError(path, "array", f"{array.ndim}-D {array.dtype}, not 1-D or 2-D integers")
@@ -127,15 +152,35 @@ def _npy(path: Path, field: str) -> Iterator[Row]:
 
 
 def _text(path: Path, field: str) -> Iterator[Row]:
+    yield _decoded(path, "file", path.read_bytes().removeprefix(codecs.BOM_UTF8))
+
+
+def _decoded(path: Path, place: str, data: bytes) -> str:
     try:
-        yield path.read_text(encoding="utf-8")
+        return data.decode()
     except UnicodeDecodeError as error:
-        raise StorageError(path, "file", f"not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise StorageError(path, place, f"not UTF-8: {error.reason} at byte {error.start + 1}") from error
 
 
 def _row(path: Path, place: str, value: object) -> Row:
     if isinstance(value, str):
+        _check_text(path, place, value)
         return value
     if isinstance(value, list) and all(type(item) is int for item in value):
+        _check_ids(path, place, value)
         return np.array(value, dtype=np.int64)
     raise StorageError(path, place, "neither a string nor a list of token ids")
+
+
+def _check_text(path: Path, place: str, text: str) -> None:
+    try:
+        check_text(text)
+    except ValueError as error:
+        raise StorageError(path, place, str(error)) from error
+
+
+def _check_ids(path: Path, place: str, ids: list[int]) -> None:
+    """So that each fits an array's element; which vocabulary they must fit the reader does not know."""
+    if ids and not 0 <= min(ids) <= max(ids) < MAX_VOCAB:
+        outside = next(token for token in ids if not 0 <= token < MAX_VOCAB)
+        raise StorageError(path, place, f"id {shortened(str(outside))} is outside [0, {MAX_VOCAB})")

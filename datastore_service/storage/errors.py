@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+_DIGITS = 24
+
 
 class StorageError(Exception):
     """A file that cannot be used: one line that names the file and the field at fault."""
@@ -12,3 +14,8 @@ class StorageError(Exception):
         super().__init__(f"{path}: {field}: {reason}")
         self.path = Path(path)
         self.field = field
+
+
+def shortened(digits: str) -> str:
+    """As much of a number as one line can take."""
+    return digits if len(digits) <= _DIGITS else digits[:_DIGITS] + "..."

@@ -17,14 +17,35 @@ def tokenizer_fingerprint(folder: Path | str) -> str:
     Covers normalizer, pre-tokenizer, model (vocabulary and merges) and added tokens of `tokenizer.json`; not its
     formatting, truncation, padding or post-processor, which do not change a token's meaning. The same on every
     machine. folder: holds `tokenizer.json`, or is that file. Raises StorageError."""
-    document = _load(tokenizer_path(folder))
-    merges = document["model"].get("merges", [])
-    document["model"]["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
-    parts = ("added_tokens", "normalizer", "pre_tokenizer", "model")
-    meaning = {part: document.get(part) for part in parts}
-    meaning["added_tokens"] = sorted(meaning["added_tokens"] or [], key=lambda token: token["id"])
-    text = json.dumps(meaning, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    path = tokenizer_path(folder)
+    try:
+        text = json.dumps(_meaning(path), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    except RecursionError:
+        raise StorageError(path, "file", "not JSON: nested too deeply") from None
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _meaning(path: Path) -> dict:
+    document = _load(path)
+    document["model"]["merges"] = _merges(path, document["model"].get("merges", []))
+    meaning = {part: document.get(part) for part in ("normalizer", "pre_tokenizer", "model")}
+    return meaning | {"added_tokens": _added_tokens(path, document.get("added_tokens") or [])}
+
+
+def _merges(path: Path, merges: object) -> list[str]:
+    """As `"a b"`, which newer files write as `["a", "b"]`."""
+    try:
+        return [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]  # type: ignore[attr-defined]
+    except TypeError:
+        raise StorageError(path, "model.merges", "not a list of strings or of lists of strings") from None
+
+
+def _added_tokens(path: Path, tokens: object) -> list[dict]:
+    """In the order of their ids."""
+    try:
+        return sorted(tokens, key=lambda token: int(token["id"]))  # type: ignore[call-overload]
+    except (TypeError, ValueError, KeyError):
+        raise StorageError(path, "added_tokens", "not a list of objects with a number `id`") from None
 
 
 def tokenizer_path(folder: Path | str) -> Path:

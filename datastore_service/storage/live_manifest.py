@@ -5,14 +5,12 @@ It is replaced atomically. docs/storage-format.md describes it.
 
 from __future__ import annotations
 
-import json
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datastore_service.engine.types import Namespace
-from datastore_service.storage.atomic import replacing
 from datastore_service.storage.errors import StorageError
+from datastore_service.storage.sealed_json import read_object, unsealed, write_sealed
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -37,38 +35,18 @@ class LiveManifest:
 def read_live_manifest(folder: Path) -> LiveManifest:
     """Raises StorageError naming the manifest and the field."""
     path = folder / MANIFEST
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StorageError(path, "file", error.strerror or str(error)) from error
-    except ValueError as error:
-        raise StorageError(path, "file", f"not JSON, the file is damaged: {error}") from error
-    return _parse(path, fields)
-
-
-def write_live_manifest(folder: Path, manifest: LiveManifest) -> None:
-    """Replaces the manifest atomically and durably."""
-    fields = {"format": FORMAT, **asdict(manifest)}
-    text = json.dumps(fields | {"checksum": _checksum(fields)}, indent=2) + "\n"
-    with replacing(folder / MANIFEST) as file:
-        file.write(text.encode())
-
-
-def _checksum(fields: dict) -> int:
-    """CRC-32 of the fields as JSON without spaces, sorted by name."""
-    return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
-
-
-def _parse(path: Path, fields: object) -> LiveManifest:
-    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
-        raise StorageError(path, "format", "missing, the file is damaged")
+    fields = read_object(path)
     if fields["format"] != FORMAT:
         raise StorageError(
             path,
             "format",
             f"{fields['format']}, but there is only format {FORMAT} yet: start the specstore that wrote it",
         )
-    if fields.pop("checksum", None) != _checksum(fields):
-        raise StorageError(path, "checksum", "does not match, the file is damaged")
+    fields = unsealed(path, fields)
     del fields["format"]
     return LiveManifest(**fields | {"segments": tuple(fields["segments"])})
+
+
+def write_live_manifest(folder: Path, manifest: LiveManifest) -> None:
+    """Replaces the manifest atomically and durably."""
+    write_sealed(folder / MANIFEST, {"format": FORMAT, **asdict(manifest)})

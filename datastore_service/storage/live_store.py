@@ -30,7 +30,7 @@ from datastore_service.storage.live_manifest import (
     write_live_manifest,
 )
 from datastore_service.storage.log import NAME, LogWriter, log_name, read_log
-from datastore_service.storage.segment_file import SUFFIX, SegmentFile, write_segment
+from datastore_service.storage.segment_file import SUFFIX, SegmentFile, open_verified, write_segment
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class FolderStore:
     def recover(self) -> Recovered:
         """Reads everything before it removes anything. Raises StorageError naming the file at fault."""
         sync_directory(self._folder)  # what a killed process had renamed is what is read here
-        segments = tuple(self._open(name) for name in self.manifest.segments)
+        segments = tuple(self._use(self._verified(self._folder / name)) for name in self.manifest.segments)
         logs = self._read_logs()
         self._listed = set(self.manifest.segments)
         stems = [int(name.removesuffix(SUFFIX)) for name in self.manifest.segments]
@@ -96,7 +96,7 @@ class FolderStore:
     def keep(self, segment: Segment) -> Segment:
         name = self._new_name()
         write_segment(self._folder / name, segment, self.manifest.tokenizer)
-        return self._open(name)
+        return self._use(SegmentFile(self._folder / name, self.manifest.tokenizer))
 
     def discard(self, segment: Segment) -> None:
         _, name = self._kept.get(id(segment), (segment, ""))
@@ -141,9 +141,7 @@ class FolderStore:
         manifest = read_live_manifest(source)
         if manifest.namespace != self.manifest.namespace:
             raise StorageError(source / MANIFEST, "namespace", f"of {manifest.namespace}, not this one's")
-        files = [SegmentFile(source / segment, manifest.tokenizer) for segment in manifest.segments]
-        for file in files:
-            file.verify()
+        files = [self._verified(source / segment) for segment in manifest.segments]
         return self._adopt([file.path for file in files])
 
     def stats(self) -> LogStats:
@@ -164,14 +162,12 @@ class FolderStore:
     def _names(self, segments: Iterable[Segment]) -> tuple[str, ...]:
         return tuple(self._kept[id(segment)][1] for segment in segments)
 
-    def _open(self, name: str) -> Segment:
-        """Maps a segment file of the folder."""
-        file = SegmentFile(self._folder / name, self.manifest.tokenizer)
-        if file.vocab_size != self.manifest.vocab_size:
-            raise StorageError(
-                file.path, "vocab_size", f"{file.vocab_size}, the namespace has {self.manifest.vocab_size}"
-            )
-        self._kept[id(file.segment)] = file.segment, name
+    def _verified(self, path: Path) -> SegmentFile:
+        return open_verified(path, self.manifest.tokenizer, self.manifest.vocab_size)
+
+    def _use(self, file: SegmentFile) -> Segment:
+        """Of a file of the folder."""
+        self._kept[id(file.segment)] = file.segment, file.path.name
         return file.segment
 
     def _log_numbers(self) -> list[int]:
@@ -210,7 +206,7 @@ class FolderStore:
             for path in paths:
                 name = self._new_name()
                 os.link(path, self._folder / name)
-                segments.append(self._open(name))
+                segments.append(self._use(SegmentFile(self._folder / name, self.manifest.tokenizer)))
             sync_directory(self._folder)
         except BaseException:
             for segment in segments:

@@ -22,6 +22,7 @@ NAME = re.compile(r"(\d{8,})\.log")
 _HEADER = struct.Struct("<8sIIQ32s")  # without its own checksum, which follows as u32
 _RECORD = struct.Struct("<III")
 HEADER_BYTES = 64
+_PAGE = 4096  # what the system writes at a time
 
 
 def log_name(number: int) -> str:
@@ -89,7 +90,8 @@ class LogContents:
 
 
 def read_log(path: Path, tokenizer: str, vocab_size: int) -> LogContents:
-    """A killed process or a power failure may leave a torn record at the end of a log; that is dropped.
+    """A killed process or a power failure may leave a torn record at the end of a log: one that the file ends in, or whose
+    last pages are zero. That is dropped. A record that is all there and does not match its checksum is damaged.
 
     Raises StorageError for anything else that is not as `LogWriter` leaves it, naming the offset, and for a log of
     another tokenizer, vocabulary or version."""
@@ -166,10 +168,17 @@ def _payload(path: Path, data: bytes, offset: int) -> bytes | None:
         return None
     payload = data[begin:end]
     if zlib.crc32(payload) != checksum:
-        if end == len(data):
+        if _is_unwritten(data, offset):
             return None
         raise StorageError(path, f"offset {offset}", "checksum does not match, the file is damaged")
     return payload
+
+
+def _is_unwritten(data: bytes, offset: int) -> bool:
+    """Whether the record at `offset` ends, and the file with it, in pages that were added and never written: what a power
+    failure leaves where the file's length reached the disk before its bytes."""
+    last_page = (len(data) - 1) // _PAGE * _PAGE
+    return last_page > offset and not any(data[last_page:])
 
 
 def _document(path: Path, offset: int, payload: bytes, vocab_size: int) -> np.ndarray:

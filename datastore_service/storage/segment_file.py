@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import struct
 import zlib
+from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
 
 from datastore_service.engine.packing import packed_size
-from datastore_service.engine.segment import MAX_SIZE, MAX_VOCAB, Segment, suffix_bits, token_dtype
+from datastore_service.engine.segment import (
+    MAX_SIZE,
+    MAX_VOCAB,
+    PARTS,
+    Origin,
+    Segment,
+    checksum_of,
+    suffix_bits,
+    token_dtype,
+)
 from datastore_service.storage.atomic import replacing
 from datastore_service.storage.errors import StorageError
 
@@ -20,16 +30,15 @@ SUFFIX = ".seg"
 _ALIGNMENT = 64
 _HEADER = struct.Struct("<8sIIQQ32sQQQ4I")  # without its own checksum, which follows as u32
 HEADER_BYTES = 128
-_PARTS = ("tokens", "suffixes", "offsets", "keys")
-_CHUNK = 1 << 24
+DAMAGED = "checksum does not match, the file is damaged"
+_CHUNK = 1 << 20
 
 
 class SegmentFile:
     """An open segment file: header fields as attributes, the arrays mapped read-only.
 
-    Opening reads and verifies the header and the file's length, which takes microseconds and touches no page of the
-    body, so a prior larger than memory opens at once and two processes share its pages. The body's checksums need all
-    of it to be read: `verify` does that, and `specstore build` and anyone who doubts the disk calls it.
+    Opening reads and verifies the header and the file's length, which takes microseconds; `verify` reads the rest. Whoever
+    drafts from a file, or builds another of it, verifies it first.
     """
 
     def __init__(self, path: Path | str, tokenizer: str | None = None) -> None:
@@ -42,10 +51,25 @@ class SegmentFile:
         self.segment = self._map()
 
     def verify(self) -> None:
-        """Compares the body with its checksums. Raises StorageError naming the part that differs."""
-        for name, checksum in zip(_PARTS, self._checksums, strict=True):
-            if body_checksum(getattr(self.segment, name)) != checksum:
-                raise StorageError(self.path, name, "checksum does not match, the file is damaged")
+        """Compares every byte behind the header with what was written. Raises StorageError naming the part that differs.
+
+        Reads the file rather than its mapping, where a disk that cannot read would end the process."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                self._verify(file)
+        except OSError as error:
+            raise StorageError(self.path, "file", error.strerror or str(error)) from error
+
+    def _verify(self, file: RawIOBase) -> None:
+        layout, end = _layout(self.vocab_size, *self._sizes)
+        ends = [start for start, _, _ in layout[1:]] + [end]
+        for name, part, end, checksum in zip(PARTS, layout, ends, self._checksums, strict=True):
+            start, dtype, shape = part
+            file.seek(start)
+            if _read_checksum(file, _nbytes(dtype, shape)) != checksum:
+                raise StorageError(self.path, name, DAMAGED)
+            if any(file.read(end - file.tell())):
+                raise StorageError(self.path, f"padding after {name}", "not zero, the file is damaged")
 
     def _map(self) -> Segment:
         size, documents, blocks = self._sizes
@@ -57,12 +81,34 @@ class SegmentFile:
         tokens, suffixes, offsets, keys = (_part(whole, *part) for part in layout)
         if offsets[0] != 0 or offsets[-1] != size:
             raise StorageError(self.path, "offsets", f"do not reach from 0 to {size}")
-        return Segment(tokens, suffixes, offsets, keys, self.vocab_size, self.separator)
+        origin = Origin(str(self.path), self._checksums)
+        return Segment(tokens, suffixes, offsets, keys, self.vocab_size, self.separator, origin)
+
+
+def open_verified(path: Path, tokenizer: str, vocab_size: int) -> SegmentFile:
+    """One to draft from. Raises StorageError also for another tokenizer or vocabulary."""
+    file = SegmentFile(path, tokenizer)
+    if file.vocab_size != vocab_size:
+        raise StorageError(path, "vocab_size", f"{file.vocab_size}, the manifest says {vocab_size}")
+    file.verify()
+    return file
 
 
 def _part(whole: np.ndarray, start: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
-    return whole[start : start + nbytes].view(dtype).reshape(shape)
+    return whole[start : start + _nbytes(dtype, shape)].view(dtype).reshape(shape)
+
+
+def _nbytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * int(np.prod(shape, dtype=object))
+
+
+def _read_checksum(file: RawIOBase, size: int) -> int:
+    """CRC-32 of the next bytes of a file, of fewer at its end."""
+    buffer, checksum = memoryview(bytearray(min(size, _CHUNK))), 0
+    while size and (read := file.readinto(buffer[:size])):
+        checksum = zlib.crc32(buffer[:read], checksum)
+        size -= read
+    return checksum
 
 
 def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
@@ -73,7 +119,7 @@ def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
         raise ValueError(f"tokenizer: a fingerprint has 64 hexadecimal digits, not {len(tokenizer)}")
     sizes = len(segment.tokens), segment.documents, len(segment.keys)
     layout, end = _layout(segment.vocab_size, *sizes)
-    arrays = [getattr(segment, name) for name in _PARTS]
+    arrays = [getattr(segment, name) for name in PARTS]
     header = _HEADER.pack(
         MAGIC,
         VERSION,
@@ -82,7 +128,7 @@ def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
         segment.separator,
         bytes.fromhex(tokenizer),
         *sizes,
-        *map(body_checksum, arrays),
+        *map(checksum_of, arrays),
     )
     with replacing(Path(path)) as file:
         file.write(header + struct.pack("<I", zlib.crc32(header)))
@@ -108,8 +154,7 @@ def _layout(
     dtypes: list[np.dtype] = [token_dtype(vocab_size), *fixed]
     for dtype, shape in zip(dtypes, shapes, strict=True):
         parts.append((start, dtype.newbyteorder("<"), shape))
-        nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
-        start += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        start += -(-_nbytes(dtype, shape) // _ALIGNMENT) * _ALIGNMENT
     return parts, start
 
 
@@ -127,7 +172,7 @@ def read_header(
     _, _, width, vocab_size, separator, tokenizer, *rest = _HEADER.unpack_from(header)
     (checksum,) = struct.unpack_from("<I", header, _HEADER.size)
     if checksum != zlib.crc32(header[: _HEADER.size]) or any(header[_HEADER.size + 4 :]):
-        raise StorageError(path, "header", "checksum does not match, the file is damaged")
+        raise StorageError(path, "header", DAMAGED)
     if not 0 < vocab_size <= MAX_VOCAB or width != token_dtype(vocab_size).itemsize:
         raise StorageError(path, "width", f"{width} bytes a token for a vocabulary of {vocab_size}")
     sizes = tuple(rest[:3])
@@ -153,12 +198,3 @@ def _header_bytes(path: Path) -> bytes:
     if len(header) < HEADER_BYTES:
         raise StorageError(path, "length", f"{len(header)} bytes, shorter than the header's {HEADER_BYTES}")
     return header
-
-
-def body_checksum(array: np.ndarray) -> int:
-    """CRC-32 of an array's bytes, in chunks: the body may be larger than memory."""
-    data = np.ascontiguousarray(array).data.cast("B") if array.size else b""
-    value = 0
-    for start in range(0, len(data), _CHUNK):
-        value = zlib.crc32(data[start : start + _CHUNK], value)
-    return value

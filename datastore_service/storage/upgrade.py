@@ -1,4 +1,4 @@
-"""Rewrites segment files of older format versions: what `specstore upgrade` does.
+"""Rewrites the files of a prior that are of older formats: what `specstore upgrade` does.
 
 Version 1 had the suffix array as int32 and, in place of the keys, a table of four uint32 tokens for every 64th row.
 """
@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from datastore_service.engine.segment import Segment, assemble_segment, token_dtype
+from datastore_service.engine.segment import Segment, assemble_segment, checksum_of, token_dtype
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.manifest import read_manifest
+from datastore_service.storage.manifest import is_older, read_manifest, write_manifest
 from datastore_service.storage.segment_file import (
     HEADER_BYTES,
-    body_checksum,
     format_version,
     read_header,
     write_segment,
@@ -25,17 +24,21 @@ _ALIGNMENT = 64
 
 
 def upgrade_segments(directory: Path | str, progress: Callable[[str], None] = lambda _: None) -> int:
-    """Rewrites a directory's files one by one, each atomically, so that an interrupted run is simply repeated.
+    """Rewrites a directory's segment files one by one, then its manifest, each atomically, so that an interrupted run is
+    simply repeated.
 
     progress is told each file's name. Returns how many were rewritten. Raises StorageError for one that is damaged."""
     directory, rewritten = Path(directory), 0
-    for name in read_manifest(directory).segments:
+    manifest = read_manifest(directory)
+    for name in manifest.segments:
         path = directory / name
         if format_version(path) == 1:
             segment, tokenizer = _read_version_1(path)
             write_segment(path, segment, tokenizer)
             progress(name)
             rewritten += 1
+    if is_older(directory):
+        write_manifest(directory, manifest)
     return rewritten
 
 
@@ -50,7 +53,7 @@ def _read_version_1(path: Path) -> tuple[Segment, str]:
     arrays, start = {}, HEADER_BYTES
     for (name, (dtype, count)), checksum in zip(parts.items(), checksums, strict=True):
         array = np.fromfile(path, dtype, count, offset=start)
-        if len(array) != count or body_checksum(array) != checksum:
+        if len(array) != count or checksum_of(array) != checksum:
             raise StorageError(path, name, "checksum does not match, the file is damaged")
         arrays[name] = array
         start += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT

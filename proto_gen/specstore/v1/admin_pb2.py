@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from proto_gen.specstore.v1 import drafting_pb2 as specstore_dot_v1_dot_drafting__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specstore/v1/admin.proto\x12\x0cspecstore.v1\x1a\x1bspecstore/v1/drafting.proto\"\x1a\n\x08\x44ocument\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"f\n\rWarmupRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12)\n\tdocuments\x18\x02 \x03(\x0b\x32\x16.specstore.v1.Document\"0\n\x0bWarmupReply\x12\x11\n\tdocuments\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"\x8a\x01\n\x0c\x46lushRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\"\n\x04tier\x18\x02 \x01(\x0e\x32\x12.specstore.v1.TierH\x00\x12\x11\n\x07session\x18\x03 \x01(\tH\x00\x12\r\n\x03\x61ll\x18\x04 \x01(\x08H\x00\x42\x08\n\x06target\"\x0c\n\nFlushReply\":\n\x0cStatsRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"x\n\nStatsReply\x12\x30\n\nnamespaces\x18\x01 \x03(\x0b\x32\x1c.specstore.v1.NamespaceStats\x12\x16\n\x0euptime_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07streams\x18\x04 \x01(\r\"\xad\x02\n\x0eNamespaceStats\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x15\n\rconversations\x18\x04 \x01(\r\x12\r\n\x05prior\x18\x05 \x01(\x08\x12\x0e\n\x06\x64rafts\x18\x06 \x01(\x04\x12&\n\x05tiers\x18\x07 \x03(\x0b\x32\x17.specstore.v1.TierStats\x12\x16\n\x0emerge_failures\x18\x08 \x01(\x04\x12\x11\n\tlog_bytes\x18\t \x01(\x04\x12\x1a\n\x12log_unsynced_bytes\x18\n \x01(\x04\x12\x14\n\x0clog_failures\x18\x0b \x01(\x04\x12\x0e\n\x06stored\x18\x0c \x01(\x08\"\x8f\x01\n\tTierStats\x12 \n\x04tier\x18\x01 \x01(\x0e\x32\x12.specstore.v1.Tier\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0c\n\x04hits\x18\x04 \x01(\x04\x12\x0f\n\x07\x64rafted\x18\x05 \x01(\x04\x12\x10\n\x08segments\x18\x06 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x07 \x01(\x04\"\x17\n\x15ListNamespacesRequest\"B\n\x13ListNamespacesReply\x12+\n\nnamespaces\x18\x01 \x03(\x0b\x32\x17.specstore.v1.Namespace\"A\n\x13ListSessionsRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"@\n\x11ListSessionsReply\x12+\n\x08sessions\x18\x01 \x03(\x0b\x32\x19.specstore.v1.SessionInfo\"{\n\x0bSessionInfo\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x63onversation\x18\x05 \x01(\t\x12\x0f\n\x07publish\x18\x06 \x01(\x08\"<\n\x0e\x43ompactRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"0\n\x0c\x43ompactReply\x12\x10\n\x08segments\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"o\n\x11WarmupFileRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x11\n\ttokenizer\x18\x04 \x01(\t\"3\n\x0eWarmupProgress\x12\x11\n\tdocuments\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"B\n\x14\x44ropNamespaceRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"\x14\n\x12\x44ropNamespaceReply\"K\n\x0fSnapshotRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\x0c\n\x04name\x18\x02 \x01(\t\"1\n\rSnapshotReply\x12\x10\n\x08segments\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"J\n\x0eRestoreRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\x0c\n\x04name\x18\x02 \x01(\t\"0\n\x0cRestoreReply\x12\x10\n\x08segments\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"B\n\x14ListSnapshotsRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"C\n\x12ListSnapshotsReply\x12-\n\tsnapshots\x18\x01 \x03(\x0b\x32\x1a.specstore.v1.SnapshotInfo\"T\n\x0cSnapshotInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x17\n\x0f\x63reated_seconds\x18\x04 \x01(\x04*`\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0e\n\nTIER_PRIOR\x10\x01\x12\r\n\tTIER_LIVE\x10\x02\x12\x10\n\x0cTIER_SESSION\x10\x03\x12\x11\n\rTIER_REJECTED\x10\x04\x32\xc6\x06\n\x05\x41\x64min\x12\x42\n\x06Warmup\x12\x1b.specstore.v1.WarmupRequest\x1a\x19.specstore.v1.WarmupReply(\x01\x12M\n\nWarmupFile\x12\x1f.specstore.v1.WarmupFileRequest\x1a\x1c.specstore.v1.WarmupProgress0\x01\x12=\n\x05\x46lush\x12\x1a.specstore.v1.FlushRequest\x1a\x18.specstore.v1.FlushReply\x12=\n\x05Stats\x12\x1a.specstore.v1.StatsRequest\x1a\x18.specstore.v1.StatsReply\x12X\n\x0eListNamespaces\x12#.specstore.v1.ListNamespacesRequest\x1a!.specstore.v1.ListNamespacesReply\x12R\n\x0cListSessions\x12!.specstore.v1.ListSessionsRequest\x1a\x1f.specstore.v1.ListSessionsReply\x12\x43\n\x07\x43ompact\x12\x1c.specstore.v1.CompactRequest\x1a\x1a.specstore.v1.CompactReply\x12U\n\rDropNamespace\x12\".specstore.v1.DropNamespaceRequest\x1a .specstore.v1.DropNamespaceReply\x12\x46\n\x08Snapshot\x12\x1d.specstore.v1.SnapshotRequest\x1a\x1b.specstore.v1.SnapshotReply\x12\x43\n\x07Restore\x12\x1c.specstore.v1.RestoreRequest\x1a\x1a.specstore.v1.RestoreReply\x12U\n\rListSnapshots\x12\".specstore.v1.ListSnapshotsRequest\x1a .specstore.v1.ListSnapshotsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specstore/v1/admin.proto\x12\x0cspecstore.v1\x1a\x1bspecstore/v1/drafting.proto\"\x1a\n\x08\x44ocument\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"f\n\rWarmupRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12)\n\tdocuments\x18\x02 \x03(\x0b\x32\x16.specstore.v1.Document\"0\n\x0bWarmupReply\x12\x11\n\tdocuments\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"\x8a\x01\n\x0c\x46lushRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\"\n\x04tier\x18\x02 \x01(\x0e\x32\x12.specstore.v1.TierH\x00\x12\x11\n\x07session\x18\x03 \x01(\tH\x00\x12\r\n\x03\x61ll\x18\x04 \x01(\x08H\x00\x42\x08\n\x06target\"\x0c\n\nFlushReply\":\n\x0cStatsRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"x\n\nStatsReply\x12\x30\n\nnamespaces\x18\x01 \x03(\x0b\x32\x1c.specstore.v1.NamespaceStats\x12\x16\n\x0euptime_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07streams\x18\x04 \x01(\r\"\xad\x02\n\x0eNamespaceStats\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x15\n\rconversations\x18\x04 \x01(\r\x12\r\n\x05prior\x18\x05 \x01(\x08\x12\x0e\n\x06\x64rafts\x18\x06 \x01(\x04\x12&\n\x05tiers\x18\x07 \x03(\x0b\x32\x17.specstore.v1.TierStats\x12\x16\n\x0emerge_failures\x18\x08 \x01(\x04\x12\x11\n\tlog_bytes\x18\t \x01(\x04\x12\x1a\n\x12log_unsynced_bytes\x18\n \x01(\x04\x12\x14\n\x0clog_failures\x18\x0b \x01(\x04\x12\x0e\n\x06stored\x18\x0c \x01(\x08\"\xa0\x01\n\tTierStats\x12 \n\x04tier\x18\x01 \x01(\x0e\x32\x12.specstore.v1.Tier\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0c\n\x04hits\x18\x04 \x01(\x04\x12\x0f\n\x07\x64rafted\x18\x05 \x01(\x04\x12\x10\n\x08segments\x18\x06 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x07 \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\x08 \x01(\r\"\x17\n\x15ListNamespacesRequest\"B\n\x13ListNamespacesReply\x12+\n\nnamespaces\x18\x01 \x03(\x0b\x32\x17.specstore.v1.Namespace\"A\n\x13ListSessionsRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"@\n\x11ListSessionsReply\x12+\n\x08sessions\x18\x01 \x03(\x0b\x32\x19.specstore.v1.SessionInfo\"{\n\x0bSessionInfo\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x63onversation\x18\x05 \x01(\t\x12\x0f\n\x07publish\x18\x06 \x01(\x08\"<\n\x0e\x43ompactRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"0\n\x0c\x43ompactReply\x12\x10\n\x08segments\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"o\n\x11WarmupFileRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x11\n\ttokenizer\x18\x04 \x01(\t\"3\n\x0eWarmupProgress\x12\x11\n\tdocuments\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"B\n\x14\x44ropNamespaceRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"\x14\n\x12\x44ropNamespaceReply\"K\n\x0fSnapshotRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\x0c\n\x04name\x18\x02 \x01(\t\"1\n\rSnapshotReply\x12\x10\n\x08segments\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"J\n\x0eRestoreRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12\x0c\n\x04name\x18\x02 \x01(\t\"0\n\x0cRestoreReply\x12\x10\n\x08segments\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"B\n\x14ListSnapshotsRequest\x12*\n\tnamespace\x18\x01 \x01(\x0b\x32\x17.specstore.v1.Namespace\"C\n\x12ListSnapshotsReply\x12-\n\tsnapshots\x18\x01 \x03(\x0b\x32\x1a.specstore.v1.SnapshotInfo\"T\n\x0cSnapshotInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x17\n\x0f\x63reated_seconds\x18\x04 \x01(\x04*`\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0e\n\nTIER_PRIOR\x10\x01\x12\r\n\tTIER_LIVE\x10\x02\x12\x10\n\x0cTIER_SESSION\x10\x03\x12\x11\n\rTIER_REJECTED\x10\x04\x32\xc6\x06\n\x05\x41\x64min\x12\x42\n\x06Warmup\x12\x1b.specstore.v1.WarmupRequest\x1a\x19.specstore.v1.WarmupReply(\x01\x12M\n\nWarmupFile\x12\x1f.specstore.v1.WarmupFileRequest\x1a\x1c.specstore.v1.WarmupProgress0\x01\x12=\n\x05\x46lush\x12\x1a.specstore.v1.FlushRequest\x1a\x18.specstore.v1.FlushReply\x12=\n\x05Stats\x12\x1a.specstore.v1.StatsRequest\x1a\x18.specstore.v1.StatsReply\x12X\n\x0eListNamespaces\x12#.specstore.v1.ListNamespacesRequest\x1a!.specstore.v1.ListNamespacesReply\x12R\n\x0cListSessions\x12!.specstore.v1.ListSessionsRequest\x1a\x1f.specstore.v1.ListSessionsReply\x12\x43\n\x07\x43ompact\x12\x1c.specstore.v1.CompactRequest\x1a\x1a.specstore.v1.CompactReply\x12U\n\rDropNamespace\x12\".specstore.v1.DropNamespaceRequest\x1a .specstore.v1.DropNamespaceReply\x12\x46\n\x08Snapshot\x12\x1d.specstore.v1.SnapshotRequest\x1a\x1b.specstore.v1.SnapshotReply\x12\x43\n\x07Restore\x12\x1c.specstore.v1.RestoreRequest\x1a\x1a.specstore.v1.RestoreReply\x12U\n\rListSnapshots\x12\".specstore.v1.ListSnapshotsRequest\x1a .specstore.v1.ListSnapshotsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specstore.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=2236
-  _globals['_TIER']._serialized_end=2332
+  _globals['_TIER']._serialized_start=2253
+  _globals['_TIER']._serialized_end=2349
   _globals['_DOCUMENT']._serialized_start=71
   _globals['_DOCUMENT']._serialized_end=97
   _globals['_WARMUPREQUEST']._serialized_start=99
@@ -51,43 +51,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NAMESPACESTATS']._serialized_start=591
   _globals['_NAMESPACESTATS']._serialized_end=892
   _globals['_TIERSTATS']._serialized_start=895
-  _globals['_TIERSTATS']._serialized_end=1038
-  _globals['_LISTNAMESPACESREQUEST']._serialized_start=1040
-  _globals['_LISTNAMESPACESREQUEST']._serialized_end=1063
-  _globals['_LISTNAMESPACESREPLY']._serialized_start=1065
-  _globals['_LISTNAMESPACESREPLY']._serialized_end=1131
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=1133
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=1198
-  _globals['_LISTSESSIONSREPLY']._serialized_start=1200
-  _globals['_LISTSESSIONSREPLY']._serialized_end=1264
-  _globals['_SESSIONINFO']._serialized_start=1266
-  _globals['_SESSIONINFO']._serialized_end=1389
-  _globals['_COMPACTREQUEST']._serialized_start=1391
-  _globals['_COMPACTREQUEST']._serialized_end=1451
-  _globals['_COMPACTREPLY']._serialized_start=1453
-  _globals['_COMPACTREPLY']._serialized_end=1501
-  _globals['_WARMUPFILEREQUEST']._serialized_start=1503
-  _globals['_WARMUPFILEREQUEST']._serialized_end=1614
-  _globals['_WARMUPPROGRESS']._serialized_start=1616
-  _globals['_WARMUPPROGRESS']._serialized_end=1667
-  _globals['_DROPNAMESPACEREQUEST']._serialized_start=1669
-  _globals['_DROPNAMESPACEREQUEST']._serialized_end=1735
-  _globals['_DROPNAMESPACEREPLY']._serialized_start=1737
-  _globals['_DROPNAMESPACEREPLY']._serialized_end=1757
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1759
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1834
-  _globals['_SNAPSHOTREPLY']._serialized_start=1836
-  _globals['_SNAPSHOTREPLY']._serialized_end=1885
-  _globals['_RESTOREREQUEST']._serialized_start=1887
-  _globals['_RESTOREREQUEST']._serialized_end=1961
-  _globals['_RESTOREREPLY']._serialized_start=1963
-  _globals['_RESTOREREPLY']._serialized_end=2011
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=2013
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=2079
-  _globals['_LISTSNAPSHOTSREPLY']._serialized_start=2081
-  _globals['_LISTSNAPSHOTSREPLY']._serialized_end=2148
-  _globals['_SNAPSHOTINFO']._serialized_start=2150
-  _globals['_SNAPSHOTINFO']._serialized_end=2234
-  _globals['_ADMIN']._serialized_start=2335
-  _globals['_ADMIN']._serialized_end=3173
+  _globals['_TIERSTATS']._serialized_end=1055
+  _globals['_LISTNAMESPACESREQUEST']._serialized_start=1057
+  _globals['_LISTNAMESPACESREQUEST']._serialized_end=1080
+  _globals['_LISTNAMESPACESREPLY']._serialized_start=1082
+  _globals['_LISTNAMESPACESREPLY']._serialized_end=1148
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=1150
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=1215
+  _globals['_LISTSESSIONSREPLY']._serialized_start=1217
+  _globals['_LISTSESSIONSREPLY']._serialized_end=1281
+  _globals['_SESSIONINFO']._serialized_start=1283
+  _globals['_SESSIONINFO']._serialized_end=1406
+  _globals['_COMPACTREQUEST']._serialized_start=1408
+  _globals['_COMPACTREQUEST']._serialized_end=1468
+  _globals['_COMPACTREPLY']._serialized_start=1470
+  _globals['_COMPACTREPLY']._serialized_end=1518
+  _globals['_WARMUPFILEREQUEST']._serialized_start=1520
+  _globals['_WARMUPFILEREQUEST']._serialized_end=1631
+  _globals['_WARMUPPROGRESS']._serialized_start=1633
+  _globals['_WARMUPPROGRESS']._serialized_end=1684
+  _globals['_DROPNAMESPACEREQUEST']._serialized_start=1686
+  _globals['_DROPNAMESPACEREQUEST']._serialized_end=1752
+  _globals['_DROPNAMESPACEREPLY']._serialized_start=1754
+  _globals['_DROPNAMESPACEREPLY']._serialized_end=1774
+  _globals['_SNAPSHOTREQUEST']._serialized_start=1776
+  _globals['_SNAPSHOTREQUEST']._serialized_end=1851
+  _globals['_SNAPSHOTREPLY']._serialized_start=1853
+  _globals['_SNAPSHOTREPLY']._serialized_end=1902
+  _globals['_RESTOREREQUEST']._serialized_start=1904
+  _globals['_RESTOREREQUEST']._serialized_end=1978
+  _globals['_RESTOREREPLY']._serialized_start=1980
+  _globals['_RESTOREREPLY']._serialized_end=2028
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=2030
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=2096
+  _globals['_LISTSNAPSHOTSREPLY']._serialized_start=2098
+  _globals['_LISTSNAPSHOTSREPLY']._serialized_end=2165
+  _globals['_SNAPSHOTINFO']._serialized_start=2167
+  _globals['_SNAPSHOTINFO']._serialized_end=2251
+  _globals['_ADMIN']._serialized_start=2352
+  _globals['_ADMIN']._serialized_end=3190
 # @@protoc_insertion_point(module_scope)

@@ -106,7 +106,7 @@ class NamespaceStats(_message.Message):
     def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: bool = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ..., log_bytes: _Optional[int] = ..., log_unsynced_bytes: _Optional[int] = ..., log_failures: _Optional[int] = ..., stored: bool = ...) -> None: ...
 
 class TierStats(_message.Message):
-    __slots__ = ("tier", "tokens", "bytes", "hits", "drafted", "segments", "accepted")
+    __slots__ = ("tier", "tokens", "bytes", "hits", "drafted", "segments", "accepted", "damaged")
     TIER_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class TierStats(_message.Message):
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     tier: Tier
     tokens: int
     bytes: int
@@ -121,7 +122,8 @@ class TierStats(_message.Message):
     drafted: int
     segments: int
     accepted: int
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., drafted: _Optional[int] = ..., segments: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    damaged: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., drafted: _Optional[int] = ..., segments: _Optional[int] = ..., accepted: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
 
 class ListNamespacesRequest(_message.Message):
     __slots__ = ()

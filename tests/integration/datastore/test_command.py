@@ -76,11 +76,20 @@ def test_flipped_byte(damaged, tokenizer):
     assert_one_line(
         specstore("query", "1", "--ids", "--prior", directory, "--tokenizer", tokenizer), 1, segment.name
     )
+    assert_one_line(specstore("serve", "--listen", "127.0.0.1:0", "--prior", directory), 1, segment.name)
 
 
 @pytest.mark.parametrize(
     ("content", "part"),
-    [("", "holds no tokens"), ('{"ids": [1, 2000]}\n', "2000"), ('{"text": 1}\n', "line 1")],
+    [
+        ("", "holds no tokens"),
+        ('{"ids": [1, 2000]}\n', "2000"),
+        ('{"text": 1}\n', "line 1"),
+        (
+            '{"ids": [1, 99999999999999999999999]}\n',
+            "line 1: id 99999999999999999999999 is outside [0, 2147483648)",
+        ),
+    ],
 )
 def test_bad_corpus(content, part, tokenizer, tmp_path):
     corpus = tmp_path / "bad.jsonl"

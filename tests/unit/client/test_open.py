@@ -6,6 +6,8 @@ import pytest
 
 from datastore_service.client import open_datastore
 from datastore_service.client.embedded import EmbeddedDatastore
+from datastore_service.client.metrics import FAILURES
+from datastore_service.client.remote import GrpcDatastore
 from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.types import Budget, Entry, Namespace, Opening
@@ -51,6 +53,19 @@ def test_service():
         datastore = open_datastore(service.endpoint, NAMESPACE, 100)
         assert isinstance(datastore, ResilientDatastore)
         datastore.close()
+
+
+def test_a_service_s_ids_are_those_of_the_model():
+    """Whoever reaches the service may publish any id; the model has no row for it."""
+    with running() as service:
+        other = GrpcDatastore(service.endpoint, NAMESPACE)
+        assert other.wait_connected(10.0)
+        foreign = np.array([*range(15, 20), 500], np.int32)
+        other.step([Entry("s", tokens=foreign, opening=Opening(), closing=True)], 10.0)
+        assert first_token(other) == 500
+        before = FAILURES.labels("unreachable")._value.get()
+        assert first_token(open_datastore(service.endpoint, NAMESPACE, 100)) == -1
+        assert FAILURES.labels("unreachable")._value.get() == before + 1
 
 
 @pytest.mark.parametrize(

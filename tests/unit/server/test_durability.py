@@ -7,12 +7,16 @@ from urllib.request import urlopen
 import grpc
 import pytest
 from prometheus_client import start_http_server
+from typer.testing import CliRunner
 
+from datastore_service.cli.main import app
 from datastore_service.engine.types import Namespace
 from datastore_service.server import service as service_module
 from datastore_service.storage.data_directory import DataDirectory, folder_name
+from datastore_service.storage.errors import StorageError
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
+from tests.damage import overwrite
 from tests.unit.server.service import VOCAB, running
 from tests.unit.server.test_service import BUDGET, Stream, refusal
 from tests.waiting import eventually
@@ -171,6 +175,31 @@ def test_a_damaged_snapshot_is_data_loss(start, clients, tmp_path):
         code, details = refusal(lambda: client.call("Restore", name="a"))
         assert code is grpc.StatusCode.DATA_LOSS
         assert "tokens: checksum does not match" in details
+
+
+def test_a_segment_that_changes_is_taken_out_where_all_can_see_it(start, clients, tmp_path, monkeypatch):
+    monkeypatch.setattr(service_module, "CHECK_SECONDS", 0.05)
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        client.call("Compact")
+        client.publish([20, 21, 22])
+        assert client.drafted() == OUTPUT[2:]
+        (path,) = tmp_path.glob("live/*/*.seg")
+        overwrite(path, 128 + 2 * 3, b"\xff\xff")  # the fourth token: none of this vocabulary
+        assert 65_535 not in client.drafted()
+        eventually(
+            lambda: {tier.tier: tier.damaged for tier in client.stats().tiers}[admin_pb2.TIER_LIVE] == 1
+        )
+        assert (client.drafted(), client.drafted([20])) == ([], [21, 22])
+        of_live = {"model": "m", "tenant": "", "tier": "live"}
+        registry = service.metrics.registry
+        assert registry.get_sample_value("specstore_damaged_segments", of_live) == 1
+        assert "1 damaged segments taken out" in service.page.html()
+        shown = CliRunner().invoke(app, ["stats", "--endpoint", service.endpoint], env={"COLUMNS": "200"})
+        assert "1 damaged segments taken out (see the log)" in " ".join(shown.stdout.split())
+    with pytest.raises(StorageError, match=f"{path.name}: tokens: checksum does not match"), start():
+        pass
 
 
 def test_without_a_data_directory_there_are_no_snapshots(clients):

@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import struct
@@ -78,6 +79,7 @@ def test_any_flipped_bit_of_the_header_is_seen_at_open(tmp_path):
 
 def test_an_open_file_takes_one_descriptor(tmp_path):
     path, _ = written(tmp_path)
+    gc.collect()  # what earlier tests have left
     process = psutil.Process()
     before = process.num_fds()
     files = [SegmentFile(path) for _ in range(20)]

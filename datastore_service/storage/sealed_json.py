@@ -1,0 +1,43 @@
+"""Manifests: JSON objects that carry a checksum of their fields and are replaced atomically."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+from datastore_service.storage.atomic import replacing
+from datastore_service.storage.errors import StorageError
+
+
+def write_sealed(path: Path, fields: dict) -> None:
+    """Atomically and durably, with the field `checksum` added."""
+    text = json.dumps(fields | {"checksum": _checksum(fields)}, indent=2) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def read_object(path: Path) -> dict:
+    """The fields as they stand there. Raises StorageError for what is no JSON object with a number `format`."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(path, "file", error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise StorageError(path, "file", f"not JSON, the file is damaged: {error}") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
+        raise StorageError(path, "format", "missing, the file is damaged")
+    return fields
+
+
+def unsealed(path: Path, fields: dict) -> dict:
+    """The fields without their checksum. Raises StorageError if that is missing or does not match."""
+    fields = dict(fields)
+    if fields.pop("checksum", None) != _checksum(fields):
+        raise StorageError(path, "checksum", "does not match, the file is damaged")
+    return fields
+
+
+def _checksum(fields: dict) -> int:
+    """CRC-32 of the fields as JSON without spaces, sorted by name."""
+    return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
