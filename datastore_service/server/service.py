@@ -21,6 +21,7 @@ from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import Namespaces, NewEngine
 from datastore_service.server.open_calls import MOST, OpenCalls
+from datastore_service.server.reading import Reading
 from datastore_service.server.status_page import StatusPage
 from datastore_service.server.web import application, listen
 from datastore_service.storage.data_directory import DataDirectory
@@ -37,6 +38,8 @@ HOUSEKEEPING_SECONDS = 1.0
 SYNC_SECONDS = 1.0  # what was answered in between, a power failure may take
 DRAIN_SECONDS = 10.0
 LAST_REPLY_SECONDS = 0.5  # for what has been answered to leave the process
+CALL_END_SECONDS = 2.0  # for what was cancelled to end
+END_SECONDS = 30.0  # from the signal to the end, merges and threads that do not return included
 
 
 class Service:
@@ -70,7 +73,7 @@ class Service:
         self._address, self._tls = address, tls
         self._server = grpc.server(
             ThreadPoolExecutor(self._limits.streams + SHORT_CALL_THREADS, "specstore-rpc"),
-            interceptors=[OpenCalls(unbounded=f"/{DRAFTING}/Draft")],
+            interceptors=[OpenCalls(unbounded=f"/{DRAFTING}/Draft"), Reading(self.metrics)],
             options=_server_options(self._limits),
         )
         self._add_servicers(
@@ -102,7 +105,8 @@ class Service:
         log.info("draining", extra={"streams": self.drafting.streams})
         if not self.drafting.drain(DRAIN_SECONDS):
             log.warning("drain: messages still unanswered", extra={"seconds": DRAIN_SECONDS})
-        self._server.stop(LAST_REPLY_SECONDS).wait()
+        if not self._server.stop(LAST_REPLY_SECONDS).wait(LAST_REPLY_SECONDS + CALL_END_SECONDS):
+            log.warning("drain: calls that do not end")
         self.namespaces.close()
         log.info("stopped")
 
