@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ from datastore_service.endpoint import Endpoint
 from datastore_service.server.admin import ADMIN, Admin
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import DRAFTING, Drafting
+from datastore_service.server.ending import EndSignals
 from datastore_service.server.history import History
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
@@ -143,15 +143,14 @@ class Service:
 
 
 def serve(service: Service, metrics_port: int | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. metrics_port: HTTP port on loopback for the status page and metrics,
-    None for neither."""
-    wanted_end = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: wanted_end.set())
+    """Serves until SIGTERM or SIGINT, then drains; a second one ends the process at once. metrics_port: HTTP port on
+    loopback for the status page and metrics, None for neither."""
+    ends = EndSignals()
     if metrics_port is not None:
         listen(application(service.page.html, service.metrics.registry), metrics_port)
     service.start()
-    wanted_end.wait()
+    ends.wait()
+    ends.end_within(END_SECONDS)
     service.stop()
 
 
