@@ -49,6 +49,8 @@ def _reporting(method: str, context: grpc.ServicerContext, metrics: ServiceMetri
     except RefusalError as refusal:
         metrics.refusals.labels(refusal.code.name).inc()
         reason = {"method": method, "code": refusal.code.name, "reason": str(refusal)}
+        if refusal.__cause__ is not None:  # names the file, which is no caller's business
+            reason["cause"] = str(refusal.__cause__)
         log.warning("call refused", extra=reason | {"peer": context.peer()})
         raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from datastore_service.endpoint import Endpoint
+from datastore_service.server.addresses import check_free
 from datastore_service.server.admin import ADMIN, Admin
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import DRAFTING, Drafting
@@ -84,6 +86,7 @@ class Service:
 
     def start(self) -> str:
         """Returns the endpoint (with the port that port 0 became). Raises OSError if the address is not free."""
+        check_free(self._address)
         try:
             port = self._bind()
         except RuntimeError as error:
@@ -136,6 +139,9 @@ class Service:
             closed = self.namespaces.close_expired()
             if closed:
                 log.info("closed sessions nobody came back for", extra={"sessions": closed})
+            silent = self.drafting.end_silent(time.monotonic())
+            if silent:
+                log.warning("ended streams that did not greet", extra={"streams": silent})
 
     def _keep_synced(self) -> None:
         while not self._stopping.wait(SYNC_SECONDS):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from datastore_service.cli.main import app, serve
 from datastore_service.cli.options import ENDPOINT_VARIABLE
 from datastore_service.engine.engine import Limits
+from datastore_service.server.limits import ServiceLimits
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +54,13 @@ def test_errors_are_one_line(words, status, message):
     assert (result.exit_code, result.stderr) == (status, message)
 
 
-def test_bounds_default_to_the_engine_s_own():
+def test_bounds_default_to_the_engine_s_and_the_service_s_own():
     given = inspect.signature(serve).parameters
     limits = Limits()
     for name in ("sessions", "tokens", "live_tokens", "conversation_seconds", "refusals"):
         assert given[name].default == getattr(limits, name)
+    for name in ("grace", "streams"):
+        assert given[name].default == getattr(ServiceLimits(), name)
 
 
 def test_empty_token_file(tmp_path):

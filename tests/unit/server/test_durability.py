@@ -170,7 +170,7 @@ def test_a_damaged_snapshot_is_data_loss(start, clients, tmp_path):
         path.write_bytes(data)
         code, details = refusal(lambda: client.call("Restore", name="a"))
         assert code is grpc.StatusCode.DATA_LOSS
-        assert "tokens: checksum does not match" in details
+        assert details == f"{path.name}: tokens: checksum does not match, the file is damaged"
 
 
 def test_without_a_data_directory_there_are_no_snapshots(clients):
