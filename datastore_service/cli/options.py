@@ -16,9 +16,12 @@ from datastore_service.engine.types import Namespace
 from datastore_service.tls import client_tls
 
 TOKEN_VARIABLE = "SPECSTORE_ADMIN_TOKEN"
+ENDPOINT_VARIABLE = "SPECSTORE_ENDPOINT"
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
-Endpoint = Annotated[str, typer.Option(help="HOST:PORT or unix:PATH of a running service")]
+Endpoint = Annotated[
+    str, typer.Option(help="HOST:PORT or unix:PATH of a running service", envvar=ENDPOINT_VARIABLE)
+]
 Model = Annotated[
     str, typer.Option(help="model part of the namespace: the model folder's name, as SGLang's plugin has it")
 ]
@@ -30,7 +33,7 @@ TokenFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 DEFAULT_ENDPOINT = "127.0.0.1:50061"
 
-# The variables are those of SGLang's plugin.
+# The variables are those of SGLang's plugin, as is the endpoint's.
 _TLS_OPTIONS = {
     "tls_ca": "TLS: certificates (PEM) of who signed the service's",
     "tls_certificate": "certificate (PEM) to show to a service that asks for one",

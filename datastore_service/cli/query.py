@@ -14,7 +14,16 @@ from rich.text import Text
 from rich.tree import Tree
 from tokenizers import Tokenizer
 
-from datastore_service.cli.options import AsJson, Model, Tenant, TokenizerOption, namespace_of, takes_tls
+from datastore_service.cli.options import (
+    DEFAULT_ENDPOINT,
+    AsJson,
+    Endpoint,
+    Model,
+    Tenant,
+    TokenizerOption,
+    namespace_of,
+    takes_tls,
+)
 from datastore_service.client import Datastore
 from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.engine.tree import DraftTree, Tier
@@ -31,12 +40,13 @@ def add_command(app: typer.Typer) -> None:
 
 
 def query(
+    command: typer.Context,
     context: Annotated[
         str, typer.Argument(help="text, or with --ids token ids separated by spaces or commas")
     ],
     tokenizer: TokenizerOption,
-    prior: Annotated[Path | None, typer.Option(help="directory of a prior")] = None,
-    endpoint: Annotated[str, typer.Option(help="HOST:PORT or unix:PATH of a running service")] = "",
+    prior: Annotated[Path | None, typer.Option(help="directory of a prior, instead of a service")] = None,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
     ids: Annotated[bool, typer.Option("--ids", help="the context is token ids")] = False,
     nodes: Annotated[int, typer.Option(help="most drafted tokens", min=1)] = 16,
     model: Model = "",
@@ -46,8 +56,9 @@ def query(
     tls: Tls | None,
 ) -> None:
     """Shows what would be drafted after a context."""
-    if bool(prior) == bool(endpoint):
-        raise ValueError("query: one of --prior and --endpoint is required")
+    source = command.get_parameter_source("endpoint")
+    if prior and source and source.name == "COMMANDLINE":
+        raise ValueError("query: either --prior or --endpoint, not both")
     namespace = namespace_of(model, tokenizer, tenant)
     encoder = None if ids else load_tokenizer(tokenizer)
     tokens = _token_ids(context) if encoder is None else _encoded(context, encoder)

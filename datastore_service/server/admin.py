@@ -17,13 +17,20 @@ from datastore_service.engine.tree import Tier
 from datastore_service.engine.types import Namespace
 from datastore_service.server import wire
 from datastore_service.server.calls import answering
-from datastore_service.server.corpora import Corpora, read_corpus
+from datastore_service.server.corpora import Corpora, naming
 from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
-from datastore_service.server.refusal import RefusalError, disk_refused, exhausted, invalid, precondition
-from datastore_service.storage.corpus import groups
+from datastore_service.server.refusal import (
+    RefusalError,
+    disk_refused,
+    exhausted,
+    invalid,
+    precondition,
+    storage_refused,
+)
+from datastore_service.storage.corpus import groups, read_tokens
 from datastore_service.storage.data_directory import DataDirectory
 from datastore_service.storage.errors import StorageError
 from proto_gen.specstore.v1 import admin_pb2 as pb
@@ -105,7 +112,7 @@ class Admin(AdminServicer):
             try:
                 yield
             except StorageError as error:
-                raise RefusalError(grpc.StatusCode.DATA_LOSS, str(error)) from error
+                raise storage_refused(error) from error
             except OSError as error:
                 raise disk_refused(error) from error
 
@@ -139,7 +146,8 @@ class Admin(AdminServicer):
         tokenizer = self._corpora.find_tokenizer(request.tokenizer, namespace) if request.tokenizer else None
         hosted = self._namespaces.open(namespace)
         added = pb.WarmupProgress()
-        documents = read_corpus(path, request.field or "text", tokenizer, hosted.engine.vocab_size)
+        rows = read_tokens(path, request.field or "text", tokenizer, hosted.engine.vocab_size)
+        documents = naming(request.file, rows)
         for group in groups(documents, WARMUP_SEGMENT_TOKENS):
             _learn(hosted, group, added)
             yield added

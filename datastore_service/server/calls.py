@@ -23,24 +23,36 @@ def answering(method: str, context: grpc.ServicerContext, metrics: ServiceMetric
     """method: "package.Service/Method". What is logged inside carries the caller's trace id.
 
     A RefusalError is counted, logged and answered with its status."""
+    with _aborting(context), _span(method, context), _reporting(method, context, metrics):
+        yield
+
+
+@contextmanager
+def refusing(method: str, context: grpc.ServicerContext, metrics: ServiceMetrics) -> Iterator[None]:
+    """The same without a span."""
+    with _aborting(context), _reporting(method, context, metrics):
+        yield
+
+
+@contextmanager
+def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
     try:
-        with _span(method, context):
-            try:
-                yield
-            except RefusalError as refusal:
-                metrics.refusals.labels(refusal.code.name).inc()
-                log.warning(
-                    "call refused",
-                    extra={
-                        "method": method,
-                        "code": refusal.code.name,
-                        "reason": str(refusal),
-                        "peer": context.peer(),
-                    },
-                )
-                raise
+        yield
     except RefusalError as refusal:
         context.abort(refusal.code, str(refusal))
+
+
+@contextmanager
+def _reporting(method: str, context: grpc.ServicerContext, metrics: ServiceMetrics) -> Iterator[None]:
+    try:
+        yield
+    except RefusalError as refusal:
+        metrics.refusals.labels(refusal.code.name).inc()
+        reason = {"method": method, "code": refusal.code.name, "reason": str(refusal)}
+        if refusal.__cause__ is not None:  # names the file, which is no caller's business
+            reason["cause"] = str(refusal.__cause__)
+        log.warning("call refused", extra=reason | {"peer": context.peer()})
+        raise
 
 
 @contextmanager

@@ -11,8 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from datastore_service.engine.types import Namespace
-from datastore_service.server.refusal import RefusalError, invalid, precondition
-from datastore_service.storage.corpus import read_tokens
+from datastore_service.server.refusal import RefusalError, invalid, precondition, without_path
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 from datastore_service.storage.tokenizer import load_tokenizer
@@ -55,7 +54,7 @@ class Corpora:
         try:
             fingerprint, tokenizer = tokenizer_fingerprint(path), load_tokenizer(path)
         except StorageError as error:
-            raise invalid(f"tokenizer: {error}") from None
+            raise invalid(f"tokenizer: {name!r}: {without_path(error)}") from error
         if fingerprint != namespace.tokenizer:
             raise precondition(
                 f"tokenizer: {name!r} is {fingerprint}, the namespace's {namespace.tokenizer!r}"
@@ -63,12 +62,12 @@ class Corpora:
         return tokenizer
 
 
-def read_corpus(path: Path, field: str, tokenizer: Tokenizer | None, vocab_size: int) -> Iterator[np.ndarray]:
-    """The documents of a file that was found; see storage.corpus for kinds."""
+def naming(name: str, documents: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The documents of a file that was found; refusals call it what the caller does."""
     try:
-        yield from read_tokens(path, field, tokenizer, vocab_size)
+        yield from documents
     except StorageError as error:
-        raise invalid(f"file: {error}") from None
+        raise invalid(f"file: {name!r}: {without_path(error)}") from error
 
 
 def _check_name(name: str, field: str) -> None:

@@ -19,6 +19,7 @@ from proto_gen.specstore.v1 import drafting_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingServicer
 
 DRAFTING = pb.DESCRIPTOR.services_by_name["Drafting"].full_name
+GREETING_SECONDS = 10.0
 
 
 class Drafting(DraftingServicer):
@@ -31,17 +32,21 @@ class Drafting(DraftingServicer):
         self._in_flight = 0
         self._draining = False
         self.streams = 0
+        self._silent: dict[grpc.ServicerContext, float] = {}  # streams without a message yet, and since when
         metrics.count_streams(lambda: self.streams)
 
     def Draft(self, request_iterator: Iterator[pb.DraftRequest], context: grpc.ServicerContext):  # noqa: N802
         with answering(f"{DRAFTING}/Draft", context, self._metrics):
-            self._admit()
-            yield from self._replies(request_iterator)
+            self._admit(context)
+            yield from self._replies(request_iterator, context)
 
-    def _replies(self, requests: Iterator[pb.DraftRequest]) -> Iterator[pb.DraftReply]:
+    def _replies(
+        self, requests: Iterator[pb.DraftRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.DraftReply]:
         stream = _Stream(next(self._numbers), self._namespaces, self._limits, self._metrics)
         try:
             for request in requests:
+                self._silent.pop(context, None)
                 with self._flight():
                     started = time.perf_counter()
                     reply = stream.answer(request)
@@ -52,7 +57,15 @@ class Drafting(DraftingServicer):
         finally:
             stream.end()
             with self._state:
+                self._silent.pop(context, None)
                 self.streams -= 1
+
+    def end_silent(self, now: float) -> int:
+        """Cancels the streams whose caller has said nothing for too long: a worker greets at once. Returns how many."""
+        late = [context for context, since in list(self._silent.items()) if now - since > GREETING_SECONDS]
+        for context in late:
+            context.cancel()
+        return len(late)
 
     def drain(self, timeout: float) -> bool:
         """Waits until no message is being answered and ends each stream after its next reply; False on timeout."""
@@ -60,11 +73,12 @@ class Drafting(DraftingServicer):
         with self._state:
             return self._state.wait_for(lambda: self._in_flight == 0, timeout)
 
-    def _admit(self) -> None:
+    def _admit(self, context: grpc.ServicerContext) -> None:
         with self._state:
             if self.streams >= self._limits.streams:
                 raise exhausted(f"Draft: the service already has {self._limits.streams} streams, its limit")
             self.streams += 1
+            self._silent[context] = time.monotonic()
 
     def _flight(self) -> _Flight:
         return _Flight(self)

@@ -14,8 +14,9 @@ from datastore_service.engine.tree import Tier
 from datastore_service.engine.types import Entry, Namespace, Reply
 from datastore_service.server.leases import Leases
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.server.refusal import disk_refused, exhausted, invalid, precondition
+from datastore_service.server.refusal import disk_refused, exhausted, invalid, precondition, storage_refused
 from datastore_service.storage.data_directory import DataDirectory
+from datastore_service.storage.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,8 @@ class Namespaces:
             hosted = self._host(namespace)
         except ValueError as error:
             raise invalid(str(error)) from error
+        except StorageError as error:
+            raise storage_refused(error) from error
         except OSError as error:
             raise disk_refused(error) from error
         log.info(

@@ -6,6 +6,8 @@ import errno
 
 import grpc
 
+from datastore_service.storage.errors import StorageError
+
 
 class RefusalError(Exception):
     """code: the status to end the call with. The message names the field and the limit."""
@@ -32,6 +34,16 @@ def disk_refused(error: OSError) -> RefusalError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.INTERNAL
     return RefusalError(code, f"data directory: {error.strerror or error}")
+
+
+def storage_refused(error: StorageError) -> RefusalError:
+    """Names the file alone."""
+    return RefusalError(grpc.StatusCode.DATA_LOSS, f"{error.path.name}: {without_path(error)}")
+
+
+def without_path(error: StorageError) -> str:
+    """The field at fault, and why."""
+    return str(error).removeprefix(f"{error.path}: ")
 
 
 def precondition(message: str) -> RefusalError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,14 +13,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from datastore_service.endpoint import Endpoint
+from datastore_service.server.addresses import check_free
 from datastore_service.server.admin import ADMIN, Admin
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import DRAFTING, Drafting
+from datastore_service.server.ending import EndSignals
 from datastore_service.server.history import History
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import Namespaces, NewEngine
 from datastore_service.server.open_calls import MOST, OpenCalls
+from datastore_service.server.reading import Reading
 from datastore_service.server.status_page import StatusPage
 from datastore_service.server.web import application, listen
 from datastore_service.storage.data_directory import DataDirectory
@@ -38,6 +41,8 @@ CHECK_SECONDS = 3600.0  # between two readings of all segments, which are verifi
 SYNC_SECONDS = 1.0  # what was answered in between, a power failure may take
 DRAIN_SECONDS = 10.0
 LAST_REPLY_SECONDS = 0.5  # for what has been answered to leave the process
+CALL_END_SECONDS = 2.0  # for what was cancelled to end
+END_SECONDS = 30.0  # from the signal to the end, merges and threads that do not return included
 
 
 class Service:
@@ -71,7 +76,7 @@ class Service:
         self._address, self._tls = address, tls
         self._server = grpc.server(
             ThreadPoolExecutor(self._limits.streams + SHORT_CALL_THREADS, "specstore-rpc"),
-            interceptors=[OpenCalls(unbounded=f"/{DRAFTING}/Draft")],
+            interceptors=[OpenCalls(unbounded=f"/{DRAFTING}/Draft"), Reading(self.metrics)],
             options=_server_options(self._limits),
         )
         self._add_servicers(
@@ -82,6 +87,7 @@ class Service:
 
     def start(self) -> str:
         """Returns the endpoint (with the port that port 0 became). Raises OSError if the address is not free."""
+        check_free(self._address)
         try:
             port = self._bind()
         except RuntimeError as error:
@@ -104,7 +110,8 @@ class Service:
         log.info("draining", extra={"streams": self.drafting.streams})
         if not self.drafting.drain(DRAIN_SECONDS):
             log.warning("drain: messages still unanswered", extra={"seconds": DRAIN_SECONDS})
-        self._server.stop(LAST_REPLY_SECONDS).wait()
+        if not self._server.stop(LAST_REPLY_SECONDS).wait(LAST_REPLY_SECONDS + CALL_END_SECONDS):
+            log.warning("drain: calls that do not end")
         self.namespaces.close()
         log.info("stopped")
 
@@ -134,6 +141,9 @@ class Service:
             closed = self.namespaces.close_expired()
             if closed:
                 log.info("closed sessions nobody came back for", extra={"sessions": closed})
+            silent = self.drafting.end_silent(time.monotonic())
+            if silent:
+                log.warning("ended streams that did not greet", extra={"streams": silent})
 
     def _keep_synced(self) -> None:
         while not self._stopping.wait(SYNC_SECONDS):
@@ -145,15 +155,14 @@ class Service:
 
 
 def serve(service: Service, metrics_port: int | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. metrics_port: HTTP port on loopback for the status page and metrics,
-    None for neither."""
-    wanted_end = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: wanted_end.set())
+    """Serves until SIGTERM or SIGINT, then drains; a second one ends the process at once. metrics_port: HTTP port on
+    loopback for the status page and metrics, None for neither."""
+    ends = EndSignals()
     if metrics_port is not None:
         listen(application(service.page.html, service.metrics.registry), metrics_port)
     service.start()
-    wanted_end.wait()
+    ends.wait()
+    ends.end_within(END_SECONDS)
     service.stop()
 
 

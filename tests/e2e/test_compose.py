@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,7 +28,6 @@ BASE_IMAGE = "python:3.11-slim"
 BUILD_BACKEND = "hatchling==1.33.0"
 PROJECT = "specstore-test"
 PORT = 30000  # in the engine's own network namespace
-SOCKET = "unix:/run/specstore/datastore.sock"
 QUESTION = "Count from one to thirty in words."
 
 
@@ -159,9 +159,7 @@ class Stack:
 
     def drafts_asked_for(self) -> int:
         """Draft trees the datastore was asked for since it started."""
-        stats = json.loads(
-            self.compose("exec", "-T", "datastore", "specstore", "stats", "--endpoint", SOCKET, "--json")
-        )
+        stats = json.loads(self.compose("exec", "-T", "datastore", "specstore", "stats", "--json"))
         return sum(int(namespace["drafts"]) for namespace in stats["namespaces"])
 
 
@@ -243,6 +241,18 @@ class TestOneInstance:
     @pytest.mark.parametrize("service", ["datastore", "engine"])
     def test_no_service_runs_as_root(self, stack, service):
         assert stack.compose("exec", "-T", service, "id", "-u").strip() == "10001"
+
+    def test_the_datastore_s_verbs_as_the_readme_shows_them(self, stack, tmp_path):
+        texts = tmp_path / "texts.jsonl"
+        texts.write_text('{"text": "The leaves change color in autumn."}\n')
+        shown = re.findall(
+            "^    docker compose ((?:cp|exec) .*)", (CHECKOUT / "README.md").read_text(), re.MULTILINE
+        )
+        commands = [command.replace(" texts.jsonl ", f" {texts} ").split() for command in shown]
+        stats, _, warmed, flushed = (stack.compose(*command) for command in commands)
+        assert "SmolLM2-135M-Instruct" in stats
+        assert re.fullmatch(r"added 1 documents, \d tokens\n", warmed)
+        assert flushed == "flushed live\n"
 
     def test_completions_go_on_without_the_datastore(self, stack):
         with_datastore = stack.complete()

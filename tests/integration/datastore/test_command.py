@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import socket
 from urllib.request import urlopen
 
 import numpy as np
@@ -111,6 +112,21 @@ def test_bad_endpoints(tmp_path):
     assert_one_line(specstore("serve", "--listen", "0.0.0.0:0", "--allow-remote"), 2, "admin token: required")
     assert_one_line(specstore("stats", "--endpoint", "127.0.0.1:1"), 1, "UNAVAILABLE")
     assert_one_line(specstore("serve", "--data", tmp_path / "none"), 2, "data: ")
+
+
+def test_what_the_system_refuses_is_told_in_words(corpus, tokenizer, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = specstore("serve", "--listen", address)
+    assert_one_line(done, 1, f"specstore: cannot listen on {address}: Address already in use\n")
+    (tmp_path / "file").write_text("")
+    done = specstore("serve", "--listen", f"unix:{tmp_path}/file")
+    assert_one_line(done, 1, "there is a file that is no socket\n")
+    done = specstore("serve", "--listen", f"unix:{tmp_path}/none/socket")
+    assert_one_line(done, 1, f"{tmp_path}/none is no directory\n")
+    out = tmp_path / "file"
+    done = specstore("build", corpus[0], "--out", out, "--tokenizer", tokenizer, "--field", "ids")
+    assert_one_line(done, 1, f"specstore: {out}: File exists\n")
 
 
 def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_path):

@@ -1,14 +1,19 @@
 """Arguments and exit codes of the command, in this process."""
 
 import inspect
+import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from datastore_service.cli.main import app, serve
+from datastore_service.cli.options import ENDPOINT_VARIABLE
 from datastore_service.engine.engine import Limits
+from datastore_service.server.limits import ServiceLimits
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +45,7 @@ def test_version():
         (["serve", "--refusals", "-1"], 2, "specstore: refusals: -1 is not at least 0\n"),
         (["serve", "--conversation-seconds", "nan"], 2, "specstore: conversation_seconds: nan is not at least 0\n"),
         (["stats", "--endpoint", "x"], 2, "specstore: endpoint: 'x' is not HOST:PORT or unix:PATH\n"),
-        (["query", "1", "--ids", "--tokenizer", "0" * 64], 2, "specstore: query: one of --prior and --endpoint is required\n"),
+        (["query", "1", "--ids", "--tokenizer", "0" * 64, "--prior", "p", "--endpoint", "x:1"], 2, "specstore: query: either --prior or --endpoint, not both\n"),
         (["flush", "--model", "m", "--tokenizer", "0" * 64], 2, "specstore: flush: one of --tier, --session and --all is required\n"),
     ],
 )  # fmt: skip
@@ -49,11 +54,13 @@ def test_errors_are_one_line(words, status, message):
     assert (result.exit_code, result.stderr) == (status, message)
 
 
-def test_bounds_default_to_the_engine_s_own():
+def test_bounds_default_to_the_engine_s_and_the_service_s_own():
     given = inspect.signature(serve).parameters
     limits = Limits()
     for name in ("sessions", "tokens", "live_tokens", "conversation_seconds", "refusals"):
         assert given[name].default == getattr(limits, name)
+    for name in ("grace", "streams"):
+        assert given[name].default == getattr(ServiceLimits(), name)
 
 
 def test_empty_token_file(tmp_path):
@@ -63,13 +70,46 @@ def test_empty_token_file(tmp_path):
     assert (result.exit_code, result.stderr) == (2, f"specstore: admin-token-file: {file} is empty\n")
 
 
-COMMANDS = [
-    command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands
-]
+ROOT = Path(__file__).parents[3]
+COMMANDS = get_command(app).commands
+OPTION = re.compile(r"`(--[a-z-]+)`")
+
+
+def test_inside_the_image_every_verb_asks_the_service_that_runs_there():
+    dockerfile = (ROOT / "docker" / "datastore.Dockerfile").read_text()
+    listens = json.loads(re.search(r"^CMD (.*)", dockerfile, re.MULTILINE)[1])
+    (variable,) = re.findall(rf"{ENDPOINT_VARIABLE}=(\S+)", dockerfile)
+    assert listens[listens.index("--listen") + 1] == variable
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_and_is_documented(command):
+def test_the_endpoint_may_be_a_variable(command):
+    endpoint = next((option for option in COMMANDS[command].params if option.name == "endpoint"), None)
+    if endpoint is not None:
+        assert endpoint.envvar == ENDPOINT_VARIABLE and not endpoint.required
+        words = [command, "1", "--ids"] if command == "query" else [command]
+        needed = [["--model", "m"], ["--tokenizer", "0" * 64]]
+        named = [word for option in needed if option[0] in required(command) for word in option]
+        words += ["--all"] * (command == "flush") + ["--server-file", "f"] * (command == "warmup")
+        words += ["name"] * (command in ("snapshot", "restore"))
+        result = CliRunner().invoke(app, words + named, env={ENDPOINT_VARIABLE: "nowhere"})
+        assert result.stderr == "specstore: endpoint: 'nowhere' is not HOST:PORT or unix:PATH\n"
+
+
+def required(command: str) -> set[str]:
+    return {p.opts[0] for p in COMMANDS[command].params if p.required and p.opts[0].startswith("--")}
+
+
+def documented() -> dict[str, str]:
+    """What docs/operations.md says that a command needs."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = [line.split("|") for line in page.split("| `specstore` |")[1].split("\n\n")[0].splitlines()]
+    return {name: needs for _, names, needs, *_ in rows[2:] for name in re.findall("`([a-z-]+)`", names)}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_its_required_options_are_documented(command):
     assert run(command, "--help").exit_code == 0
-    operations = Path(__file__).parents[3] / "docs" / "operations.md"
-    assert f"`{command}`" in operations.read_text()
+    always, _, one_of = documented()[command].partition(";")
+    assert set(OPTION.findall(always)) == required(command)
+    assert set(OPTION.findall(one_of)) <= {name for p in COMMANDS[command].params for name in p.opts}

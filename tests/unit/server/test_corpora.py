@@ -116,17 +116,20 @@ def test_what_was_added_before_a_bad_part_stays(stub, service, namespace, monkey
         ({"file": "gone.jsonl"}, "NOT_FOUND", "file: 'gone.jsonl' in corpora/: No such file or directory"),
         ({"file": "more"}, "INVALID_ARGUMENT", "file: 'more' in corpora/ is not a file"),
         ({"file": "pipe"}, "INVALID_ARGUMENT", "file: 'pipe' in corpora/ is not a file"),
-        ({"file": "inside.jsonl"}, "INVALID_ARGUMENT", "file: "),
-        ({"file": "inside.jsonl", "field": "x", "tokenizer": "model"}, "INVALID_ARGUMENT", "file: "),
-        ({"file": "large.npy"}, "INVALID_ARGUMENT", "file: "),
+        ({"file": "inside.jsonl"}, "INVALID_ARGUMENT", "file: 'inside.jsonl': document 1: is text"),
+        ({"file": "inside.jsonl", "field": "x", "tokenizer": "model"}, "INVALID_ARGUMENT", "file: 'inside.jsonl': line 1"),
+        ({"file": "large.npy"}, "INVALID_ARGUMENT", "file: 'large.npy': document 1: "),
         ({"file": "inside.jsonl", "tokenizer": "../x"}, "INVALID_ARGUMENT", "tokenizer: '../x' is not a path"),
         ({"file": "inside.jsonl", "tokenizer": "more"}, "NOT_FOUND", "tokenizer: 'more/tokenizer.json' in corpora/"),
-        ({"file": "inside.jsonl", "tokenizer": "ids.npy"}, "INVALID_ARGUMENT", "tokenizer: "),
+        ({"file": "inside.jsonl", "tokenizer": "ids.npy"}, "INVALID_ARGUMENT", "tokenizer: 'ids.npy': file: not JSON"),
     ],
 )  # fmt: skip
-def test_refusals_name_the_field(stub, service, namespace, fields, code, message):
+def test_refusals_name_the_field_and_no_path_of_the_host(
+    stub, service, namespace, folder, fields, code, message
+):
     status, details = refusal(stub, namespace=namespace, **fields)
     assert (status, details[: len(message)]) == (code, message)
+    assert str(folder.parent) not in details
     assert sum(hosted.engine.stats().tiers[Tier.LIVE].tokens for hosted in service.namespaces) == 0
 
 

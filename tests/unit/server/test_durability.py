@@ -174,7 +174,7 @@ def test_a_damaged_snapshot_is_data_loss(start, clients, tmp_path):
         path.write_bytes(data)
         code, details = refusal(lambda: client.call("Restore", name="a"))
         assert code is grpc.StatusCode.DATA_LOSS
-        assert "tokens: checksum does not match" in details
+        assert details == f"{path.name}: tokens: checksum does not match, the file is damaged"
 
 
 def test_a_segment_that_changes_is_taken_out_where_all_can_see_it(start, clients, tmp_path, monkeypatch):

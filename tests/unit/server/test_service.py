@@ -15,6 +15,7 @@ from datastore_service.client.wire import read_replies
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.engine import Limits
 from datastore_service.engine.types import Reply
+from datastore_service.server import drafting
 from datastore_service.server.engines import engine_maker
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.open_calls import MOST
@@ -177,6 +178,22 @@ def test_bounds_of_the_service():
         assert (code, details) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED, "namespace: the service already holds 1, its limit"
         )  # fmt: skip
+
+
+def test_streams_that_say_nothing_make_room_for_workers(monkeypatch):
+    monkeypatch.setattr(drafting, "GREETING_SECONDS", 0.2)
+    with running(ServiceLimits(streams=3)) as service:
+        worker = Stream(service.endpoint)
+        worker.ask()
+        silent = [Stream(service.endpoint) for _ in range(2)]
+        eventually(lambda: service.drafting.streams == 3)
+        eventually(lambda: service.drafting.streams == 1)
+        assert {stream.call.code() for stream in silent} == {grpc.StatusCode.CANCELLED}
+        late = Stream(service.endpoint)
+        late.ask()
+        worker.ask()
+        for stream in (worker, late, *silent):
+            stream.close()
 
 
 def names(hosted) -> list[str]:
@@ -348,7 +365,7 @@ def test_remote_addresses_need_permission_and_a_token():
 
 
 def test_taken_port_is_an_error(service):
-    with pytest.raises(OSError, match="cannot listen on"):
+    with pytest.raises(OSError, match="cannot listen on .*: Address already in use"):
         Service(parse_endpoint(service.endpoint), engine_maker(None, VOCAB)).start()
 
 

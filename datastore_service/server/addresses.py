@@ -1,0 +1,48 @@
+"""Whether an address can be listened on: gRPC alone says why not in a log line of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+from datastore_service.endpoint import Endpoint
+
+
+def check_free(address: Endpoint) -> None:
+    """Raises OSError that says why not."""
+    try:
+        _check_path(Path(address.path)) if address.path else _check_port(address)
+    except OSError as error:
+        raise OSError(f"cannot listen on {address.target}: {error.strerror}") from None
+
+
+def _check_port(address: Endpoint) -> None:
+    """Of a name with several addresses gRPC wants one."""
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    refusals = [
+        refusal for family, kind, _, _, target in found if (refusal := _refusal(family, kind, target))
+    ]
+    if len(refusals) == len(found):
+        raise refusals[0]
+
+
+def _refusal(family: int, kind: int, target: tuple) -> OSError | None:
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+            probe.bind(target)
+    except OSError as error:
+        return error
+    return None
+
+
+def _check_path(path: Path) -> None:
+    """A socket that is there is replaced."""
+    if path.exists() and not path.is_socket():
+        raise OSError(errno.EEXIST, "there is a file that is no socket")
+    if not path.parent.is_dir():
+        raise OSError(errno.ENOENT, f"{path.parent} is no directory")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
