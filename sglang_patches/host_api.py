@@ -278,6 +278,16 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "lm_head quant_method",
         "whether the fast path takes the head",
     ),
+    _row(
+        _SRT + "mem_cache.allocation.get_last_loc",
+        "req_to_token req_pool_indices_tensor prefix_lens_tensor",
+        "hooked on a CPU: page sizes above 1 without Triton",
+    ),
+    _row(
+        _SRT + "mem_cache.allocation.get_last_loc_torch",
+        "req_to_token req_pool_indices_tensor prefix_lens_tensor",
+        "as above",
+    ),
     # Room for trees
     _row(
         _SRT + "mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len",

@@ -24,6 +24,7 @@ from sglang_patches.cpu import ATTENTION_BACKEND as CPU_BACKEND
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
 
 # With one branch a level, fa3 and fa4 verify a causal chain and hybrid layers read no tree links.
@@ -123,6 +124,34 @@ def verifying_backend() -> str:
     """Name of the backend that serves target-verify forwards in this process, whose configuration is published."""
     prefill, decode = attention_backends()
     return decode if get_spec().speculative_attention_mode == "decode" else prefill
+
+
+def traits_of_loaded(runner: ModelRunner) -> ModelTraits:
+    """From the loaded model: whether it has a sliding window, only its class knows for sure."""
+    config, window = runner.model_config, runner.sliding_window_size
+    return ModelTraits(
+        mla=runner.use_mla_backend,
+        sliding_window=window is not None and window > 0,
+        attention_chunks=config.attention_chunk_size is not None,
+        attention_sinks=config.has_attention_sinks,
+    )
+
+
+def refuse_unfit(runner: ModelRunner) -> None:
+    """Raises RuntimeError naming the backend that verifies when it cannot, for the model that was loaded."""
+    backend = verifying_backend()
+    reason = why_unfit(backend, traits_of_loaded(runner), runner.page_size)
+    if reason is not None:
+        raise RuntimeError(
+            f"specstore: attention backend {backend} cannot verify draft trees of this model: {reason}; "
+            f"give --attention-backend {FALLBACK}"
+        )
+
+
+def verifies_chains_only(runner: ModelRunner) -> bool:
+    """Behind a sliding window `triton` takes a row's number for its depth, which is the same in a chain alone: in a tree,
+    rows off the first path miss the oldest keys of the window."""
+    return verifying_backend() == "triton" and traits_of_loaded(runner).sliding_window
 
 
 def choose(algorithm: str, server_args: ServerArgs) -> dict[str, object]:

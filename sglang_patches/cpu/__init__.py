@@ -4,6 +4,7 @@
 """
 
 import os
+from collections.abc import Callable
 
 ATTENTION_BACKEND = "specstore_cpu"
 
@@ -53,6 +54,13 @@ def _send_indices_plainly(kv_class: type | None, *_: object) -> None:
         kv_class.supports_host_tensor_indices = False
 
 
+def _last_slots_in_torch(stock: Callable, *arguments: object) -> object:
+    """Paged allocation asks a Triton kernel for each request's last slot, unless the attention backend is torch_native."""
+    from sglang.srt.mem_cache.allocation import get_last_loc_torch
+
+    return get_last_loc_torch(*arguments)
+
+
 def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
@@ -61,6 +69,7 @@ def _register_hooks() -> None:
     from sglang_patches.cpu.packed_weights import forget_all
 
     hooks.register(HOOKS, HookType.AROUND)
+    hooks.register({"sglang.srt.mem_cache.allocation.get_last_loc": _last_slots_in_torch}, HookType.AROUND)
     hooks.register(dict.fromkeys(WEIGHT_UPDATES, forget_all), HookType.AFTER)
     hooks.register(
         {"sglang.srt.arg_groups.platform_hook.handle_cpu_backends": _prefer_attention_backend},

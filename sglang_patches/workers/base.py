@@ -28,6 +28,7 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_patches.host_api import drift_message
+from sglang_patches.tree_attention import refuse_unfit
 from sglang_patches.workers.attention_probe import check_tree_attention
 from sglang_patches.workers.layout import TreeLayout, attention_mask, lay_out
 from sglang_patches.workers.metrics import PhaseClock
@@ -71,6 +72,7 @@ class TreeWorker(BaseSpecWorker):
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
 
     def init_attention_backends(self) -> None:
+        refuse_unfit(self.model_runner)
         check_tree_attention(self.model_runner, self.max_width)
 
     def init_cuda_graphs(self) -> None:

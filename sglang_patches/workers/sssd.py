@@ -16,7 +16,7 @@ from datastore_service.engine.types import NO_DRAFT, Budget, Entry
 from sglang_patches.disaggregation.shared_session import shared_session
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options
-from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifying_backend
+from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifies_chains_only, verifying_backend
 from sglang_patches.workers.base import TreeWorker
 from sglang_patches.workers.layout import pack
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
@@ -46,7 +46,10 @@ class SSSDWorker(TreeWorker):
         self.options = load_options()
         vocab_size = self.model_runner.model_config.vocab_size
         self.deadline = self.options.deadline_ms / 1e3
-        self.budget = Budget(nodes=self.max_width - 1, depth=self.max_width - 1, children=self.max_width - 1)
+        nodes = self.max_width - 1
+        self.budget = Budget(
+            nodes, depth=nodes, children=1 if verifies_chains_only(self.model_runner) else nodes
+        )
         self.policy = self._length_policy()
         self.tracker = RequestTracker(
             vocab_size,

@@ -1,6 +1,7 @@
 """Which attention backend a server gets, for each card and kind of model: SGLang's own resolution is asked."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.arg_groups.overrides import attention_backends_of  # noqa: E402
 
+from sglang_patches import tree_attention  # noqa: E402
 from sglang_patches.tree_attention import ModelTraits, why_unfit  # noqa: E402
 from tests.unit.plugin.resolution import MODELS, PLATFORMS, resolve  # noqa: E402
 
@@ -84,3 +86,33 @@ def test_steps_and_branches_fit_into_every_width(model_path, monkeypatch):
         view = resolve(path, "hopper")
         assert view.speculative_num_draft_tokens == nodes + 1
         assert view.speculative_eagle_topk * view.speculative_num_steps <= nodes + 1
+
+
+class Loaded:
+    """What is asked of a loaded model."""
+
+    page_size, use_mla_backend = 1, False
+
+    def __init__(self, window):
+        self.sliding_window_size = window
+        self.model_config = SimpleNamespace(attention_chunk_size=None, has_attention_sinks=False)
+
+
+@pytest.mark.parametrize(
+    ("backend", "window", "chains", "refused"),
+    [
+        ("triton", None, False, False),
+        ("triton", 128, True, False),
+        ("flashinfer", -1, False, False),
+        ("flashinfer", 128, False, True),
+        ("fa3", 128, False, False),
+    ],
+)
+def test_window_that_the_configuration_does_not_tell(monkeypatch, backend, window, chains, refused):
+    monkeypatch.setattr(tree_attention, "verifying_backend", lambda: backend)
+    assert tree_attention.verifies_chains_only(Loaded(window)) is chains
+    if refused:
+        with pytest.raises(RuntimeError, match=f"attention backend {backend}"):
+            tree_attention.refuse_unfit(Loaded(window))
+    else:
+        tree_attention.refuse_unfit(Loaded(window))
