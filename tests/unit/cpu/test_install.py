@@ -40,7 +40,7 @@ from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 operators, seen = torch.ops.sgl_kernel, {}
-seen["registered"] = [ATTENTION_BACKEND_CHOICES.count(cpu.ATTENTION_BACKEND), sum("import_path" in p for p in sys.path)]
+seen["registered"] = ATTENTION_BACKEND_CHOICES.count(cpu.ATTENTION_BACKEND)
 seen["probed"] = [hasattr(operators, name) for name in ("convert_weight_packed", "verify_tree_greedy_cpu")]
 try:
     operators.shm_allreduce
@@ -62,7 +62,7 @@ def installed() -> dict:
 
 
 def test_installing_twice_registers_once(installed):
-    assert installed["registered"] == [1, 1]
+    assert installed["registered"] == 1
 
 
 def test_a_missing_operator_is_named_and_still_probes_as_absent(installed):
@@ -78,28 +78,15 @@ def test_every_hook_finds_its_target(installed):
     assert installed["hooks"] == [[], 10]
 
 
-_SPAWN = """
-import multiprocessing, sys
-def child():
-    import common_ops, torch
-    print(hasattr(torch.ops.sgl_kernel, "verify_tree_greedy_cpu"), flush=True)
-if __name__ == "__main__":
-    import sglang_patches.cpu
-    sglang_patches.cpu.install()
-    process = multiprocessing.get_context("spawn").Process(target=child)
-    process.start(); process.join(); sys.exit(process.exitcode)
+def test_operators_are_for_those_who_ask_for_a_cpu():
+    """On a machine whose GPU library does not load, SGLang asks for them too: there its own error must stay."""
+    code = """
+import sys
+try:
+    import common_ops
+except ImportError as error:
+    print(error, "torch" in sys.modules)
 """
-
-
-def test_spawned_processes_find_the_operators(tmp_path):
-    script = tmp_path / "parent.py"
-    script.write_text(_SPAWN)
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": root, "SGLANG_USE_CPU_ENGINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    assert _python(code, SGLANG_USE_CPU_ENGINE="0") == (
+        "specstore serves on a CPU with SGLANG_USE_CPU_ENGINE=1 in the environment; it is not set False"
     )
-    assert done.stdout.strip() == "True", done.stderr[-3000:]

@@ -14,7 +14,7 @@ pytest.importorskip("sglang")
 def _python(*words: object) -> subprocess.CompletedProcess:
     environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=600
     )
 
 
