@@ -28,7 +28,7 @@ FORGET_SECONDS = 120.0  # an instance that the router was told of and still does
 ROUTER_FLAGS = (
     # An instance that is gone, or back, is noticed within three seconds; a busy one on a small machine answers its health
     # check late.
-    *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "8"),
+    *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "10"),
     *("--health-failure-threshold", "2", "--health-success-threshold", "1"),
     # Until then it is chosen: the attempts last four seconds. Taking turns, the next one is for another decode instance;
     # the other policies prefer one that has nothing to do, as the dead.

@@ -250,17 +250,18 @@ class Load:
         for thread in self._threads:
             thread.join()
 
-    def wait_for(self, more: int) -> None:
-        """Until so many more have been answered."""
-        enough = self.answered() + more
-        eventually(lambda: self.answered() >= enough, "answers are missing", SECONDS)
+    def wait_for(self, answers: int, failures: int | None = None) -> None:
+        """Until so many more have been answered, or so many in all have failed."""
+        enough = self.answered() + answers
+
+        def reached() -> bool:
+            failed = len(self.outcomes) - self.answered()
+            return self.answered() >= enough or (failures is not None and failed >= failures)
+
+        eventually(reached, "answers are missing", SECONDS)
 
     def answered(self) -> int:
         return len(self._answers())
-
-    def longest(self) -> float:
-        """Seconds that an answer took."""
-        return max(outcome.ended - outcome.sent for outcome in self._answers())
 
     def _answers(self) -> list[Outcome]:
         return [outcome for outcome in list(self.outcomes) if outcome.answer is not None]
@@ -276,60 +277,62 @@ def kill_scheduler(server: SglangServer) -> None:
 def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected):
     """A request ends right or with an error of its own, none hangs; the others go on; nothing is left. Last: it stops
     instances."""
+    (prefill,), (first, second) = stack.prefills, stack.decodes
 
-    def killed(
-        kill: Callable[[], None], then: Callable[[Load], None] = lambda load: None, goes_on: bool = True
-    ) -> list[Outcome]:
-        """Kills under load, sees requests answered after it and after `then`; those that failed. goes_on: whether any can be
-        answered in between."""
+    def killed(kill: Callable[[], None]) -> list[Outcome]:
+        """Kills under load and waits until eight requests are answered after it, or four clients have been told of a
+        failure; those that failed."""
         with Load(stack, ids) as load:
             load.wait_for(6)
             kill()
             moment = time.monotonic()
-            load.wait_for(8 if goes_on else 0)
-            then(load)
-            load.wait_for(8)
-        hung = [outcome for outcome in load.outcomes if outcome.hung]
-        assert len(hung) == 0, hung
+            load.wait_for(8, failures=4)
+        assert sum(outcome.hung for outcome in load.outcomes) == 0
         assert [o.prompt for o in load.outcomes if o.answer not in (None, expected[o.prompt])] == []
         failed = [outcome for outcome in load.outcomes if outcome.error is not None]
         assert [outcome for outcome in failed if outcome.told_after(moment) > TOLD] == []
         return failed
 
+    def answers_again(*restarted: SglangServer) -> None:
+        """Requests, some of them by the decode instances that have just been started, soon."""
+        longest = max(outcome.ended - outcome.sent for outcome in before.outcomes)
+        with Load(stack, ids) as load:
+            eventually(lambda: load.answered() > 0, "no request is answered", TAKEN_IN + longest)
+            for server in restarted:
+                eventually(lambda server=server: steps(server) > 0, "it has no work", TAKEN_IN + longest)
+            load.wait_for(6)
+        assert [o for o in load.outcomes if o.answer != expected[o.prompt]] == []
+
     def rest(*servers: SglangServer) -> None:
         eventually(lambda: datastore.sessions() == 0, "sessions are left", SECONDS)
         eventually(lambda: all(idle(server) for server in servers), "requests are left", SECONDS)
 
-    (prefill,), (first, second) = stack.prefills, stack.decodes
+    with Load(stack, ids) as before:
+        before.wait_for(4)
 
-    def datastore_again(load: Load) -> None:
-        datastore.start()
-        eventually(
-            lambda: all(metric(s, "specstore_client_breaker_open") == 0 for s in stack.decodes),
-            "a breaker is open",
-            SECONDS,
-        )
-
-    assert killed(datastore.kill, datastore_again) == []
+    assert killed(datastore.kill) == []
+    datastore.start()
+    eventually(
+        lambda: all(metric(s, "specstore_client_breaker_open") == 0 for s in stack.decodes),
+        "a breaker is open",
+        SECONDS,
+    )
     rest(*stack.instances)
 
-    assert killed(stack.router.kill, lambda load: stack.start_router(), goes_on=False) != []
+    assert killed(stack.router.kill) != []
+    stack.start_router()
+    answers_again()
     rest(*stack.instances)
 
-    # The first goes on alone: all that is lost is what the second had begun to stream.
-    killed(second.kill)
+    killed(second.kill)  # the first goes on alone: all that can fail is what the second had begun to stream
     rest(prefill, first)
 
-    def both_again(load: Load) -> None:
-        for server in (second, prefill):
-            server.start()
-        for server in (second, prefill):
-            server.wait_until_healthy()
-        answered, in_time = load.answered(), TAKEN_IN + load.longest()
-        eventually(lambda: load.answered() > answered, "the prefill instance has no work", in_time)
-        eventually(lambda: steps(second) > 0, "the decode instance has no work", in_time)
-
-    assert killed(prefill.kill, both_again, goes_on=False) != []
+    assert killed(prefill.kill) != []
+    for server in (second, prefill):
+        server.start()
+    for server in (second, prefill):
+        server.wait_until_healthy()
+    answers_again(second)
     rest(*stack.instances)
 
     killed(lambda: kill_scheduler(first))  # the second, started again, goes on alone
