@@ -181,10 +181,14 @@ class Answer:
         return self._begun
 
     def _died(self, how: str) -> HalfFailedError:
-        message = f"the instance {self._request.url.origin()} failed: {how}"
+        """The client is not told where the instance is."""
         if self._paired:
-            print(f"router: {message}", file=sys.stderr, flush=True)
-        return HalfFailedError(message)
+            print(
+                f"router: the instance {self._request.url.origin()} failed: {how}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return HalfFailedError("an instance failed that this request was on")
 
     async def end(self, error: HalfFailedError) -> web.StreamResponse:
         """With the failure: in place of an answer, as the last events of a stream, or by cutting the answer short."""

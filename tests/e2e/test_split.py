@@ -261,10 +261,7 @@ class Load:
         eventually(reached, "answers are missing", SECONDS)
 
     def answered(self) -> int:
-        return len(self._answers())
-
-    def _answers(self) -> list[Outcome]:
-        return [outcome for outcome in list(self.outcomes) if outcome.answer is not None]
+        return sum(outcome.answer is not None for outcome in list(self.outcomes))
 
 
 def kill_scheduler(server: SglangServer) -> None:
