@@ -73,29 +73,38 @@ class ServerSpec:
         return [*words, "--specstore-nodes", str(self.nodes)]
 
 
-class Endpoint:
-    """Where requests go; `url` is its base address."""
+class StreamFailedError(requests.RequestException):
+    """A streamed answer that says it failed, or that breaks off."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+
+class Endpoint:
+    """Where requests go; `url` is its base address. timeout: seconds without a byte."""
+
+    def __init__(self, url: str, timeout: float = START_SECONDS) -> None:
+        self.url, self.timeout = url, timeout
 
     def generate(self, input_ids: Sequence[int], **sampling) -> dict:
         """One /generate call; raises requests.HTTPError. sampling: SGLang's sampling parameters; `top` holds further
         top-level fields of the request (return_logprob, ...)."""
         body = {**sampling.pop("top", {}), "input_ids": list(input_ids), "sampling_params": sampling}
-        response = requests.post(self.url + "/generate", json=body, timeout=START_SECONDS)
+        response = requests.post(self.url + "/generate", json=body, timeout=self.timeout)
         response.raise_for_status()
         return response.json()
 
     def stream(self, input_ids: Sequence[int], **sampling) -> Iterator[dict]:
-        """The chunks of one streamed /generate call, each with all output so far; raises requests.HTTPError."""
+        """The chunks of one streamed /generate call, each with all output so far; raises requests.HTTPError and
+        StreamFailedError."""
         body = {"input_ids": list(input_ids), "sampling_params": sampling, "stream": True}
-        with requests.post(self.url + "/generate", json=body, stream=True, timeout=START_SECONDS) as response:
+        with requests.post(self.url + "/generate", json=body, stream=True, timeout=self.timeout) as response:
             response.raise_for_status()
-            for line in response.iter_lines():
-                event = line.removeprefix(b"data: ")
-                if event and event != b"[DONE]":
-                    yield json.loads(event)
+            for line in filter(None, response.iter_lines()):
+                if line == b"data: [DONE]":
+                    return
+                event = json.loads(line.removeprefix(b"data: "))
+                if "error" in event:
+                    raise StreamFailedError(event["error"])
+                yield event
+        raise StreamFailedError("the stream ended without its last event")
 
     def generate_many(self, prompts: Sequence[Sequence[int]], concurrency: int, **sampling) -> list[dict]:
         """Answers in the order of the prompts, `concurrency` at a time."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.servers import START_SECONDS, Endpoint, ServerSpec, SglangServer
 from sglang_patches.demo.processes import Child, free_port, wait_until
 from sglang_patches.demo.serve import CPU_SPLIT_ENVIRONMENT, role_flags
-from sglang_patches.demo.serve_pd import router_command
+from sglang_patches.demo.serve_pd import router_part
 
 
 class Split(Endpoint):
@@ -66,8 +66,8 @@ class Split(Endpoint):
     def start_router(self) -> None:
         """Raises ChildDiedError if it ends, TimeoutError if it finds no instances."""
         prefills = dict(zip([instance.port for instance in self.prefills], self.bootstrap, strict=True))
-        command = router_command(self._port, prefills, [instance.port for instance in self.decodes])
-        self.router = Child("router", command, {}, self._folder / "router.log", show=False)
+        part = router_part(self._port, prefills, [instance.port for instance in self.decodes])
+        self.router = Child("router", part.command, part.environment, self._folder / "router.log", show=False)
         limit = time.monotonic() + START_SECONDS
         wait_until(lambda: self.answers("readiness") or time.monotonic() > limit, [self.router])
         if not self.answers("readiness"):

@@ -26,7 +26,7 @@ ENTRYPOINT ["python", "-m", "sglang_patches.demo.serve"]
 
 FROM source AS router
 RUN python -m venv /opt/specstore \
- && /opt/specstore/bin/pip install --no-cache-dir --constraint requirements/lock.txt sglang-router requests \
+ && /opt/specstore/bin/pip install --no-cache-dir --constraint requirements/lock.txt aiohttp orjson requests sglang-router \
  && /opt/specstore/bin/pip install --no-cache-dir --no-deps .
 RUN useradd --uid 10001 --create-home specstore
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1

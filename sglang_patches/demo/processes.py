@@ -26,21 +26,29 @@ HIDDEN = ("server_args=", "Ignore import error", "GET /health")
 
 
 class Child:
-    """A started command. `name` labels its lines; `log` receives all of them; `show` repeats them on standard error."""
+    """A started command. `name` labels its lines; `log` receives all of them; `show` repeats them on standard error;
+    `own_group`: without one it dies with whoever kills this process's."""
 
     def __init__(
-        self, name: str, command: list[str], environment: dict[str, str], log: Path, show: bool = True
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        log: Path,
+        show: bool = True,
+        own_group: bool = True,
     ) -> None:
         self.name = name
         self.log = log
         self._show = show
+        self._own_group = own_group
         self._process = subprocess.Popen(
             command,
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which then stops the children in order
+            start_new_session=own_group,  # Ctrl-C reaches the launcher alone, which then stops the children in order
             text=True,
             errors="replace",
         )
@@ -70,9 +78,11 @@ class Child:
         return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-TAIL_LINES:])
 
     def kill(self) -> None:
-        """Ends its whole process group at once."""
-        with contextlib.suppress(ProcessLookupError):  # nobody is left
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Ends its whole process group at once, or itself where it has none of its own."""
+        self._process.kill()
+        if self._own_group:
+            with contextlib.suppress(ProcessLookupError):  # nobody is left
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def stop(self) -> None:
@@ -114,16 +124,20 @@ class Part:
     healthy: Callable[[], bool]
 
 
-def run_stack(parts: list[Part], logs: Path, ready: Callable[[], None]) -> NoReturn:
+def run_stack(parts: list[Part], logs: Path, ready: Callable[[], None], restarts: bool = False) -> NoReturn:
     """Starts the parts, calls `ready` when all are healthy and goes on until it is interrupted; raises `ChildDiedError` if
-    one ends. Stops them in the opposite order: an engine would count its datastore's going as a failure."""
+    one ends. Stops them in the opposite order: an engine would count its datastore's going as a failure.
+
+    restarts: one that ends after it was healthy is started again instead."""
     children: list[Child] = []
     try:
         for part in parts:
-            children.append(Child(part.name, part.command, part.environment, logs / f"{part.name}.log"))
+            children.append(_start(part, logs))
         for part in parts:
             wait_until(part.healthy, children)
         ready()
+        if restarts:
+            _keep_running(parts, children, logs)
         while True:
             require_running(children)
             time.sleep(0.5)
@@ -131,6 +145,28 @@ def run_stack(parts: list[Part], logs: Path, ready: Callable[[], None]) -> NoRet
         for child in reversed(children):
             print(f"serve: stopping {child.name}", file=sys.stderr, flush=True)
             child.stop()
+
+
+def _start(part: Part, logs: Path) -> Child:
+    return Child(part.name, part.command, part.environment, logs / f"{part.name}.log")
+
+
+def _keep_running(parts: list[Part], children: list[Child], logs: Path) -> NoReturn:
+    """Starts what ends again, in its place; raises `ChildDiedError` if it ends again before it is healthy."""
+    starting: set[int] = set()
+    while True:
+        starting = {i for i in starting if not parts[i].healthy()}
+        require_running([children[i] for i in starting])
+        for i in [i for i, child in enumerate(children) if child.status is not None]:
+            print(
+                f"serve: {ChildDiedError(children[i])}\nserve: starting {parts[i].name} again",
+                file=sys.stderr,
+                flush=True,
+            )
+            children[i].kill()  # what is left of its group
+            children[i] = _start(parts[i], logs)
+            starting.add(i)
+        time.sleep(0.5)
 
 
 def port_taken(port: int, host: str = "127.0.0.1") -> bool:

@@ -1,10 +1,11 @@
-"""`python -m sglang_patches.demo.router`: SGLang's router before whatever instances two names resolve to.
+"""`python -m sglang_patches.demo.router`: SGLang's router before prefill and decode instances, one of which may die.
 
-Reads PREFILL and DECODE, the groups' HOST:PORT (a name may have many addresses), BOOTSTRAP_PORT of the prefill instances
-and PORT, where it listens on all addresses. An instance that appears is added once it is healthy; one whose address is
-gone is taken out. Other words of the command line go to the router.
+Reads PREFILL and DECODE, places with commas: HOST:PORT, a prefill instance's also HOST:PORT:BOOTSTRAP_PORT (8998, if
+not said). A host's name may have many addresses. PORT is where it listens, on all addresses. An instance that appears is
+added once it is healthy; one whose address is gone is taken out. Other words of the command line go to the router.
 """
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -18,14 +19,23 @@ from pathlib import Path
 
 import requests
 
+from .halves import proxy
 from .processes import Child, ChildDiedError, require_running
 
+BOOTSTRAP_PORT = "8998"  # SGLang's own default
 POLL_SECONDS = 2.0
 FORGET_SECONDS = 120.0  # an instance that the router was told of and still does not list is told again
-# An instance that is gone is noticed within seconds; a busy one on a small machine answers its health check late.
 ROUTER_FLAGS = (
-    *("--health-check-interval-secs", "5", "--health-check-timeout-secs", "20"),
+    # An instance that is gone, or back, is noticed within three seconds; a busy one on a small machine answers its health
+    # check late.
+    *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "10"),
     *("--health-failure-threshold", "2", "--health-success-threshold", "1"),
+    # Until then it is chosen: the attempts last four seconds. Taking turns, the next one is for another decode instance;
+    # the other policies prefer one that has nothing to do, as the dead.
+    *("--retry-max-retries", "5", "--retry-initial-backoff-ms", "500", "--decode-policy", "round_robin"),
+    # The router's breaker counts a half's failure against both: it would close the way to healthy prefill instances.
+    "--disable-circuit-breaker",
+    *("--shutdown-grace-period-secs", "5"),
 )
 
 
@@ -88,17 +98,27 @@ def _healthy(url: str) -> bool:
 
 def read_groups(environment: Mapping[str, str]) -> list[Group]:
     """Raises ValueError naming the variable."""
-    bootstrap = _port(environment.get("BOOTSTRAP_PORT") or "8998", "BOOTSTRAP_PORT")
     return [
-        Group("prefill", *_place(environment, "PREFILL"), bootstrap),
-        Group("decode", *_place(environment, "DECODE")),
+        *(_prefill(place) for place in _places(environment, "PREFILL")),
+        *(Group("decode", *_place(place, "DECODE")) for place in _places(environment, "DECODE")),
     ]
 
 
-def _place(environment: Mapping[str, str], variable: str) -> tuple[str, int]:
-    host, _, port = environment.get(variable, "").rpartition(":")
+def _places(environment: Mapping[str, str], variable: str) -> list[str]:
+    return environment.get(variable, "").split(",")
+
+
+def _prefill(place: str) -> Group:
+    if place.count(":") < 2:
+        place = f"{place}:{BOOTSTRAP_PORT}"
+    meeting, _, bootstrap = place.rpartition(":")
+    return Group("prefill", *_place(meeting, "PREFILL"), _port(bootstrap, "PREFILL"))
+
+
+def _place(place: str, variable: str) -> tuple[str, int]:
+    host, _, port = place.partition(":")
     if not host:
-        raise ValueError(f"{variable}={environment.get(variable, '')!r}: give HOST:PORT")
+        raise ValueError(f"{variable}: {place!r} is not HOST:PORT")
     return host, _port(port, variable)
 
 
@@ -108,34 +128,43 @@ def _port(text: str, variable: str) -> int:
     return int(text)
 
 
-def _stop(number: int, frame: object) -> None:
-    raise SystemExit(0)
+async def serve(port: int, groups: list[Group], words: list[str]) -> None:
+    """Until it is cancelled. Raises ChildDiedError if the router ends."""
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+    command += ["--host", "0.0.0.0", "--port", str(port), *ROUTER_FLAGS, *words]
+    log = Path(tempfile.mkdtemp(prefix="specstore-router-")) / "log"
+    membership = Membership(f"http://127.0.0.1:{port}", groups)
+    async with proxy() as address:
+        way = {"http_proxy": address, "HTTP_PROXY": address, "no_proxy": "", "NO_PROXY": ""}
+        router = Child("router", command, way, log, own_group=False)
+        try:
+            while True:
+                require_running([router])
+                with contextlib.suppress(
+                    requests.RequestException
+                ):  # it is starting, or busy: the next round
+                    await asyncio.to_thread(membership.update)
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            await asyncio.to_thread(router.stop)
+
+
+async def _serve_until_stopped(port: int, groups: list[Group], words: list[str]) -> None:
+    serving = asyncio.create_task(serve(port, groups, words))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
     try:
         port = _port(os.environ.get("PORT") or "30000", "PORT")
-        groups = read_groups(os.environ)
-    except ValueError as error:
+        asyncio.run(_serve_until_stopped(port, read_groups(os.environ), sys.argv[1:]))
+    except (ValueError, ChildDiedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation"]
-    command += ["--host", "0.0.0.0", "--port", str(port), *ROUTER_FLAGS, *sys.argv[1:]]
-    router = Child("router", command, {}, Path(tempfile.mkdtemp(prefix="specstore-router-")) / "log")
-    membership = Membership(f"http://127.0.0.1:{port}", groups)
-    try:
-        while True:
-            require_running([router])
-            with contextlib.suppress(requests.RequestException):  # it is starting, or busy: the next round
-                membership.update()
-            time.sleep(POLL_SECONDS)
-    except ChildDiedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    finally:
-        router.stop()
+    return 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from typing import NoReturn
 from . import serve
 from .model import ensure
 from .processes import Part, free_port, run_stack
-from .router import ROUTER_FLAGS
 from .serve import HOST, Settings, SettingsError
 
 
@@ -34,21 +33,22 @@ def instances(settings: Settings, prefills: int, decodes: int) -> list[Settings]
     return [replace(settings, role=role, port=free_port(), bootstrap_port=free_port()) for role in roles]
 
 
-def router_command(port: int, prefills: Mapping[int, int], decodes: Iterable[int]) -> list[str]:
-    """`sglang_router` before instances of both roles. prefills: ports of the instances and their bootstrap ports. decodes:
-    ports."""
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation"]
-    command += ["--host", HOST, "--port", str(port), "--prometheus-port", str(free_port()), *ROUTER_FLAGS]
-    for prefill, bootstrap in prefills.items():
-        command += ["--prefill", f"http://{HOST}:{prefill}", str(bootstrap)]
-    for decode in decodes:
-        command += ["--decode", f"http://{HOST}:{decode}"]
-    return command
+def router_part(port: int, prefills: Mapping[int, int], decodes: Iterable[int]) -> Part:
+    """`sglang_patches.demo.router` before instances of both roles on this machine. prefills: ports of the instances and
+    their bootstrap ports. decodes: ports."""
+    command = [sys.executable, "-m", "sglang_patches.demo.router"]
+    command += ["--host", HOST, "--prometheus-port", str(free_port())]
+    places = {
+        "PREFILL": ",".join(f"{HOST}:{prefill}:{bootstrap}" for prefill, bootstrap in prefills.items()),
+        "DECODE": ",".join(f"{HOST}:{decode}" for decode in decodes),
+        "PORT": str(port),
+    }
+    return Part("router", command, places, lambda: serve.http_healthy(port, "readiness"))
 
 
 def run(settings: Settings, extra: list[str]) -> NoReturn:
-    """Serves until a signal or until a child ends. Raises `ChildDiedError` in the latter case, `SettingsError` for what
-    cannot be split."""
+    """Serves until a signal; what ends meanwhile is started again. Raises `ChildDiedError` for what does not start,
+    `SettingsError` for what cannot be split."""
     workers = instances(settings, count(os.environ, "PREFILLS"), count(os.environ, "DECODES"))
     if settings.datastore == "embedded":
         raise SettingsError(
@@ -63,13 +63,10 @@ def run(settings: Settings, extra: list[str]) -> NoReturn:
         gpu = ["--base-gpu-id", str(index)] if settings.device == "cuda" else []
         name = f"{worker.role}-{index + 1}"
         parts.append(serve.engine_part(name, worker, model, prior, [*gpu, *extra]))
-    router = router_command(
-        settings.port,
-        {worker.port: worker.bootstrap_port for worker in workers if worker.role == "prefill"},
-        [worker.port for worker in workers if worker.role == "decode"],
-    )
-    parts.append(Part("router", router, {}, lambda: serve.http_healthy(settings.port, "readiness")))
-    run_stack(parts, logs, lambda: serve.announce(settings, time.monotonic() - began, logs))
+    prefilling = {worker.port: worker.bootstrap_port for worker in workers if worker.role == "prefill"}
+    decoding = [worker.port for worker in workers if worker.role == "decode"]
+    parts.append(router_part(settings.port, prefilling, decoding))
+    run_stack(parts, logs, lambda: serve.announce(settings, time.monotonic() - began, logs), restarts=True)
 
 
 if __name__ == "__main__":

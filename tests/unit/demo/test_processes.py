@@ -8,7 +8,15 @@ import time
 import pytest
 
 from sglang_patches.demo import processes
-from sglang_patches.demo.processes import Child, ChildDiedError, port_taken, require_running, wait_until
+from sglang_patches.demo.processes import (
+    Child,
+    ChildDiedError,
+    Part,
+    port_taken,
+    require_running,
+    run_stack,
+    wait_until,
+)
 
 
 def start(tmp_path, program: str) -> Child:
@@ -105,6 +113,62 @@ def test_the_configuration_line_is_logged_and_not_shown(tmp_path, capfd):
     assert child.log.read_text() == "server_args=ServerArgs(a=1)\nloading\n"
     assert capfd.readouterr().err == "child | loading\n"
     child.stop()
+
+
+def test_one_without_a_group_of_its_own_is_stopped_alone(tmp_path):
+    program = "import time; print('started', flush=True); time.sleep(60)"
+    child = Child("child", [sys.executable, "-c", program], {}, tmp_path / "child.log", own_group=False)
+    wait_for_line(child, "started")
+    assert os.getpgid(child.pid) == os.getpgid(0)
+    child.stop()
+    assert child.status == -15
+
+
+def part(tmp_path, lives: list[float]) -> Part:
+    """One that runs for so many seconds each time, healthy as soon as it runs."""
+    program = f"""
+import pathlib, time
+starts = pathlib.Path({str(tmp_path / "starts")!r})
+with starts.open("a") as file: file.write("x")
+time.sleep({lives}[len(starts.read_text()) - 1])
+"""
+    return Part("part", [sys.executable, "-c", program], {}, lambda: bool(starts(tmp_path)))
+
+
+def starts(tmp_path) -> int:
+    file = tmp_path / "starts"
+    return len(file.read_text()) if file.exists() else 0
+
+
+class EnoughError(Exception):
+    pass
+
+
+def test_a_part_that_ends_is_started_again_and_the_others_stay(tmp_path, monkeypatch, capfd):
+    ready = []
+    sleep = time.sleep
+
+    def watched(seconds: float) -> None:
+        if starts(tmp_path) == 3:
+            raise EnoughError
+        sleep(0.05)
+
+    monkeypatch.setattr(processes.time, "sleep", watched)
+    other = Part("other", [sys.executable, "-c", "import time; time.sleep(60)"], {}, lambda: True)
+    with pytest.raises(EnoughError):
+        run_stack([other, part(tmp_path, [0.3, 0.3, 60])], tmp_path, lambda: ready.append(1), restarts=True)
+    assert ready == [1]
+    said = capfd.readouterr().err
+    assert said.count("serve: starting part again") == 2 and "other again" not in said
+
+
+def test_a_part_that_does_not_come_back_ends_the_stack(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds, sleep=time.sleep: sleep(0.05))
+    answers = iter([True])  # then it is not healthy any more
+    once = Part("part", part(tmp_path, [0.0, 0.0]).command, {}, lambda: next(answers, False))
+    with pytest.raises(ChildDiedError, match="part ended"):
+        run_stack([once], tmp_path, lambda: None, restarts=True)
+    assert starts(tmp_path) == 2
 
 
 def test_a_listening_port_is_taken_and_a_free_one_is_not(free_port):

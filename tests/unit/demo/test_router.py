@@ -60,7 +60,7 @@ def addresses(monkeypatch) -> dict[str, list[str]]:
     return found
 
 
-GROUPS = read_groups({"PREFILL": "prefill:30000", "DECODE": "decode:30000", "BOOTSTRAP_PORT": "9000"})
+GROUPS = read_groups({"PREFILL": "prefill:30000:9000", "DECODE": "decode:30000"})
 
 
 def test_instances_are_added_with_their_roles_and_taken_out_when_they_are_gone(listed, addresses):
@@ -86,12 +86,26 @@ def test_a_router_that_has_not_listed_an_instance_yet_is_not_told_again(listed, 
     assert workers == {}
 
 
+def test_a_group_is_one_or_several_places():
+    groups = read_groups({"PREFILL": "a:1,b:2:9", "DECODE": "c:3,d:4"})
+    assert [(g.role, g.host, g.port, g.bootstrap_port) for g in groups] == [
+        ("prefill", "a", 1, 8998),
+        ("prefill", "b", 2, 9),
+        ("decode", "c", 3, None),
+        ("decode", "d", 4, None),
+    ]
+
+
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
         ({"DECODE": "d:1"}, "PREFILL"),
         ({"PREFILL": "p:1", "DECODE": "d:0"}, "DECODE"),
-        ({"PREFILL": "p:1", "DECODE": "d:1", "BOOTSTRAP_PORT": "x"}, "BOOTSTRAP_PORT"),
+        ({"PREFILL": "p:1:x", "DECODE": "d:1"}, "PREFILL"),
+        ({"PREFILL": "p", "DECODE": "d:1"}, "PREFILL"),
+        ({"PREFILL": "p:1:2:3", "DECODE": "d:1"}, "PREFILL"),
+        ({"PREFILL": "p:1", "DECODE": "d:1,"}, "DECODE"),
+        ({"PREFILL": "p:1", "DECODE": "d:1:8998"}, "DECODE"),
     ],
 )
 def test_a_bad_variable_is_refused_by_name(variables, named):

@@ -1,10 +1,16 @@
 """What the launcher of a split makes of its variables."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from sglang_patches.demo import serve_pd
+from sglang_patches.demo.router import read_groups
 from sglang_patches.demo.serve import SettingsError, engine_command, engine_environment, read_settings
 from tests.unit.demo.test_serve import flag
+
+CHECKOUT = Path(__file__).parents[3]
 
 
 def workers(device: str = "cpu", prefills: int = 2, decodes: int = 1):
@@ -32,10 +38,34 @@ def test_only_cpus_move_kv_over_tcp_and_wait_quietly():
 
 
 def test_the_router_knows_them_all():
-    command = serve_pd.router_command(30000, {1: 11, 2: 12}, [3])
-    text = " ".join(command)
-    assert "--prefill http://127.0.0.1:1 11 --prefill http://127.0.0.1:2 12" in text
-    assert "--decode http://127.0.0.1:3" in text and flag(command, "--port") == "30000"
+    part = serve_pd.router_part(30000, {1: 11, 2: 12}, [3])
+    assert part.environment["PORT"] == "30000" and flag(part.command, "--host") == "127.0.0.1"
+    assert [(g.role, g.port, g.bootstrap_port) for g in read_groups(part.environment)] == [
+        ("prefill", 1, 11),
+        ("prefill", 2, 12),
+        ("decode", 3, None),
+    ]
+
+
+def test_everything_starts_the_router_in_one_way():
+    """What docs/ tell to type, what the images run and what `make serve-pd` and the tests start is the same command."""
+    command = ["python", "-m", "sglang_patches.demo.router"]
+    assert serve_pd.router_part(30000, {1: 11}, [3]).command[1:3] == command[1:]
+    documented = (CHECKOUT / "docs/disaggregation.md").read_text()
+    assert f"PREFILL=PREFILL:30000 DECODE=DECODE:30000 {' '.join(command)}\n" in documented
+    for file in ("docker/engine.Dockerfile", "docker/compose.lab.yml"):
+        assert json.dumps(command) in (CHECKOUT / file).read_text()
+    written = [
+        file
+        for folder in ("docs", "docker", "sglang_patches", "benchmarks")
+        for file in (CHECKOUT / folder).rglob("*")
+    ]
+    texts = {
+        file.name: file.read_text()
+        for file in written
+        if file.suffix in (".md", ".py", ".yml", ".Dockerfile")
+    }
+    assert [name for name, text in texts.items() if "sglang_router.launch_router" in text] == ["router.py"]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "65", "two", "²"])

@@ -1,0 +1,249 @@
+"""The way from SGLang's router to its instances: an HTTP proxy where a request's second half ends with its first.
+
+The router sends a request to a prefill and to a decode instance and waits for both answers even when one of them has
+failed; the instance that is left waits minutes for its peer (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT). Both halves pass
+here and name the same room. When one fails, the other's connection is closed, which aborts it on its instance, and
+the router is told the same twice, at once: it tries another pair, or tells the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import orjson
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
+
+CONNECT_SECONDS = 3.0
+REMEMBER_SECONDS = 30.0
+# A machine that is gone sends no reset. Its kernel is asked, which answers however busy the instance is: after 2 s of
+# silence, three times in three seconds. Connections are not kept: what is sent on one whose end is gone waits longer.
+KEEPALIVE = {socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3}
+HOP_BY_HOP = frozenset(
+    ("connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding")
+)
+EVENTS = "text/event-stream"
+ERROR_EVENT = b'data: {"error"'
+DONE = b"data: [DONE]\n\n"
+
+
+class HalfFailedError(Exception):
+    """A half that failed, and what both halves are answered with. body: None for the message as SGLang writes errors."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 502,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> None:
+        super().__init__(message)
+        error = {"message": message, "type": "instance_failed", "code": status}
+        self._json = orjson.dumps({"error": error})
+        self._status, self._body, self._content_type = status, body, content_type
+
+    def response(self) -> web.Response:
+        body = self._json if self._body is None else self._body
+        return web.Response(status=self._status, body=body, content_type=self._content_type)
+
+    def events(self) -> bytes:
+        """The end of a stream that has begun, as SGLang ends one that fails."""
+        return b"\n\ndata: " + self._json + b"\n\n" + DONE
+
+
+class Room:
+    """Where the two halves of a request meet. failed: done once one of them has; halves: how many are here."""
+
+    def __init__(self) -> None:
+        self.failed: asyncio.Future[HalfFailedError] = asyncio.get_running_loop().create_future()
+        self.halves = 0
+
+    def fail(self, error: HalfFailedError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+
+class Halves:
+    """Forwards what the router asks of its instances. client: without decompression or a limit on the time it takes."""
+
+    def __init__(self, client: aiohttp.ClientSession) -> None:
+        self._client = client
+        self._rooms: dict[object, Room] = {}
+
+    async def forward(self, request: web.Request) -> web.StreamResponse:
+        """Answers as the instance does, or with the failure of either half."""
+        body = await request.read()
+        name = _room_name(body)
+        answer = Answer(request, paired=name is not None)
+        with self._room(name or object()) as room:
+            relay = asyncio.create_task(answer.relay(self._client, body))
+            try:
+                await asyncio.wait({relay, room.failed}, return_when=asyncio.FIRST_COMPLETED)
+                return (
+                    relay.result() if relay.done() else await self._end(relay, answer, room.failed.result())
+                )
+            except HalfFailedError as error:
+                room.fail(error)
+                return await answer.end(error)
+            except BaseException:  # the router left, or nobody thought of it
+                room.fail(HalfFailedError("the other half was given up"))
+                raise
+            finally:
+                relay.cancel()
+
+    @contextlib.contextmanager
+    def _room(self, name: object) -> Iterator[Room]:
+        """While a half is in it, and for a while after one has failed: the other may not have arrived."""
+        room = self._rooms.setdefault(name, Room())
+        room.halves += 1
+        try:
+            yield room
+        finally:
+            room.halves -= 1
+            if room.failed.done():
+                asyncio.get_running_loop().call_later(REMEMBER_SECONDS, self._rooms.pop, name, None)
+            elif not room.halves:
+                del self._rooms[name]
+
+    @staticmethod
+    async def _end(relay: asyncio.Task, answer: Answer, error: HalfFailedError) -> web.StreamResponse:
+        """Closes the connection to the instance first."""
+        relay.cancel()
+        await asyncio.gather(relay, return_exceptions=True)
+        return await answer.end(error)
+
+
+def _room_name(body: bytes) -> object | None:
+    """A number that the router drew; several, for a batch; None for what has no other half, as a health check."""
+    try:
+        name = orjson.loads(body).get("bootstrap_room")
+    except (orjson.JSONDecodeError, AttributeError):  # no JSON, or no object
+        return None
+    return tuple(name) if isinstance(name, list) else name
+
+
+class Answer:
+    """To one half. Nothing is sent before the instance's first bytes: until then it can still be a failure, which the router
+    tries elsewhere. paired: whether there is another half."""
+
+    def __init__(self, request: web.Request, paired: bool) -> None:
+        self._request, self._paired = request, paired
+        self._begun: web.StreamResponse | None = None
+
+    async def relay(self, client: aiohttp.ClientSession, body: bytes) -> web.StreamResponse:
+        """Asks the instance and passes on what it says; raises HalfFailedError."""
+        request = self._request
+        try:
+            async with client.request(
+                request.method,
+                request.url,
+                headers=_kept(request.headers),
+                data=body or None,
+                allow_redirects=False,
+            ) as upstream:
+                await self._refuse_failure(upstream)
+                return await self._pass_on(upstream)
+        except (aiohttp.ClientError, OSError) as error:  # OSError: also TimeoutError
+            if request.transport is None or request.transport.is_closing():  # it is the router that left
+                raise
+            raise self._died(f"{type(error).__name__}: {error}") from error
+
+    async def _refuse_failure(self, upstream: aiohttp.ClientResponse) -> None:
+        if upstream.status >= 400:
+            body = await upstream.read()
+            raise HalfFailedError(upstream.reason, upstream.status, body, upstream.content_type)
+
+    async def _pass_on(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        stream = self._paired and upstream.content_type == EVENTS
+        tail = b""
+        async for chunk in upstream.content.iter_any():
+            if self._begun is None:
+                if stream and chunk.startswith(ERROR_EVENT):
+                    raise HalfFailedError("", upstream.status, chunk + await upstream.content.read(), EVENTS)
+                await self._begin(upstream)
+            tail = (tail + chunk)[-len(DONE) :]
+            await self._begun.write(chunk)
+        if stream and tail != DONE:
+            raise self._died("the stream ended without its last event")
+        response = self._begun or await self._begin(upstream)
+        await response.write_eof()
+        return response
+
+    async def _begin(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        self._begun = web.StreamResponse(status=upstream.status, headers=_kept(upstream.headers))
+        await self._begun.prepare(self._request)
+        return self._begun
+
+    def _died(self, how: str) -> HalfFailedError:
+        """The client is not told where the instance is."""
+        if self._paired:
+            print(
+                f"router: the instance {self._request.url.origin()} failed: {how}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return HalfFailedError("an instance failed that this request was on")
+
+    async def end(self, error: HalfFailedError) -> web.StreamResponse:
+        """With the failure: in place of an answer, as the last events of a stream, or by cutting the answer short."""
+        if self._begun is None:
+            return error.response()
+        if self._begun.content_type == EVENTS:
+            await self._begun.write(error.events())
+            await self._begun.write_eof()
+        elif self._request.transport is not None:
+            self._request.transport.close()
+        return self._begun
+
+
+def _kept(headers) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in headers.items() if name.lower() not in HOP_BY_HOP]
+
+
+def _socket(address) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
+
+
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """Not that the router asks each new instance first whether it speaks gRPC."""
+    return not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage))
+
+
+_log = logging.getLogger(__name__)
+_log.addFilter(_worth_a_line)
+
+
+@contextlib.asynccontextmanager
+async def proxy() -> AsyncIterator[str]:
+    """Serves on a port of its own on loopback; its base URL."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    skipped = ("Accept", "Accept-Encoding", "User-Agent")
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, skip_auto_headers=skipped
+    ) as client:
+        application = web.Application(client_max_size=0)  # the router has a limit
+        application.router.add_route("*", "/{path:.*}", Halves(client).forward)
+        # A client that leaves ends its halves on the instances too.
+        runner = web.AppRunner(
+            application, handler_cancellation=True, access_log=None, logger=_log, shutdown_timeout=1
+        )
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            host, port = runner.addresses[0]
+            yield f"http://{host}:{port}"
+        finally:
+            await runner.cleanup()
