@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.traces import Trace
 from datastore_service.engine.tree import DraftTree
-from sglang_patches.workers.requests import accepted_nodes
+from sglang_patches.workers.outcomes import settle
 
 
 class Method:
@@ -64,6 +64,11 @@ def chain_of(tokens: Sequence[int]) -> DraftTree:
     return tree_of(tokens, range(-1, len(tokens) - 1))
 
 
+def accepted_nodes(tree: DraftTree, following: np.ndarray) -> np.ndarray:
+    """bool [nodes]: which of the tree's nodes lie on the path of the tokens (int32) that follow the draft."""
+    return settle([tree], [0], following, [(0, len(following))])[0]
+
+
 def replay(method: Method, trace: Trace) -> Iterator[Step]:
     """A session that drafts for each step of an answer. The first token comes from the prefill."""
     text = np.concatenate([trace.prompt, trace.output])
@@ -74,7 +79,7 @@ def replay(method: Method, trace: Trace) -> Iterator[Step]:
         tree = method.draft(text[:known])
         elapsed = time.perf_counter_ns() - started
         method.verifying(text[:known])
-        accepted = accepted_nodes(tree, text[known : known + len(tree)].tolist())
+        accepted = accepted_nodes(tree, text[known:])
         tokens = min(int(accepted.sum()) + 1, len(text) - known)
         yield Step(tree, accepted, tokens, elapsed)
         method.verified(tree, known, accepted)

@@ -13,7 +13,7 @@ from datastore_service.engine.fusion import CLASSES, FusionWeights, Policy
 from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.engine.tree import DraftTree
 from datastore_service.engine.types import Budget, Entry, Opening, Rejected
-from sglang_patches.workers.requests import rejected_siblings
+from sglang_patches.workers.outcomes import settle
 
 REFUSALS = 4096
 NAME = "replay"
@@ -72,7 +72,8 @@ class Ours(Method):
 
     def verified(self, tree: DraftTree, known: int, accepted: np.ndarray) -> None:
         if self._tiers.rejected:
-            self._refused = rejected_siblings(tree, known, accepted)
+            path = tree.tokens[accepted]
+            _, (self._refused,) = settle([tree], [known], path, [(0, len(path))])
 
     def end(self, text: np.ndarray) -> None:
         self._engine.step([Entry(NAME, self._sent, text[self._sent :], closing=True)])

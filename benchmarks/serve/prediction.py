@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from benchmarks.replay.method import Method, replay
+from benchmarks.replay.method import Method, accepted_nodes, replay
 from benchmarks.replay.methods import METHODS, OURS, Corpus, Factory
 from benchmarks.replay.sglang_ngram import SglangNgram
 from benchmarks.serve.cases import Case, Request
@@ -24,7 +24,6 @@ from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.types import NO_DRAFT, Budget, Entry, Opening
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
-from sglang_patches.workers.requests import accepted_nodes
 
 TRIE = 2_000_000  # nodes: more than a run's answers need, and 1.5 GB less than the server's beside it
 REPLAYED: dict[str, Factory] = {
@@ -265,9 +264,9 @@ class Simulation:
         gained = 0
         for place, tree in zip(places, trees, strict=True):
             verified = tree.first(width - 1)
-            accepted = accepted_nodes(verified, place.rest(len(verified)))
+            accepted = accepted_nodes(verified, place.rest())
             if width > 1:
-                policy.acceptance.observe(verified, accepted)
+                policy.acceptance.observe(verified.probs, verified.sources, accepted)
             gained += place.advance(int(accepted.sum()) + 1)
         took = self._time(width, float(np.mean([place.known for place in places])))
         policy.times.observe(batch, width, took * self._pace())
@@ -297,8 +296,8 @@ class _Place:
     def closing(self) -> Entry:
         return Entry(self._name, self._sent, self._text[self._sent :], opening=self._opening, closing=True)
 
-    def rest(self, count: int) -> list[int]:
-        return self._text[self.known : self.known + count].tolist()
+    def rest(self) -> np.ndarray:
+        return self._text[self.known :]
 
     def advance(self, tokens: int) -> int:
         gained = min(tokens, len(self._text) - self.known)

@@ -89,6 +89,10 @@ class TreeWorker(BaseSpecWorker):
         lengths: true token count of each request. pending: its accepted tokens that are not yet in `output_ids`.
         """
 
+    def after_launch(self, batch: ScheduleBatch) -> None:  # noqa: B027 - nothing, unless a method learns
+        """Called in a decode step when the target's forward has been launched: what no launch need wait for. On an accelerator
+        it runs beside the forward."""
+
     @abstractmethod
     def observe_prefill(self, batch: ScheduleBatch) -> None:
         """Called before the target's forward of an extend batch; must not block."""
@@ -143,6 +147,8 @@ class TreeWorker(BaseSpecWorker):
         clock.end("prepare")
         result = self.target_worker.forward_batch_generation(batch, is_verify=True)
         clock.end("forward")
+        self.after_launch(batch)
+        clock.end("learn")
         grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
         predict, accept_lens, accept_index = verify_tree(
             batch.spec_info,

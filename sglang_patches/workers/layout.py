@@ -25,14 +25,25 @@ def pack(trees: Sequence[DraftTree], width: int) -> np.ndarray:
     PADDING."""
     packed = np.zeros((len(trees), 2, width - 1), dtype=np.int32)
     packed[:, 1] = PADDING
-    for row, tree in zip(packed, trees, strict=True):
-        nodes = min(len(tree), width - 1)
-        if nodes:
-            _depth_first(tree.tokens[:nodes], tree.parents[:nodes], row)
+    sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
+    if width > 1 and sizes.any():
+        tokens = np.concatenate([tree.tokens for tree in trees])
+        parents = np.concatenate([tree.parents for tree in trees])
+        _pack(tokens, parents, sizes, packed)
     return packed
 
 
 @numba.njit(cache=True, nogil=True)
+def _pack(tokens, parents, sizes, packed):  # pragma: no cover
+    """tokens, parents: the trees' one after the other."""
+    begin = 0
+    for tree in range(len(sizes)):
+        end = begin + min(sizes[tree], packed.shape[2])
+        _depth_first(tokens[begin:end], parents[begin:end], packed[tree])
+        begin += sizes[tree]
+
+
+@numba.njit
 def _depth_first(tokens, parents, out):  # pragma: no cover
     """Writes the tree into out [2, >= nodes], every node followed by its first child, then by its next sibling."""
     nodes = len(tokens)

@@ -43,20 +43,21 @@ class AcceptanceModel:
         self._seen = np.full((tiers, _BINS), _BIN_WEIGHT)
         self._accepted = np.tile(centres * _BIN_WEIGHT, (tiers, 1))
 
-    def estimate(self, tree: DraftTree) -> np.ndarray:
-        """float64 [nodes]: estimated chance that each node is on the accepted path."""
-        bins = self._bins(tree)
-        return self._accepted[tree.sources, bins] / self._seen[tree.sources, bins]
+    def estimate(self, probs: np.ndarray, sources: np.ndarray) -> np.ndarray:
+        """float64 [nodes]: estimated chance that each node is on the accepted path. The arguments are a DraftTree's fields, or
+        those of several one after the other."""
+        bins = self._bins(probs)
+        return self._accepted[sources, bins] / self._seen[sources, bins]
 
-    def observe(self, tree: DraftTree, accepted: np.ndarray) -> None:
+    def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
         """accepted: bool [nodes], which verified nodes were on the accepted path."""
-        bins = self._bins(tree)
-        np.add.at(self._seen, (tree.sources, bins), 1.0)
-        np.add.at(self._accepted, (tree.sources, bins), accepted.astype(np.float64))
+        bins = self._bins(probs)
+        np.add.at(self._seen, (sources, bins), 1.0)
+        np.add.at(self._accepted, (sources, bins), accepted.astype(np.float64))
 
     @staticmethod
-    def _bins(tree: DraftTree) -> np.ndarray:
-        return np.clip((tree.probs * _BINS).astype(np.int64), 0, _BINS - 1)
+    def _bins(probs: np.ndarray) -> np.ndarray:
+        return np.clip((probs * _BINS).astype(np.int64), 0, _BINS - 1)
 
 
 class StepTimes:
@@ -147,22 +148,32 @@ class LengthPolicy:
 
     def choose(self, trees: Sequence[DraftTree]) -> int:
         """The width with the most expected tokens a second for this batch's trees."""
-        longest = max((len(tree) for tree in trees), default=0) + 1
-        gains = np.zeros(longest)
-        gains[0] = len(trees)
-        for tree in trees:
-            gains[1 : len(tree) + 1] += self.acceptance.estimate(tree)
-        tokens, batch = np.cumsum(gains), len(trees)
-        width = self._most_per_second(tokens, batch, self._useful(longest, batch))
+        if len(self.widths) == 1:
+            return self.widths[0]
+        batch = len(trees)
+        sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
+        widths = self._useful(int(sizes.max(initial=0)) + 1, batch)
+        # Where there is nothing to compare (no draft), nothing is estimated.
+        width = (
+            widths[0]
+            if len(widths) == 1
+            else self._most_per_second(self._tokens(trees, sizes), batch, widths)
+        )
         self._steady = self._steady + 1 if width == self._width else 0
         self._width = width
         self._plain_streak[batch] = self._plain_streak[batch] + 1 if width == 1 else 0
         return width
 
+    def _tokens(self, trees: Sequence[DraftTree], sizes: np.ndarray) -> np.ndarray:
+        """Expected of a step, by width - 1 up to the largest tree's."""
+        gains = self.acceptance.estimate(
+            np.concatenate([tree.probs for tree in trees]), np.concatenate([tree.sources for tree in trees])
+        )
+        places = np.arange(len(gains)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within the tree
+        return np.cumsum(np.append(len(trees), np.bincount(places, gains)))
+
     def _most_per_second(self, tokens: np.ndarray, batch: int, widths: list[int]) -> int:
-        """tokens: expected of a step, by width - 1 up to the largest tree's."""
-        if len(widths) == 1:  # nothing to compare: no draft, or a width that is fixed
-            return widths[0]
+        """tokens: as of `_tokens`. widths: at least two."""
         seconds = np.array(self.times.seconds(batch, widths))
         seconds[1:] *= MARGIN
         expected = tokens[np.minimum(widths, len(tokens)) - 1]
@@ -178,11 +189,13 @@ class LengthPolicy:
         wider = [w for w in self.widths[1:] if w <= enough and w * batch <= self._most_rows]
         return [self.widths[0], *wider]
 
-    def step_started(self, batch: int, width: int, comparable: bool = True) -> tuple[int, int, float] | None:
-        """Called when a decode step's forward is launched: the time since the last launch is that step's time.
-        comparable: False when something else ran in between (a prefill, an idle gap). Returns the last step's batch, width
-        and seconds if they count."""
-        now = time.perf_counter()
+    def step_started(
+        self, batch: int, width: int, comparable: bool = True, at: float | None = None
+    ) -> tuple[int, int, float] | None:
+        """Called when a decode step's forward has been launched: the time since the last launch is that step's time.
+        comparable: False when something else ran in between (a prefill, an idle gap). at: when it was launched, by
+        perf_counter, if not now. Returns the last step's batch, width and seconds if they count."""
+        now = time.perf_counter() if at is None else at
         finished = None
         if not comparable:
             self.times.interrupted()

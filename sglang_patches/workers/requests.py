@@ -16,6 +16,7 @@ import numpy as np
 
 from datastore_service.engine.tree import EMPTY_TREE, DraftTree
 from datastore_service.engine.types import NO_DRAFT, Budget, Entry, Opening, Rejected
+from sglang_patches.workers.outcomes import settle
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -61,30 +62,6 @@ def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
     return np.where((ids >= 0) & (ids < vocab_size), ids, 0).astype(np.int32)
 
 
-def accepted_nodes(tree: DraftTree, accepted: Sequence[int]) -> np.ndarray:
-    """bool [nodes]: which of the verified tree's nodes lie on the path of the tokens accepted after it was drafted."""
-    on_path = np.zeros(len(tree), dtype=np.bool_)
-    node = -1
-    for token in accepted:
-        chosen = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
-        if len(chosen) == 0:
-            break
-        node = int(chosen[0])
-        on_path[node] = True
-    return on_path
-
-
-def rejected_siblings(tree: DraftTree, length: int, on_path: np.ndarray) -> tuple[Rejected, ...]:
-    """The drafted tokens that were verified and refused: at each depth of the accepted path, the siblings of the token
-    the target chose. length: tokens of the session before the step."""
-    rejected = []
-    for depth, node in enumerate([-1, *np.flatnonzero(on_path).tolist()]):
-        refused = (tree.parents == node) & ~on_path
-        if refused.any():
-            rejected.append(Rejected(length + depth, tree.tokens[refused]))
-    return tuple(rejected)
-
-
 class RequestTracker:
     """One per worker; keyed by request id, which is also the session's name unless another instance has begun it."""
 
@@ -93,17 +70,18 @@ class RequestTracker:
         vocab_size: int,
         publish: bool,
         needs_plain_step: Callable[[Req], str | None],
-        on_outcome: Callable[[DraftTree, np.ndarray], None],
+        on_outcome: Callable[[np.ndarray, np.ndarray, np.ndarray], None],
         begun_elsewhere: Callable[[Req], str | None] = lambda req: None,
     ) -> None:
-        """on_outcome: called with each verified tree and its accepted_nodes, one step later. begun_elsewhere: name of the
-        session that another instance has begun with the request's prompt, None if none has."""
+        """on_outcome: called by `learn` with the verified nodes' probs and sources and which of them were on the accepted path.
+        begun_elsewhere: name of the session that another instance has begun with the request's prompt, None if none has."""
         self._vocab_size = vocab_size
         self._publish = publish
         self._needs_plain_step = needs_plain_step
         self._on_outcome = on_outcome
         self._begun_elsewhere = begun_elsewhere
         self._states: dict[str, RequestState] = {}
+        self._outcome: tuple[list[DraftTree], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self._states)
@@ -137,12 +115,39 @@ class RequestTracker:
 
         lengths: true token counts. pending: each request's accepted tokens that are not yet in its output.
         """
-        entries = [
-            self._step(req, length, tail, budget)
-            for req, length, tail in zip(reqs, lengths, pending, strict=True)
+        openings = {req.rid: self._reopen(req) for req in reqs if req.rid not in self._states}
+        states = [self._states[req.rid] for req in reqs]
+        begins = [
+            min(state.length if len(state.tree) else state.sent, length - 1)
+            for state, length in zip(states, lengths, strict=True)
         ]
-        roots = np.array([entry_root for _, entry_root in entries], dtype=np.int64)
-        return [entry for entry, _ in entries], roots
+        tokens, ends = self._joined(reqs, begins, lengths, pending)
+        rejected = self._settle(states, tokens, ends, lengths)
+        entries = [
+            Entry(
+                state.session,
+                state.sent,
+                tokens[min(end, end - length + state.sent) : end],
+                rejected=refused,
+                budget=NO_DRAFT if state.plain_reason else budget,
+                opening=openings.get(state.req.rid),
+                expected=state.expected if state.req.rid in openings else 0,
+            )
+            for state, length, end, refused in zip(states, lengths, ends, rejected, strict=True)
+        ]
+        now = time.monotonic()
+        for state, length in zip(states, lengths, strict=True):
+            state.sent = max(state.sent, length)
+            state.length, state.tree, state.last_seen = length, EMPTY_TREE, now
+        return entries, tokens[np.array(ends) - 1].astype(np.int64)
+
+    def learn(self) -> None:
+        """Passes on what became of the trees that the last entries settled. Nothing waits for it."""
+        if self._outcome is not None:
+            trees, on_path = self._outcome
+            self._outcome = None
+            probs = np.concatenate([tree.probs for tree in trees])
+            self._on_outcome(probs, np.concatenate([tree.sources for tree in trees]), on_path)
 
     def has_news(self, reqs: Iterable[Req]) -> bool:
         """Whether the next entries tell more than tokens: that a draft was verified, or that a request is here."""
@@ -155,46 +160,36 @@ class RequestTracker:
     ) -> np.ndarray:
         """Last accepted tokens (int64 [batch]) of a step that neither asks nor tells: the next entries hold its
         tokens too."""
-        roots = [
-            self._tokens(req, length - 1, length, tail)[0]
-            for req, length, tail in zip(reqs, lengths, pending, strict=True)
+        last, _ = self._joined(reqs, [length - 1 for length in lengths], lengths, pending)
+        return last.astype(np.int64)
+
+    def _reopen(self, req: Req) -> Opening:
+        """For a request not seen before: its whole text goes with the step."""
+        opening = self._open(req).opening
+        self._states[req.rid].sent = 0
+        return opening
+
+    def _settle(
+        self, states: Sequence[RequestState], tokens: np.ndarray, ends: Sequence[int], lengths: Sequence[int]
+    ) -> list[tuple[Rejected, ...]]:
+        """What was refused of the trees verified in the last step, a tuple a request. What was accepted waits for `learn`.
+
+        tokens: int32, each request's newest up to its end."""
+        trees = [state.tree for state in states]
+        if not any(map(len, trees)):
+            return [()] * len(states)
+        spans = [
+            (end - length + state.length, end)
+            for state, end, length in zip(states, ends, lengths, strict=True)
         ]
-        return np.array(roots, dtype=np.int64)
+        on_path, rejected = settle(trees, [state.length for state in states], tokens, spans)
+        self._outcome = trees, on_path
+        return rejected
 
-    def _step(self, req: Req, length: int, pending: Sequence[int], budget: Budget) -> tuple[Entry, int]:
-        opening = None
-        if req.rid not in self._states:
-            opening = self._open(req).opening
-            self._states[req.rid].sent = 0
-        state = self._states[req.rid]
-        state.last_seen = time.monotonic()
-        tokens = self._tokens(req, min(state.sent, length - 1), length, pending)
-        root = int(tokens[-1])
-        entry = Entry(
-            state.session,
-            state.sent,
-            tokens if state.sent < length else tokens[:0],
-            rejected=self._settle(state, length, pending),
-            budget=NO_DRAFT if state.plain_reason else budget,
-            opening=opening,
-            expected=state.expected if opening else 0,
-        )
-        state.sent = max(state.sent, length)
-        state.length, state.tree = length, EMPTY_TREE
-        return entry, root
-
-    def _settle(self, state: RequestState, length: int, pending: Sequence[int]) -> tuple[Rejected, ...]:
-        """Learns from the tree verified in the last step; returns what of it was refused."""
-        tree = state.tree
-        if len(tree) == 0:
-            return ()
-        on_path = accepted_nodes(tree, self._tokens(state.req, state.length, length, pending).tolist())
-        self._on_outcome(tree, on_path)
-        return rejected_siblings(tree, state.length, on_path)
-
-    def note_drafted(self, req: Req, tree: DraftTree) -> None:
-        """tree: what is about to be verified for the request."""
-        self._states[req.rid].tree = tree
+    def note_drafted(self, reqs: Iterable[Req], trees: Iterable[DraftTree]) -> None:
+        """trees: what is verified for the requests in this step."""
+        for req, tree in zip(reqs, trees, strict=True):
+            self._states[req.rid].tree = tree
 
     def closing_entry(self, rid: str) -> Entry | None:
         """Entry that ends the session with the tokens not yet sent; None if it is not open."""
@@ -220,17 +215,33 @@ class RequestTracker:
         self._states.clear()
         return sessions
 
+    def _joined(
+        self,
+        reqs: Sequence[Req],
+        begins: Sequence[int],
+        ends: Sequence[int],
+        pending: Sequence[Sequence[int]],
+    ) -> tuple[np.ndarray, list[int]]:
+        """int32, the requests' tokens [begin, end) one after the other, and where each request's end there."""
+        joined: list[int] = []
+        stops = []
+        for req, begin, end, tail in zip(reqs, begins, ends, pending, strict=True):
+            joined += _listed(req, begin, end, tail)
+            stops.append(len(joined))
+        return in_vocabulary(joined, self._vocab_size), stops
+
     def _tokens(self, req: Req, start: int, end: int, pending: Sequence[int]) -> np.ndarray:
-        """int32 tokens [start, end) of prompt + output + what is pending beyond them."""
-        prompt, output = req.origin_input_ids, req.output_ids
-        known = len(prompt) + len(output)
-        if end > known + len(pending):
-            raise RuntimeError(
-                f"request {req.rid}: {end} tokens expected, {known} known, {len(pending)} pending"
-            )
-        tokens = [
-            *prompt[start:end],
-            *output[max(0, start - len(prompt)) : max(0, end - len(prompt))],
-            *pending[max(0, start - known) : max(0, end - known)],
-        ]
-        return in_vocabulary(tokens, self._vocab_size)
+        """int32 tokens [start, end)."""
+        return in_vocabulary(_listed(req, start, end, pending), self._vocab_size)
+
+
+def _listed(req: Req, start: int, end: int, pending: Sequence[int]) -> list[int]:
+    """Tokens [start, end) of prompt + output + what is pending beyond them."""
+    prompt, output = req.origin_input_ids, req.output_ids
+    known = len(prompt) + len(output)
+    if end > known + len(pending):
+        raise RuntimeError(f"request {req.rid}: {end} tokens expected, {known} known, {len(pending)} pending")
+    tokens = list(prompt[start:end])
+    tokens += output[max(0, start - len(prompt)) : max(0, end - len(prompt))]
+    tokens += pending[max(0, start - known) : max(0, end - known)]
+    return tokens

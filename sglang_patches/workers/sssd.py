@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from sglang.srt.runtime_context import get_parallel
@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 30.0
+
+
+class _Launch(NamedTuple):
+    """Of the step that is being launched. began: by perf_counter."""
+
+    trees: list[DraftTree]
+    width: int
+    began: float
 
 
 class SSSDWorker(TreeWorker):
@@ -90,14 +98,18 @@ class SSSDWorker(TreeWorker):
         trees, roots = self._trees(batch.reqs, lengths, pending)
         width = int(self.broadcast_from_first_rank(np.array([self.policy.choose(trees)]))[0])
         packed = self.broadcast_from_first_rank(pack(trees, width))
+        self._launch = _Launch(trees, width, time.perf_counter())
+        return packed, roots
+
+    def after_launch(self, batch: ScheduleBatch) -> None:
+        trees, width, began = self._launch
+        self.tracker.learn()
         if width > 1:
-            for req, tree in zip(batch.reqs, trees, strict=True):
-                self.tracker.note_drafted(req, tree.first(width - 1))
-        finished = self.policy.step_started(len(lengths), width, comparable=not batch.after_idle_gap)
+            self.tracker.note_drafted(batch.reqs, [tree.first(width - 1) for tree in trees])
+        finished = self.policy.step_started(len(trees), width, not batch.after_idle_gap, began)
         if finished is not None:
             observe_step(*finished)
         self._sweep()
-        return packed, roots
 
     def _trees(
         self, reqs: list[Req], lengths: list[int], pending: list[list[int]]

@@ -203,10 +203,34 @@ def test_a_draft_must_promise_more_than_noise():
 
 def test_acceptance_follows_the_outcomes():
     model, tree = AcceptanceModel(), _chain([0.95])
-    before = model.estimate(tree)[0]
+    before = model.estimate(tree.probs, tree.sources)[0]
     for _ in range(500):
-        model.observe(tree, np.array([False]))
-    assert before > 0.9 and model.estimate(tree)[0] < 0.1
+        model.observe(tree.probs, tree.sources, np.array([False]))
+    assert before > 0.9 and model.estimate(tree.probs, tree.sources)[0] < 0.1
+
+
+def test_a_batchs_expected_tokens_are_those_of_each_tree_added():
+    """Bit for bit, as one tree after the other would add them up."""
+    rng = np.random.default_rng(0)
+    policy = LengthPolicy(WIDTHS, lambda rows: 1.0)
+    trees = [_chain(rng.random(size)) for size in (3, 0, 15, 1, 7)]
+    for tree in trees:
+        policy.acceptance.observe(tree.probs, tree.sources, rng.random(len(tree)) < 0.5)
+    gains = np.zeros(16)
+    gains[0] = len(trees)
+    for tree in trees:
+        gains[1 : len(tree) + 1] += policy.acceptance.estimate(tree.probs, tree.sources)
+    assert (
+        policy._tokens(trees, np.array([len(tree) for tree in trees])).tolist() == np.cumsum(gains).tolist()
+    )
+
+
+def test_where_one_width_is_possible_nothing_is_estimated():
+    """A fixed width, or no draft: the estimate would be thrown away, and the launch waits for it."""
+    policy, fixed = LengthPolicy(WIDTHS, lambda rows: 1.0), LengthPolicy((16,), lambda rows: 1.0)
+    policy.acceptance = fixed.acceptance = None  # raises where it is asked
+    assert policy.choose([EMPTY_TREE] * 4) == 1
+    assert fixed.choose([_chain([0.9] * 6)] * 4) == 16 and fixed.wants_draft(4)
 
 
 def test_asking_becomes_rare_where_drafts_do_not_pay_and_recovers():

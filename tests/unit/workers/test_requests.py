@@ -8,7 +8,7 @@ import pytest
 
 from datastore_service.engine.tree import DraftTree
 from datastore_service.engine.types import NO_DRAFT, Budget
-from sglang_patches.workers.requests import RequestTracker, accepted_nodes, rejected_siblings
+from sglang_patches.workers.requests import RequestTracker
 
 BUDGET = Budget(nodes=4)
 
@@ -25,7 +25,9 @@ def _make_req(rid="r", prompt=(1, 2, 3), custom_params=None):
 
 def _make_tracker(outcomes=None, plain=None):
     record = (
-        (lambda tree, on_path: outcomes.append(on_path.tolist())) if outcomes is not None else lambda *_: None
+        (lambda probs, sources, on_path: outcomes.append(on_path.tolist()))
+        if outcomes is not None
+        else lambda *_: None
     )
     return RequestTracker(100, True, lambda req: plain, record)
 
@@ -111,19 +113,35 @@ def test_outcome_of_the_last_tree_is_learned_and_its_siblings_reported():
     tracker.opening_entries([req])
     tracker.step_entries([req], [4], [[9]], BUDGET)
     #        root -> 10 -> 12, 13 ; root -> 11
-    tracker.note_drafted(req, _make_tree([10, 11, 12, 13], [-1, -1, 0, 0]))
+    tracker.note_drafted([req], [_make_tree([10, 11, 12, 13], [-1, -1, 0, 0])])
     assert tracker.has_news([req])
     req.output_ids.extend([9])
     (entry,), _ = tracker.step_entries([req], [7], [[10, 13, 50]], BUDGET)
-    assert outcomes == [[True, False, False, True]] and not tracker.has_news([req])
+    assert outcomes == [] and not tracker.has_news([req])
+    tracker.learn()
+    tracker.learn()
+    assert outcomes == [[True, False, False, True]]
     assert [(r.position, r.tokens.tolist()) for r in entry.rejected] == [(4, [11]), (5, [12])]
 
 
-def test_rejection_stops_where_the_path_leaves_the_tree():
-    tree = _make_tree([10, 11, 12], [-1, -1, 0])
-    on_path = accepted_nodes(tree, [99])
-    assert not on_path.any()
-    assert [(r.position, r.tokens.tolist()) for r in rejected_siblings(tree, 5, on_path)] == [(5, [10, 11])]
+def test_a_request_that_was_away_settles_its_tree_when_it_is_back():
+    """Retracted after a step, say: others' steps come in between, and its text goes on where it was."""
+    first, second, outcomes = _make_req("r1"), _make_req("r2"), []
+    tracker = _make_tracker(outcomes)
+    tracker.opening_entries([first, second])
+    tracker.step_entries([first, second], [4, 4], [[9], [8]], BUDGET)
+    tracker.note_drafted([first, second], [_make_tree([10, 11], [-1, -1]), _make_tree([20], [-1])])
+    second.output_ids.extend([8])
+    (entry,), _ = tracker.step_entries([second], [6], [[20, 21]], BUDGET)
+    assert not entry.rejected and tracker.has_news([first])
+    tracker.learn()
+    first.output_ids.extend([9, 11])
+    second.output_ids.extend([20, 21])
+    (entry, other), roots = tracker.step_entries([first, second], [6, 7], [[30], [22]], BUDGET)
+    tracker.learn()
+    assert outcomes == [[True], [False, True]] and roots.tolist() == [30, 22]
+    assert (entry.start, entry.tokens.tolist(), other.tokens.tolist()) == (4, [11, 30], [22])
+    assert [(r.position, r.tokens.tolist()) for r in entry.rejected] == [(4, [10])] and not other.rejected
 
 
 def _make_split_tracker():

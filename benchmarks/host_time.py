@@ -1,0 +1,284 @@
+"""`python -m benchmarks.host_time`: what a decode step of SSSD costs the host before the target's forward is launched.
+
+An accelerator waits for it in every step. The worker, the requests, the batch and the embedded datastore are the real ones and run
+on the CPU; the target's forward is nothing, and what it would say is a recorded answer. Answers replace each other, so the batch
+stays full. Results lag one step behind, as overlap scheduling has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_context, get_parallel, get_spec
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from transformers import PretrainedConfig
+
+from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
+from datastore_service.client.embedded import EmbeddedDatastore
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.segment import build_segment
+from sglang_patches.workers import base, sssd
+
+# Parts of the time, each with the event that ends it.
+PARTS = ("entries", "datastore", "choose, pack", "lay out", "prepare")
+LONG = 128  # tokens of the answers that are taken
+VOCABULARY = 49152
+WARM_UP = 15
+LENGTHS = {"one width": "static", "many widths": "adaptive"}
+
+
+class Marks:
+    """The times at which a step passed from part to part."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def here(self) -> None:
+        self.times.append(time.perf_counter())
+
+    def around(self, function):
+        """The function, with a mark on either side."""
+
+        def marked(*args, **kwargs):
+            self.here()
+            result = function(*args, **kwargs)
+            self.here()
+            return result
+
+        return marked
+
+
+class Place:
+    """One of the batch's places: a recorded answer that a request is about to repeat."""
+
+    _names = itertools.count()
+
+    def __init__(self, row: int, trace: Trace) -> None:
+        self.text = np.concatenate([trace.prompt, trace.output]).astype(np.int64)
+        self.length = len(trace.prompt) + 1  # known tokens, the prefill's included
+        self.req = Req(
+            rid=f"request-{next(self._names)}",
+            origin_input_text="",
+            origin_input_ids=array("q", trace.prompt.tolist()),
+            sampling_params=SamplingParams(temperature=0.0, max_new_tokens=1 << 20),
+        )
+        self.req.req_pool_idx = row
+        self.unreported = [int(self.text[len(trace.prompt)])]
+
+    def reported(self, tokens: list[int]) -> None:
+        """The scheduler gets the last step's tokens while the next one runs."""
+        self.req.output_ids.extend(self.unreported)
+        self.unreported = tokens
+        self.length += len(tokens)
+
+    def has_ended(self, width: int) -> bool:
+        return self.length + width >= len(self.text)
+
+
+class Target:
+    """A target whose forward is nothing, and which says what the recorded answers say."""
+
+    def __init__(self, places: list[Place], marks: Marks) -> None:
+        self.model_runner = SimpleNamespace(
+            model=torch.nn.Module(), model_config=_model_config(), dtype=torch.float32, sampler=None
+        )
+        self._places, self._marks = places, marks
+
+    def forward_batch_generation(self, batch: ScheduleBatch, is_verify: bool) -> GenerationBatchResult:
+        self._marks.here()
+        return GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None), can_run_cuda_graph=False
+        )
+
+    def verify(self, verify_input: NgramVerifyInput, *_: object, **__: object) -> tuple[torch.Tensor, ...]:
+        """In place of `verify_tree`: walks down the trees where they agree with the answers."""
+        size, width = verify_input.retrieve_index.shape
+        positions = verify_input.positions.view(size, width)
+        following = [torch.from_numpy(p.text)[at + 1] for p, at in zip(self._places, positions, strict=True)]
+        predict, accept_index, drafts = verify_tree_greedy_func(
+            predicts=torch.zeros(size * width, dtype=torch.int32),
+            accept_index=torch.full((size, width), -1, dtype=torch.int32),
+            accept_token_num=torch.empty(size, dtype=torch.int32),
+            candidates=verify_input.draft_token.view(size, width),
+            retrieve_index=verify_input.retrieve_index,
+            retrieve_next_token=verify_input.retrieve_next_token,
+            retrieve_next_sibling=verify_input.retrieve_next_sibling,
+            target_predict=torch.stack(following),
+            topk=-1,
+        )
+        return predict, drafts + 1, accept_index
+
+
+def _model_config() -> SimpleNamespace:
+    """Of a dense model."""
+    return SimpleNamespace(
+        vocab_size=VOCABULARY, hf_config=PretrainedConfig(), linear_attn_registry_result=None
+    )
+
+
+class Load:
+    """A steady load of `size` requests."""
+
+    def __init__(self, traces: Sequence[Trace], size: int, engine: Engine, marks: Marks) -> None:
+        self._waiting = itertools.cycle(trace for trace in traces if len(trace.output) >= LONG)
+        self._places = [Place(row, next(self._waiting)) for row in range(size)]
+        datastore = EmbeddedDatastore(engine)
+        datastore.step = marks.around(datastore.step)  # type: ignore[method-assign]
+        self._width = get_spec().speculative_num_draft_tokens
+        with (
+            mock.patch.object(sssd, "open_datastore", lambda *_, **__: datastore),
+            mock.patch.object(sssd, "namespace_of", lambda *_: None),
+            mock.patch.object(sssd, "measure_row_seconds", lambda *_: lambda rows: 1.0),
+        ):
+            arguments = SimpleNamespace(disaggregation_mode="null")
+            self.target = Target(self._places, marks)
+            self.worker = sssd.SSSDWorker(arguments, 0, 0, self.target)
+        table = torch.arange(size * 4096, dtype=torch.int32).view(size, 4096)
+        self._pool = SimpleNamespace(req_to_token=table)
+        kv = SimpleNamespace(get_kvcache=lambda: SimpleNamespace(move_kv_cache=lambda *_: None))
+        self.worker.req_to_token_pool, self.worker.token_to_kv_pool_allocator = self._pool, kv
+        self._relay = np.zeros((size, self._width), np.int32)
+        self._counts = np.ones(size, np.int32)
+        for row in range(size):
+            self._admit(row)
+
+    def step(self) -> None:
+        batch = self._batch()
+        result = self.worker.forward_batch_generation(batch)
+        self._relay = result.next_draft_input.accept_tokens.view(-1, self._width).numpy().copy()
+        self._counts = result.accept_lens.numpy().copy()
+        for row, place in enumerate(self._places):
+            place.reported(self._relay[row, : self._counts[row]].tolist())
+            if place.has_ended(self._width):
+                place.reported([])
+                self.worker.note_request_finished(rid=place.req.rid, natural_stop=True)
+                self._places[row] = Place(row, next(self._waiting))
+                self._admit(row)
+
+    def _admit(self, row: int) -> None:
+        place = self._places[row]
+        self.worker.observe_prefill(SimpleNamespace(reqs=[place.req]))
+        self._relay[row, 0], self._counts[row] = place.unreported[0], 1
+
+    def _batch(self) -> ScheduleBatch:
+        lengths = torch.tensor([place.length - 1 for place in self._places])
+        return ScheduleBatch(
+            reqs=[place.req for place in self._places],
+            req_to_token_pool=self._pool,
+            device="cpu",
+            forward_mode=ForwardMode.DECODE,
+            req_pool_indices=torch.arange(len(self._places)),
+            seq_lens=lengths,
+            seq_lens_cpu=lengths.clone(),
+            spec_info=NgramVerifyInput(
+                draft_token_num=self._width,
+                accept_tokens=torch.from_numpy(self._relay.ravel()),
+                accept_lens=torch.from_numpy(self._counts),
+                new_seq_lens=lengths,
+            ),
+        )
+
+
+@contextlib.contextmanager
+def configured(nodes: int, length: str) -> Iterator[None]:
+    """SGLang's and the plugin's settings for a worker in this process."""
+    group = SimpleNamespace(device_group=None, world_size=1)
+    spec = {
+        "speculative_algorithm": "NGRAM",
+        "speculative_num_draft_tokens": nodes + 1,
+        "speculative_num_steps": max(1, (nodes + 1) // 2),
+        "speculative_eagle_topk": 2,
+    }
+    environment = {"SPECSTORE_LENGTH": length, "SPECSTORE_NODES": str(nodes), "SPECSTORE_PUBLISH": "off"}
+    with (
+        mock.patch.dict(os.environ, environment),
+        get_context().override_server_args(
+            device="cpu", page_size=1, attention_backend="specstore_cpu", **spec
+        ),
+        get_parallel().override(tp_group=group, tp_rank=0),
+    ):
+        yield
+
+
+def measure(
+    traces: Sequence[Trace], engine: Engine, size: int, nodes: int, length: str, steps: int
+) -> dict[str, float]:
+    """Median milliseconds of each part over the steps, and of the whole."""
+    marks, rows = Marks(), []
+    with configured(nodes, length):
+        load = Load(traces, size, engine, marks)
+        with (
+            mock.patch.object(base, "verify_tree", load.target.verify),
+            mock.patch.object(base, "lay_out", marks.around(base.lay_out)),
+            mock.patch.object(load.worker, "_decode", _marked_start(load.worker._decode, marks)),
+        ):
+            for _ in range(WARM_UP + steps):
+                marks.times.clear()
+                load.step()
+                rows.append(_parts(marks.times[:6]))
+        load.worker.clear_cache_pool()
+    table = 1e3 * np.array([row for row in rows[WARM_UP:] if row is not None])
+    medians = np.median(table, axis=0)
+    return dict(zip(PARTS, medians.tolist(), strict=True)) | {"all": float(np.median(table.sum(axis=1)))}
+
+
+def _marked_start(function, marks: Marks):
+    def marked(*args, **kwargs):
+        marks.here()
+        return function(*args, **kwargs)
+
+    return marked
+
+
+def _parts(times: Sequence[float]) -> np.ndarray | None:
+    """Seconds of each part of a step: from its start to the datastore's call, to its return, to laying out, to its end, to the launch."""
+    return np.diff(times) if len(times) == len(PARTS) + 1 else None  # a step that asks for no draft has fewer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_time", description=__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 48])
+    parser.add_argument("--nodes", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=150)
+    arguments = parser.parse_args()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    traces = load_traces(SHIPPED)
+    prior = [trace.output for trace in load_traces(SHIPPED_PRIOR)]
+    engine = Engine(VOCABULARY, [build_segment(prior, VOCABULARY)])
+    rows = [
+        {
+            "length": name,
+            "batch": size,
+            **measure(traces, engine, size, arguments.nodes, length, arguments.steps),
+        }
+        for name, length in LENGTHS.items()
+        for size in arguments.batch
+    ]
+    table = Table("widths", "batch", *PARTS, "all", title="milliseconds before the launch (medians)")
+    for row in rows:
+        table.add_row(row["length"], str(row["batch"]), *(f"{row[part]:.2f}" for part in (*PARTS, "all")))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""A batch's trees settled at once, against each settled alone."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from datastore_service.engine.tree import EMPTY_TREE, DraftTree
+from datastore_service.engine.types import Rejected
+from sglang_patches.workers.outcomes import settle
+
+
+def accepted_nodes(tree: DraftTree, accepted: Sequence[int]) -> np.ndarray:
+    """The slow oracle. bool [nodes]: which of the verified tree's nodes lie on the path of the tokens accepted after it was drafted."""
+    on_path = np.zeros(len(tree), dtype=np.bool_)
+    node = -1
+    for token in accepted:
+        chosen = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
+        if len(chosen) == 0:
+            break
+        node = int(chosen[0])
+        on_path[node] = True
+    return on_path
+
+
+def rejected_siblings(tree: DraftTree, length: int, on_path: np.ndarray) -> tuple[Rejected, ...]:
+    """The slow oracle. The drafted tokens that were verified and refused: at each depth of the accepted path, the siblings of the token
+    the target chose. length: tokens of the session before the step."""
+    rejected = []
+    for depth, node in enumerate([-1, *np.flatnonzero(on_path).tolist()]):
+        refused = (tree.parents == node) & ~on_path
+        if refused.any():
+            rejected.append(Rejected(length + depth, tree.tokens[refused]))
+    return tuple(rejected)
+
+
+def _make_tree(tokens, parents):
+    size = len(tokens)
+    return DraftTree(
+        np.array(tokens, np.int32),
+        np.array(parents, np.int32),
+        np.full(size, 0.5, np.float32),
+        np.full(size, 3, np.uint8),
+    )
+
+
+def _random_tree(rng, nodes):
+    """Few different tokens, so that paths are followed; siblings may even share one."""
+    return _make_tree(
+        rng.integers(0, 3, nodes), [rng.integers(-1, node) if node else -1 for node in range(nodes)]
+    )
+
+
+def _listed(rejected):
+    return [(refused.position, refused.tokens.tolist()) for refused in rejected]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 48])
+def test_a_batch_is_settled_as_each_of_its_trees_alone(batch):
+    rng = np.random.default_rng(batch)
+    deepest = 0
+    for _ in range(200):
+        trees = [_random_tree(rng, rng.integers(0, 16)) for _ in range(batch)]
+        lengths = rng.integers(1, 100, batch).tolist()
+        accepted = [rng.integers(0, 3, rng.integers(0, 6)).astype(np.int32) for _ in trees]
+        # Between the spans lie tokens that were accepted before the step.
+        tokens = np.concatenate([part for of_tree in accepted for part in (np.full(2, 1, np.int32), of_tree)])
+        ends = np.cumsum([2 + len(of_tree) for of_tree in accepted]).tolist()
+        spans = [(end - len(of_tree), end) for end, of_tree in zip(ends, accepted, strict=True)]
+        on_path, rejected = settle(trees, lengths, tokens, spans)
+        expected = [accepted_nodes(tree, of_tree) for tree, of_tree in zip(trees, accepted, strict=True)]
+        assert on_path.tolist() == np.concatenate(expected).tolist()
+        for tree, length, nodes, refused in zip(trees, lengths, expected, rejected, strict=True):
+            assert _listed(refused) == _listed(rejected_siblings(tree, length, nodes))
+            deepest = max(deepest, int(nodes.sum()))
+    assert deepest > 2
+
+
+def test_rejection_stops_where_the_path_leaves_the_tree():
+    tree = _make_tree([10, 11, 12], [-1, -1, 0])
+    on_path, (rejected, nothing) = settle(
+        [tree, EMPTY_TREE], [5, 8], np.array([99], np.int32), [(0, 1), (1, 1)]
+    )
+    assert not on_path.any() and nothing == ()
+    assert _listed(rejected) == [(5, [10, 11])]
