@@ -49,6 +49,15 @@ class DraftTree:
             depths[node] = 1 if parent < 0 else depths[parent] + 1
         return depths
 
+    def no_deeper(self, depth: int) -> DraftTree:
+        """The nodes down to this depth, 1 being the root's children."""
+        if len(self) <= depth:
+            return self
+        kept = self.depths() <= depth
+        place = np.cumsum(kept, dtype=np.int32) - 1
+        parents = np.where(self.parents < 0, -1, place[self.parents])[kept]
+        return DraftTree(self.tokens[kept], parents, self.probs[kept], self.sources[kept])
+
     def check_integrity(
         self, nodes: int | None = None, depth: int | None = None, children: int | None = None
     ) -> None:

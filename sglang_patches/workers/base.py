@@ -30,6 +30,7 @@ from sglang.srt.speculative.spec_utils import (
 from sglang_patches.host_api import drift_message
 from sglang_patches.tree_attention import refuse_unfit
 from sglang_patches.workers.attention_probe import check_tree_attention
+from sglang_patches.workers.cache_room import check_room
 from sglang_patches.workers.layout import TreeLayout, attention_mask, lay_out
 from sglang_patches.workers.metrics import PhaseClock
 from sglang_patches.workers.verification import verify_tree
@@ -70,6 +71,7 @@ class TreeWorker(BaseSpecWorker):
 
     def alloc_memory_pool(self, **kwargs: object) -> None:
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
+        check_room(self.req_to_token_pool.req_to_token.shape[1], self.last_position + 1)
 
     def init_attention_backends(self) -> None:
         refuse_unfit(self.model_runner)
@@ -79,12 +81,19 @@ class TreeWorker(BaseSpecWorker):
         if self.width_graphs is not None:
             self.width_graphs.capture()
 
+    def deepest_node(self, length: int) -> int:
+        """Depth of the deepest node that a request of `length` tokens may have (its root: 0), so that the root of the next
+        step still lies within the context. Overlap scheduling runs one step more than a request needs; a root beyond the
+        context would have no position in a learned embedding, and an attention backend's table would run into the next
+        request's. SGLang ends a request before it gets there: no token that it emits is given up."""
+        return max(0, self.last_position - length)
+
     @abstractmethod
     def draft_batch(
         self, batch: ScheduleBatch, lengths: list[int], pending: list[list[int]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Trees for a decode step: (packed int32 [batch, 2, width - 1] as from layout.pack, roots int64 [batch]).
-        The same on every tensor-parallel rank.
+        The same on every tensor-parallel rank. No node lies deeper than `deepest_node`.
 
         lengths: true token count of each request. pending: its accepted tokens that are not yet in `output_ids`.
         """
@@ -125,8 +134,6 @@ class TreeWorker(BaseSpecWorker):
         packed, roots = self.draft_batch(batch, lengths, pending)
         clock.end("draft")
         layout = lay_out(packed, roots, batch.seq_lens_cpu.numpy())
-        # Nodes beyond the context's end are never emitted, and a model may have no position for them.
-        np.minimum(layout.positions, self.last_position, out=layout.positions)
         with self._verifying(layout.mask.shape[1]):
             return self._verify(batch, layout, pending, clock, on_publish)
 

@@ -13,9 +13,13 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang_patches import hooks
 
 
+def _reserved() -> int:
+    """Tokens of a row beyond the context's length. The reserve ends on a page boundary."""
+    return get_alloc_reserve_per_decode() + get_alloc_page_size() - 1
+
+
 def _at_least_what_is_reserved(extra: int) -> int:
-    """extra: tokens of a row beyond the context's length. The reserve ends on a page boundary."""
-    return max(extra, get_alloc_reserve_per_decode() + get_alloc_page_size() - 1)
+    return max(extra, _reserved())
 
 
 HOOKS = {
@@ -28,3 +32,12 @@ def make_room_for_trees() -> None:
     hooks.register(HOOKS, HookType.AFTER)
     hooks.refuse_if_left_out()
     HookRegistry.apply_hooks()
+
+
+def check_room(row: int, context: int) -> None:
+    """Raises RuntimeError when rows of `row` slots are too short: the hook above was not applied."""
+    if row < context + _reserved():
+        raise RuntimeError(
+            f"specstore: a request's row holds {row} KV slots; at the context limit of {context} a step needs "
+            f"{_reserved()} more. The hook of {', '.join(HOOKS)} was not applied"
+        )

@@ -3,7 +3,7 @@
 Every request gets `width` rows: row 0 is the root (its last accepted token), then the nodes depth first, the rest is
 padding. Depth first, so that the most probable path lies in consecutive KV slots, as plain decoding would have it: a
 bfloat16 sum over keys rounds by their places.
-A padding row is linked to nothing, so no walk can reach it; it attends to the root and itself only.
+A padding row is linked to nothing, so no walk can reach it; it has the root's position and attends to the root and itself only.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _fill(packed, roots, seq_lens, tokens, positions, mask, next_token, next_sib
             mask[b, row, 0] = True
             mask[b, row, row] = True
             if parent < 0:  # padding
-                positions[base + row] = seq_lens[b] + 1
+                positions[base + row] = seq_lens[b]
                 continue
             positions[base + row] = positions[base + parent] + 1
             for column in range(parent + 1):

@@ -96,6 +96,9 @@ class SSSDWorker(TreeWorker):
         self, batch: ScheduleBatch, lengths: list[int], pending: list[list[int]]
     ) -> tuple[np.ndarray, np.ndarray]:
         trees, roots = self._trees(batch.reqs, lengths, pending)
+        trees = [
+            tree.no_deeper(self.deepest_node(length)) for tree, length in zip(trees, lengths, strict=True)
+        ]
         width = int(self.broadcast_from_first_rank(np.array([self.policy.choose(trees)]))[0])
         packed = self.broadcast_from_first_rank(pack(trees, width))
         self._launch = _Launch(trees, width, time.perf_counter())

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.allocation_sizing import (  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, get_context, publish, reset_context  # noqa: E402
 
 from sglang_patches.tree_attention import BRANCHES  # noqa: E402
-from sglang_patches.workers.cache_room import _at_least_what_is_reserved  # noqa: E402
+from sglang_patches.workers.cache_room import _at_least_what_is_reserved, check_room  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 
 CONTEXT = 300
@@ -53,5 +53,9 @@ def test_longest_request_fits_into_its_row(published, page_size):
             longest, reserve=get_alloc_reserve_per_decode(), page_size=page_size
         )
         assert max(ends) <= CONTEXT + _at_least_what_is_reserved(stock)
+        check_room(CONTEXT + _at_least_what_is_reserved(stock), CONTEXT)
         # SGLang's own rows are too short where its pages are single tokens: the reason for ours.
         assert (max(ends) > CONTEXT + stock) == (page_size == 1 and width > 5)
+        if max(ends) > CONTEXT + stock:
+            with pytest.raises(RuntimeError, match="context limit"):
+                check_room(CONTEXT + stock, CONTEXT)

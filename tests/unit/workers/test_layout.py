@@ -78,10 +78,23 @@ def test_matches_the_trees(width):
 
 def test_padding_is_unreachable_and_attends_to_root_and_itself():
     layout = lay_out(pack([EMPTY_TREE], 4), np.array([9]), np.array([5]))
+    assert layout.positions.tolist() == [5] * 4, "a position beyond the root's may be beyond the context"
     assert (layout.next_token == -1).all() and (layout.next_sibling == -1).all()
     for row in (1, 2, 3):
         assert set(np.flatnonzero(layout.mask[0, row])) == {0, row}
     assert (pack([EMPTY_TREE], 4)[0, 1] == PADDING).all()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5, 30])
+def test_no_deeper_keeps_the_nodes_above(depth):
+    tree = _random_tree(np.random.default_rng(depth), 30)
+    parents = tree.parents.tolist()
+    kept = [node for node in range(30) if len(_ancestors(parents, node)) <= depth]
+    shallow = tree.no_deeper(depth)
+    assert shallow.tokens.tolist() == [100 + node for node in kept]
+    assert [-1 if p < 0 else kept[p] for p in shallow.parents] == [parents[node] for node in kept]
+    assert [getattr(shallow, name).dtype for name in ("tokens", "parents")] == [np.int32] * 2
+    shallow.check_integrity(depth=depth)
 
 
 def test_full_mask_is_cached_tokens_then_tree():
