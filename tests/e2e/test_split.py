@@ -309,11 +309,12 @@ def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected)
 
     assert killed(datastore.kill) == []
     datastore.start()
-    eventually(
-        lambda: all(metric(s, "specstore_client_breaker_open") == 0 for s in stack.decodes),
-        "a breaker is open",
-        SECONDS,
-    )
+    with Load(stack, ids):
+        eventually(
+            lambda: all(metric(s, "specstore_client_breaker_open") == 0 for s in stack.decodes),
+            "a breaker is open",
+            SECONDS,
+        )
     rest(*stack.instances)
 
     assert killed(stack.router.kill) != []
