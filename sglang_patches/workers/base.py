@@ -159,6 +159,7 @@ class TreeWorker(BaseSpecWorker):
         grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
         predict, accept_lens, accept_index = verify_tree(
             batch.spec_info,
+            layout,
             batch,
             result.logits_output,
             grammar_mask,

@@ -3,16 +3,15 @@
 Plain decoding is ``ModelRunner.sample``: penalties, grammar mask, logit bias, custom logit processors, then
 temperature, softmax, top-k, top-p, min-p and the draw. Here the same SGLang objects run in the same order on the rows
 of the verified nodes, except for the penalties, which SGLang accumulates once per step and only for the last token
-of a step. They are computed afresh from every token that precedes the node (:class:`Penalties`).
+of a step. They have been applied before, from every token that precedes a node (:mod:`sglang_patches.workers.penalties`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from sglang.srt.constrained.base_grammar_backend import GrammarMask
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -38,13 +37,6 @@ def is_greedy(req: Req) -> bool:
     return req.sampling_params.top_k <= 1
 
 
-def has_penalties(req: Req) -> bool:
-    """Whether the request's logits depend on the tokens it has generated."""
-    p = req.sampling_params
-    additive = p.frequency_penalty != 0.0 or p.presence_penalty != 0.0
-    return additive or p.repetition_penalty != 1.0 or p.min_new_tokens > 0
-
-
 class Node(NamedTuple):
     """One node of the batch's draft trees."""
 
@@ -53,69 +45,16 @@ class Node(NamedTuple):
     path: Sequence[int]  # drafted tokens from below the root down to this node
 
 
-class Penalties:
-    """Frequency, presence and repetition penalties and min_new_tokens of one request, at any node of its tree.
-
-    The formulas are those of ``sglang.srt.sampling.penaltylib``, over all tokens generated before the node: the
-    request's output, then the path. Only the logits of generated tokens change, so only they are touched. A repeated
-    token's frequency penalty is a sum of float32 terms, as the running scatter-add of plain decoding makes it.
-    The reference is plain decoding without overlap scheduling; with it, SGLang's penalties lag one token behind and
-    count the prompt's last token.
-
-    Args:
-        req: the request.
-        pending: accepted tokens that are not in ``req.output_ids`` yet (overlap scheduling: the last step's).
-    """
-
-    def __init__(self, req: Req, pending: Sequence[int]):
-        self._params = req.sampling_params
-        self._generated = _int64(req.output_ids, pending)
-        self._stop_ids = _stop_token_ids(req) if self._params.min_new_tokens > 0 else []
-
-    def apply(self, logits: torch.Tensor, path: Sequence[int]) -> None:
-        """Penalise one row of logits, shape ``[vocab]``, in place."""
-        tokens = _int64(self._generated, path)
-        if len(tokens):
-            self._penalise_generated(logits, tokens)
-        if len(tokens) < self._params.min_new_tokens:
-            logits[self._stop_ids] = float("-inf")
-
-    def _penalise_generated(self, logits: torch.Tensor, tokens: np.ndarray) -> None:
-        ids, counts = np.unique(tokens, return_counts=True)
-        index = torch.from_numpy(ids).to(logits.device)
-        additive = torch.from_numpy(self._additive(counts)).to(logits.device)
-        scale = logits.new_tensor(self._params.repetition_penalty, dtype=torch.float32)
-        values = (logits[index] + additive).to(logits.dtype)
-        logits[index] = torch.where(values < 0, values * scale, values / scale).to(logits.dtype)
-
-    def _additive(self, counts: np.ndarray) -> np.ndarray:
-        step = np.full(counts.max(), self._params.frequency_penalty, dtype=np.float32)
-        frequency = np.cumsum(step, dtype=np.float32)[counts - 1]
-        return -frequency - np.float32(self._params.presence_penalty)
-
-
-def _int64(*parts: Sequence[int]) -> np.ndarray:
-    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
-
-
-def _stop_token_ids(req: Req) -> list[int]:
-    tokenizer = req.tokenizer
-    ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
-    ids |= set(tokenizer.additional_stop_token_ids or ()) | {tokenizer.eos_token_id}
-    return sorted(ids - {None})
-
-
 class TargetSampler:
     """Samples the target's token at nodes of one verification step.
 
     Args:
         sampler: the model runner's sampler, so a registered custom backend is honoured.
         batch: the verified batch; ``sampling_info`` is read, never changed.
-        logits: ``[requests * nodes, vocab]``, one row a node; overwritten.
+        logits: ``[requests * nodes, vocab]``, one row a node, penalised already; overwritten.
         positions: ``[requests * nodes]``, the sequence position of each node's token. With ``sampling_seed`` they
             choose the noise, so a seeded request draws the token plain decoding draws.
         grammar_mask: ``build_grammar_vocab_mask``'s result, one row a node, or None.
-        pending: per request, see :class:`Penalties`; None when ``output_ids`` is complete.
     """
 
     def __init__(
@@ -125,17 +64,12 @@ class TargetSampler:
         logits: torch.Tensor,
         positions: torch.Tensor,
         grammar_mask: GrammarMask | None = None,
-        pending: Sequence[Sequence[int]] | None = None,
     ):
         self._sampler = sampler
         self._batch = batch
         self._logits = logits
         self._positions = positions
         self._grammar_mask = grammar_mask
-        pending = pending or [()] * len(batch.reqs)
-        self._penalties = {
-            i: Penalties(req, pending[i]) for i, req in enumerate(batch.reqs) if has_penalties(req)
-        }
         self.logprobs = LogprobRecord(batch) if batch.return_logprob else None
 
     def sample(self, nodes: Sequence[Node]) -> list[int]:
@@ -148,20 +82,15 @@ class TargetSampler:
                     tokens[i] = token
         return tokens
 
-    def sample_all(
-        self, nodes_per_request: int, with_penalties: Iterable[Node]
-    ) -> tuple[LogitsProcessorOutput, torch.Tensor]:
+    def sample_all(self, nodes_per_request: int) -> tuple[LogitsProcessorOutput, torch.Tensor]:
         """The target's token at every node in one call, without a host synchronisation. Overwrites the logits.
 
         Args:
             nodes_per_request: rows of logits a request has; row ``r * nodes_per_request`` is its root.
-            with_penalties: the nodes whose requests have penalties.
 
         Returns:
             The sampler's output and the tokens, ``[requests * nodes]``.
         """
-        for node in with_penalties:
-            self._penalise(self._logits[node.row], node)
         requests = range(len(self._batch.reqs))
         index = torch.arange(len(requests), device=self._logits.device)
         rows = Rows(
@@ -173,15 +102,9 @@ class TargetSampler:
         )
         return self._draw(self._logits, rows)
 
-    @property
-    def requests_with_penalties(self) -> list[int]:
-        return list(self._penalties)
-
     def _sample_group(self, nodes: Sequence[Node]) -> list[int]:
         rows = self._rows_of(nodes)
         logits = self._logits_of([node.row for node in nodes])
-        for i, node in enumerate(nodes):
-            self._penalise(logits[i], node)
         output, tokens = self._draw(logits, rows)
         if self.logprobs is not None:
             self.logprobs.add(output, [(node.request, len(node.path), i) for i, node in enumerate(nodes)])
@@ -203,11 +126,6 @@ class TargetSampler:
             roots={node.request: i for i, node in enumerate(nodes) if not node.path},
             grammar_mask=None if mask is None else mask._replace(vocab_mask=mask.vocab_mask[selected]),
         )
-
-    def _penalise(self, logits: torch.Tensor, node: Node) -> None:
-        penalties = self._penalties.get(node.request)
-        if penalties is not None:
-            penalties.apply(logits, node.path)
 
     def _draw(self, logits: torch.Tensor, rows: Rows) -> tuple[LogitsProcessorOutput, torch.Tensor]:
         batch = self._batch
@@ -241,7 +159,7 @@ class Rows:
 def select_sampling_info(batch: ScheduleBatch, rows: Rows) -> SamplingBatchInfo:
     """The batch's sampling parameters, one entry a row.
 
-    Penalties are left out (see :class:`Penalties`), and so is the token synchronisation between tensor-parallel ranks
+    Penalties are left out (the logits have them), and so is the token synchronisation between tensor-parallel ranks
     that SGLang ties to grammars: the caller broadcasts the verified result instead.
     """
     info = batch.sampling_info

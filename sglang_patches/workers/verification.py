@@ -23,6 +23,8 @@ from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_patches.workers.layout import TreeLayout
+from sglang_patches.workers.penalties import penalise
 from sglang_patches.workers.target_sampling import Node, TargetSampler, needs_plain_step
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def verify_tree(
     verify_input: NgramVerifyInput,
+    layout: TreeLayout,
     batch: ScheduleBatch,
     logits_output: LogitsProcessorOutput,
     grammar_mask: GrammarMask | None = None,
@@ -50,7 +53,7 @@ def verify_tree(
 
     On a CPU nodes are sampled as the walk reaches them, one call a depth for the whole batch: accepted tokens + 1
     rows a request instead of the whole tree. Elsewhere all nodes are sampled in one call and SGLang's tree kernel
-    walks them, without a host synchronisation unless a request has penalties or asks for log-probabilities.
+    walks them, without a host synchronisation unless a request asks for log-probabilities.
 
     When the batch asks for log-probabilities, ``logits_output``'s fields are filled with what plain decoding reports;
     the caller must not call ``compute_spec_logprobs``, which would recompute them from logits without penalties.
@@ -58,6 +61,7 @@ def verify_tree(
     Args:
         verify_input: the trees, ``draft_token_num`` nodes a request, node 0 being the last emitted token.
             Nodes not linked from the root are padding and never accepted.
+        layout: the same trees on the host.
         batch: the verified batch (``forward_mode`` target-verify or idle).
         logits_output: the verify forward's output, logits ``[requests * nodes, vocab]``, which may be overwritten.
         grammar_mask: from ``build_grammar_vocab_mask``, or None.
@@ -79,9 +83,10 @@ def verify_tree(
     if batch.sampling_info.has_watermark_candidates:
         raise ValueError("watermark: not supported by specstore's speculative algorithms")
     logits = logits_output.next_token_logits
-    target = TargetSampler(sampler, batch, logits, verify_input.positions, grammar_mask, pending)
+    penalise(logits, batch.reqs, pending, layout)
+    target = TargetSampler(sampler, batch, logits, verify_input.positions, grammar_mask)
     verify = _verify_walking if logits.device.type == "cpu" else _verify_all_nodes
-    result = _broadcast(verify(verify_input, batch, target))
+    result = _broadcast(verify(verify_input, layout, batch, target))
     if target.logprobs is not None:
         target.logprobs.write_to(logits_output, width=verify_input.draft_token_num)
     return result
@@ -97,12 +102,12 @@ class HostTrees:
     next_sibling: list[list[int]]
 
     @classmethod
-    def of(cls, verify_input: NgramVerifyInput) -> HostTrees:
+    def of(cls, layout: TreeLayout) -> HostTrees:
         return cls(
-            rows=verify_input.retrieve_index.tolist(),
-            tokens=verify_input.draft_token.view(verify_input.retrieve_index.shape).tolist(),
-            first_child=verify_input.retrieve_next_token.tolist(),
-            next_sibling=verify_input.retrieve_next_sibling.tolist(),
+            rows=layout.retrieve_index.tolist(),
+            tokens=layout.tokens.reshape(layout.next_token.shape).tolist(),
+            first_child=layout.next_token.tolist(),
+            next_sibling=layout.next_sibling.tolist(),
         )
 
     def children(self, request: int, node: int):
@@ -115,19 +120,11 @@ class HostTrees:
         tokens = self.tokens[request]
         return next((c for c in self.children(request, node) if tokens[c] == token), NO_NODE)
 
-    def linked_nodes(self, request: int) -> list[Node]:
-        """Every node reachable from the root, with its path."""
-        found = []
-        stack: list[tuple[int, tuple[int, ...]]] = [(0, ())]
-        while stack:
-            node, path = stack.pop()
-            found.append(Node(request, self.rows[request][node], path))
-            stack += [(c, (*path, self.tokens[request][c])) for c in self.children(request, node)]
-        return found
 
-
-def _verify_walking(verify_input: NgramVerifyInput, batch: ScheduleBatch, target: TargetSampler) -> Result:
-    trees = HostTrees.of(verify_input)
+def _verify_walking(
+    verify_input: NgramVerifyInput, layout: TreeLayout, batch: ScheduleBatch, target: TargetSampler
+) -> Result:
+    trees = HostTrees.of(layout)
     accepted: list[list[int]] = [[0] for _ in batch.reqs]
     emitted: list[list[int]] = [[] for _ in batch.reqs]
     plain_only = {i for i, req in enumerate(batch.reqs) if needs_plain_step(req)}
@@ -157,16 +154,18 @@ def _pack(trees: HostTrees, accepted: list[list[int]], emitted: list[list[int]],
     return tuple(torch.from_numpy(array).to(device) for array in (predict, accept_lens, accept_index))
 
 
-def _verify_all_nodes(verify_input: NgramVerifyInput, batch: ScheduleBatch, target: TargetSampler) -> Result:
+def _verify_all_nodes(
+    verify_input: NgramVerifyInput, layout: TreeLayout, batch: ScheduleBatch, target: TargetSampler
+) -> Result:
     num_requests, num_nodes = verify_input.retrieve_index.shape
-    output, tokens = target.sample_all(num_nodes, _nodes_with_penalties(verify_input, target))
+    output, tokens = target.sample_all(num_nodes)
     predict, accept_index, num_drafts = verify_tree_greedy_func(
         predicts=torch.zeros(num_requests * num_nodes, dtype=torch.int32, device=batch.device),
         accept_index=torch.full((num_requests, num_nodes), -1, dtype=torch.int32, device=batch.device),
         accept_token_num=torch.empty(num_requests, dtype=torch.int32, device=batch.device),
         candidates=verify_input.draft_token.view(num_requests, num_nodes),
         retrieve_index=verify_input.retrieve_index,
-        retrieve_next_token=_unlink_plain_steps(verify_input.retrieve_next_token, batch),
+        retrieve_next_token=_unlink_plain_steps(verify_input.retrieve_next_token, layout, batch),
         retrieve_next_sibling=verify_input.retrieve_next_sibling,
         target_predict=tokens.long().view(num_requests, num_nodes),
         topk=verify_input.tree_topk,
@@ -176,15 +175,9 @@ def _verify_all_nodes(verify_input: NgramVerifyInput, batch: ScheduleBatch, targ
     return predict, num_drafts + 1, accept_index
 
 
-def _nodes_with_penalties(verify_input: NgramVerifyInput, target: TargetSampler) -> list[Node]:
-    if not target.requests_with_penalties:
-        return []
-    trees = HostTrees.of(verify_input)
-    return [node for r in target.requests_with_penalties for node in trees.linked_nodes(r)]
-
-
-def _unlink_plain_steps(first_child: torch.Tensor, batch: ScheduleBatch) -> torch.Tensor:
-    plain_only = [i for i, req in enumerate(batch.reqs) if needs_plain_step(req)]
+def _unlink_plain_steps(first_child: torch.Tensor, layout: TreeLayout, batch: ScheduleBatch) -> torch.Tensor:
+    drafted = layout.next_token[:, 0] != NO_NODE  # a copy to the device waits, so only where there is a draft
+    plain_only = [i for i, req in enumerate(batch.reqs) if drafted[i] and needs_plain_step(req)]
     if plain_only:
         first_child = first_child.clone()
         first_child[plain_only, 0] = NO_NODE

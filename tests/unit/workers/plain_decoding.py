@@ -17,6 +17,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
+from sglang_patches.workers.layout import PADDING, lay_out
 from sglang_patches.workers.verification import verify_tree
 
 EOS = 1
@@ -190,6 +191,16 @@ def verify_input_of(trees, requests):
     )
 
 
+def layout_of(trees, requests):
+    """The same trees on the host, as the worker has them."""
+    size = max(len(t.tokens) for t in trees)
+    trees = [t.padded(size) for t in trees]
+    parents = [[PADDING if p is None else p - 1 for p in t.parents[1:]] for t in trees]
+    packed = np.array([[t.tokens[1:], p] for t, p in zip(trees, parents, strict=True)], np.int32)
+    lengths = np.array([len(q.origin_input_ids) + len(q.output_ids) - 1 for q in requests])
+    return lay_out(packed.reshape(len(trees), 2, size - 1), np.array([t.tokens[0] for t in trees]), lengths)
+
+
 def tree_logits(model, trees, requests):
     """``[requests * nodes, vocab]``; rows of padding are zero."""
     size = max(len(t.tokens) for t in trees)
@@ -208,7 +219,9 @@ def verify(model, sampler, trees, requests, grammar_mask=None, return_logprob=Fa
     batch = Batch(requests, model.vocab, return_logprob)
     batch.sampling_info = batch.sampling_info.copy_for_forward()
     output = LogitsProcessorOutput(next_token_logits=logits)
-    result = verify_tree(verify_input, batch, output, grammar_mask, sampler=sampler)
+    result = verify_tree(
+        verify_input, layout_of(trees, requests), batch, output, grammar_mask, sampler=sampler
+    )
     return emitted_tokens(*result), output
 
 

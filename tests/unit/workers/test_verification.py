@@ -19,6 +19,7 @@ from tests.unit.workers.plain_decoding import (
     RandomModel,
     Tree,
     emitted_tokens,
+    layout_of,
     make_request,
     plain_token,
     plain_tokens,
@@ -125,6 +126,7 @@ def test_penalties_count_accepted_tokens_that_are_still_pending(sampler, strateg
     trees = [random_tree(rng, model, r, 8) for r in requests]
     expected, _ = verify(model, sampler, trees, requests)
     verify_input, logits = verify_input_of(trees, requests), tree_logits(model, trees, requests)
+    layout = layout_of(trees, requests)
     pending = [r.output_ids[1:] for r in requests]
     for request in requests:
         request.output_ids = request.output_ids[:1]
@@ -133,7 +135,7 @@ def test_penalties_count_accepted_tokens_that_are_still_pending(sampler, strateg
         output = LogitsProcessorOutput(next_token_logits=logits.clone())
         batch = Batch(requests, VOCAB)
         return emitted_tokens(
-            *verification.verify_tree(verify_input, batch, output, sampler=sampler, pending=pending)
+            *verification.verify_tree(verify_input, layout, batch, output, sampler=sampler, pending=pending)
         )
 
     assert emitted(pending) == expected
@@ -149,7 +151,7 @@ def test_shapes_and_types_are_those_the_scheduler_reads(sampler, strategy):
     batch = Batch(requests, VOCAB)
     output = LogitsProcessorOutput(next_token_logits=tree_logits(model, trees, requests))
     predict, accept_lens, accept_index = verification.verify_tree(
-        verify_input_of(trees, requests), batch, output, sampler=sampler
+        verify_input_of(trees, requests), layout_of(trees, requests), batch, output, sampler=sampler
     )
     assert (predict.dtype, accept_lens.dtype, accept_index.dtype) == (torch.int32,) * 3
     assert accept_lens.tolist() == [3, 1]
@@ -169,14 +171,20 @@ def test_idle_batch_yields_nothing(sampler):
     batch = Batch([make_request()], VOCAB)
     batch.forward_mode = ForwardMode.IDLE
     output = LogitsProcessorOutput(next_token_logits=torch.empty(0, VOCAB))
-    assert [t.numel() for t in verification.verify_tree(None, batch, output, sampler=sampler)] == [0, 0, 0]
+    assert [t.numel() for t in verification.verify_tree(None, None, batch, output, sampler=sampler)] == [
+        0,
+        0,
+        0,
+    ]
 
 
 def test_watermark_is_refused(sampler):
     batch = Batch([make_request()], VOCAB)
     batch.sampling_info.has_watermark_candidates = True
     with pytest.raises(ValueError, match="watermark"):
-        verification.verify_tree(None, batch, LogitsProcessorOutput(torch.zeros(1, VOCAB)), sampler=sampler)
+        verification.verify_tree(
+            None, None, batch, LogitsProcessorOutput(torch.zeros(1, VOCAB)), sampler=sampler
+        )
 
 
 class OnlyEvenTokens(CustomLogitProcessor):

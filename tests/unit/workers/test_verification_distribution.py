@@ -4,6 +4,8 @@ The emitted tokens of a step are a prefix of what plain decoding would emit, so 
 and its bonus token) has the product of plain decoding's conditional probabilities. A G-test compares counts with it.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tests.unit.workers.plain_decoding import (
     RandomModel,
     Tree,
     emitted_tokens,
+    layout_of,
     make_request,
     plain_distribution,
     plain_tokens,
@@ -81,12 +84,14 @@ def count_outcomes(model, sampler, tree, request):
     torch.manual_seed(1)
     copies = [request] * COPIES
     verify_input = verify_input_of([tree] * COPIES, copies)
+    layout = layout_of([tree] * COPIES, copies)
     logits = tree_logits(model, [tree], [request]).repeat(COPIES, 1)
     batch = Batch(copies, VOCAB)
     counts = {}
     for _ in range(ROUNDS):
-        output = LogitsProcessorOutput(next_token_logits=logits)
-        for tokens in emitted_tokens(*verification.verify_tree(verify_input, batch, output, sampler=sampler)):
+        output = LogitsProcessorOutput(next_token_logits=logits.clone())
+        result = verification.verify_tree(verify_input, layout, batch, output, sampler=sampler)
+        for tokens in emitted_tokens(*result):
             counts[tuple(tokens)] = counts.get(tuple(tokens), 0) + 1
     return counts
 
@@ -136,10 +141,12 @@ def test_g_test_notices_drafted_children_accepted_too_often(sampler, model, monk
 
 
 def test_g_test_notices_penalties_that_ignore_the_drafted_path(sampler, model, monkeypatch):
-    exact = target_sampling.Penalties.apply
-    monkeypatch.setattr(
-        target_sampling.Penalties, "apply", lambda self, logits, path: exact(self, logits, ())
-    )
+    exact = verification.penalise
+
+    def pathless(logits, reqs, pending, layout):
+        exact(logits, reqs, pending, dataclasses.replace(layout, mask=np.zeros_like(layout.mask)))
+
+    monkeypatch.setattr(verification, "penalise", pathless)
     assert p_value(model, sampler, SETTINGS["repetition penalty"]) < 1e-6
 
 
