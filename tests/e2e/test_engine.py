@@ -55,7 +55,7 @@ def installed(tmp_path_factory) -> Path:
     (_packages(python) / "all_else.pth").write_text(f"{_packages(Path(sys.executable))}\n")
     done = _run([*pip, "--python", python, "install", "--no-deps", *wheels.glob("*.whl")])
     assert done.returncode == 0, done.stderr
-    path = _run([python, "-c", "import sys; print(*sys.path, sep='\\n')"]).stdout.splitlines()
+    path = _run([python, "-P", "-c", "import sys; print(*sys.path, sep='\\n')"]).stdout.splitlines()
     assert not any(Path(entry, "pyproject.toml").exists() for entry in path), path
     return python
 
