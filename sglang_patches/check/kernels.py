@@ -67,13 +67,7 @@ def verify_on(device: str, layout: TreeLayout, target: torch.Tensor) -> torch.Te
 
 
 def _walk_on_host(layout: TreeLayout, target: torch.Tensor, request: int) -> list[int]:
-    width = layout.mask.shape[1]
-    trees = HostTrees(
-        rows=layout.retrieve_index.tolist(),
-        tokens=layout.tokens.reshape(-1, width).tolist(),
-        first_child=layout.next_token.tolist(),
-        next_sibling=layout.next_sibling.tolist(),
-    )
+    trees = HostTrees.of(layout)
     node, rows = 0, []
     while node >= 0:
         rows.append(trees.rows[request][node])
