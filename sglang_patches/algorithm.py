@@ -78,7 +78,7 @@ class TreeAlgorithm(CustomSpecAlgo):
         refuse_unsupported(self.name, server_args)
         cfg = resolving_view(server_args)
         verifies = cfg.disaggregation_mode != "prefill"
-        refuse_if_left_out((*endings.HOOKS, *cache_room.HOOKS) if verifies else ())
+        refuse_if_left_out((*cache_room.HOOKS, *(endings.HOOKS if verifies else ())))
         for field, value in tree_attention.choose(self.name, server_args).items():
             setattr(server_args, field, value)
         width = load_options().nodes + 1

@@ -66,14 +66,15 @@ def _register_algorithms() -> None:
 
     @SpeculativeAlgorithm.register("SSSD", supports_overlap=True, spec_class=TreeAlgorithm)
     def sssd(server_args: ServerArgs) -> type:
+        from sglang_patches.workers.cache_room import make_room_for_trees
+
+        make_room_for_trees()
         if server_args.disaggregation_mode == "prefill":
             from sglang_patches.disaggregation.prefill_worker import PrefillWorker
 
             return PrefillWorker
-        from sglang_patches.workers.cache_room import make_room_for_trees
         from sglang_patches.workers.endings import tell_worker_of_all_ends
         from sglang_patches.workers.sssd import SSSDWorker
 
-        make_room_for_trees()
         tell_worker_of_all_ends()
         return SSSDWorker
