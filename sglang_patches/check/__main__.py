@@ -30,6 +30,8 @@ def main(
     not as it should be."""
     if device is not None and model is None:
         raise typer.BadParameter("--device needs --model")
+    if device == "cpu":
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when SGLang is imported, here and in the engines
     table, fine = host_table()
     if device is None:
         console.print(table)
