@@ -41,6 +41,7 @@ from sglang_patches.workers import base, sssd
 PARTS = ("entries", "datastore", "choose, pack", "lay out", "prepare")
 LONG = 128  # tokens of the answers that are taken
 VOCABULARY = 49152
+CONTEXT = 4096
 WARM_UP = 15
 LENGTHS = {"one width": "static", "many widths": "adaptive"}
 
@@ -130,7 +131,10 @@ class Target:
 def _model_config() -> SimpleNamespace:
     """Of a dense model."""
     return SimpleNamespace(
-        vocab_size=VOCABULARY, hf_config=PretrainedConfig(), linear_attn_registry_result=None
+        vocab_size=VOCABULARY,
+        context_len=CONTEXT,
+        hf_config=PretrainedConfig(),
+        linear_attn_registry_result=None,
     )
 
 
@@ -151,7 +155,7 @@ class Load:
             arguments = SimpleNamespace(disaggregation_mode="null")
             self.target = Target(self._places, marks)
             self.worker = sssd.SSSDWorker(arguments, 0, 0, self.target)
-        table = torch.arange(size * 4096, dtype=torch.int32).view(size, 4096)
+        table = torch.arange(size * CONTEXT, dtype=torch.int32).view(size, CONTEXT)
         self._pool = SimpleNamespace(req_to_token=table)
         kv = SimpleNamespace(get_kvcache=lambda: SimpleNamespace(move_kv_cache=lambda *_: None))
         self.worker.req_to_token_pool, self.worker.token_to_kv_pool_allocator = self._pool, kv

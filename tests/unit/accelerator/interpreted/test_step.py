@@ -109,7 +109,7 @@ def decode(device, width, **sampling) -> Target:
     ):
         target = Target(device, Server(v), v.likely_tokens(np.random.default_rng(width)))
         worker = Worker(None, 0, 0, target)
-        worker.alloc_memory_pool()
+        worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
         worker.trees, worker.roots = pack(trees, width), v.tokens[:, 0].copy()
         batch = make_batch(target.server, sampling)
         device.waits.clear()
