@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sglang_patches.check.greedy import OK, Comparison
 from sglang_patches.check.host import host_table
 
 console = Console(width=None if sys.stdout.isatty() else 200)
@@ -49,9 +50,9 @@ def _device_checks(
         os.environ["SGLANG_USE_CPU_ENGINE"] = (
             "1"  # read when SGLang's kernels are imported, here and in the engines
         )
-    from sglang_patches.check import greedy, kernels
+    from sglang_patches.check import kernels
 
-    comparison = greedy.Comparison(model, device, tokens, flags)
+    comparison = Comparison(model, device, tokens, flags)
     return {
         **{name: lambda check=check: check(device) for name, check in kernels.CHECKS.items()},
         "plain decoding": comparison.answer_plainly,
@@ -61,7 +62,7 @@ def _device_checks(
 
 
 def _run(checks: dict[str, Callable[[], str | None]]) -> tuple[Table, bool]:
-    """Runs each check: it returns what is wrong, None when nothing is, or raises."""
+    """Runs each check: it returns what is wrong, None or a text that begins with ok when nothing is, or raises."""
     table = Table(title="specstore on this machine")
     for heading in ("check", "state", "seconds"):
         table.add_column(heading)
@@ -69,11 +70,11 @@ def _run(checks: dict[str, Callable[[], str | None]]) -> tuple[Table, bool]:
     for name, check in checks.items():
         started = time.perf_counter()
         try:
-            wrong = check()
+            state = check() or OK
         except Exception as error:  # the table shows every check, also those after one that fails
-            wrong = f"{type(error).__name__}: {error}"
-        table.add_row(name, wrong or "ok", f"{time.perf_counter() - started:.1f}")
-        fine = fine and wrong is None
+            state = f"{type(error).__name__}: {error}"
+        table.add_row(name, state, f"{time.perf_counter() - started:.1f}")
+        fine = fine and state.startswith(OK)
     return table, fine
 
 

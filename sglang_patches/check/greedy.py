@@ -18,9 +18,11 @@ PROMPTS = (
     "Explain in three sentences why the sky is blue.",
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,",
 )
+OK = "ok"  # begins the state of a check that passed
 ROUNDS = 2  # the second finds the first one's answers in the datastore, so that whole trees are accepted
 TIMEOUT_SECONDS = 540.0
-# A difference is rounding when plain decoding itself was undecided there: its two likeliest tokens are this close.
+# A difference is taken for rounding when plain decoding itself was undecided there: its two likeliest tokens are this close.
+# The bounds are chosen, not measured; differences within them are counted in the table.
 ROUNDING_LOGPROB = {"float32": 1e-4, "bfloat16": 0.3, "float16": 0.1}
 
 
@@ -59,7 +61,7 @@ class Comparison:
         allowed = ROUNDING_LOGPROB.get(self._plain["dtype"], 0.0)
         wrong = [margin for margin in margins if not margin <= allowed]
         if not wrong:
-            return None
+            return f"{OK}, {len(differences)} answers part by rounding" if differences else None
         return (
             f"{len(wrong)} of {len(self._plain['tokens'])} answers differ by more than rounding: plain decoding preferred its "
             f"token by up to {max(wrong):.3g} in log-probability, {self._plain['dtype']} explains {allowed:.3g}"

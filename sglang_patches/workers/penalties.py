@@ -69,9 +69,8 @@ def _apply(by_tree: torch.Tensor, shared: torch.Tensor, paths: torch.Tensor, sto
     """by_tree: ``[requests, nodes, vocab]``. Places of `shared` are requests, of the others rows."""
     logits = by_tree.flatten(0, 1)
     rows, tokens = _where(paths)
-    on_path = _penalised(
-        logits[rows, tokens], paths
-    )  # of the logits as they were: the next line changes some
+    # Read before the tokens of the output are penalised: some stand in both tables.
+    on_path = _penalised(logits[rows, tokens], paths)
     requests, ids = _where(shared)
     by_tree[requests, :, ids] = _penalised(by_tree[requests, :, ids].T, shared).T
     logits[rows, tokens] = on_path
@@ -146,9 +145,8 @@ def _count(
 ):  # pragma: no cover
     """Fills the tables; returns their sizes. found: -1 for each id of the vocabulary."""
     width = tokens.shape[1]
-    sums = np.zeros(
-        len(shared), np.float32
-    )  # of frequency penalties, term by term as plain decoding adds them
+    # Frequency penalties, summed term by term as plain decoding adds them.
+    sums = np.zeros(len(shared), np.float32)
     entries, on_paths, begin = 0, 0, 0
     for i in range(len(sizes)):
         request, first = requests[i], entries
