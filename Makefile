@@ -26,10 +26,10 @@ lint:
 	$(IN_ENV) && export PATH && ruff check . && ruff format --check . && lint-imports && mypy
 
 serve:
-	$(IN_ENV) exec python -m sglang_patches.demo.serve $(ARGS)
+	$(IN_ENV) exec python -m sglang_patches.launch.serve $(ARGS)
 
 serve-pd:
-	$(IN_ENV) exec python -m sglang_patches.demo.serve_pd $(ARGS)
+	$(IN_ENV) exec python -m sglang_patches.launch.serve_pd $(ARGS)
 
 bench:
 	$(IN_ENV) && export PATH && model=$$(python -m sglang_patches.demo.model | tail -n 1) && \

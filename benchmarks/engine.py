@@ -24,8 +24,8 @@ from benchmarks.manifest import manifest
 from benchmarks.sources import source_documents
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import Segment, build_segment
-from datastore_service.engine.tree import DraftTree
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.types import Budget, Entry, Opening
 
 MILLION = 1_000_000
 LIVE_TOKENS = 256_000

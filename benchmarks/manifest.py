@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.prompts import digest
-from benchmarks.servers import suitable_dtype
+from sglang_patches.launch.servers import suitable_dtype
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("specstore", "sglang", "torch", "numba", "numpy", "grpcio")

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.prompts import Prompt, chat_ids, load_prompts
-from benchmarks.servers import Endpoint, ServerSpec, exit_when_terminated, running, suitable_dtype
+from sglang_patches.launch.servers import Endpoint, ServerSpec, exit_when_terminated, running, suitable_dtype
 
 OWN_CATEGORY = "own"  # of prompts that the model wrote
 QUESTION_TOKENS = (4, 128)  # of them

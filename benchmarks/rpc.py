@@ -30,9 +30,9 @@ from benchmarks.sources import source_documents
 from datastore_service.client import wire
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
 from datastore_service.server.wire import reply_message
-from sglang_patches.demo.processes import Child, free_port
+from sglang_patches.launch.processes import Child, free_port
 
 SECONDS = 10.0  # that an answer may take
 START_SECONDS = 120.0

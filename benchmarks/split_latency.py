@@ -24,9 +24,9 @@ import numpy as np
 import requests
 
 from benchmarks.manifest import manifest
-from benchmarks.servers import Endpoint, ServerSpec, exit_when_terminated, running, suitable_dtype
-from benchmarks.split import split
 from sglang_patches.demo.model import ensure
+from sglang_patches.launch.servers import Endpoint, ServerSpec, exit_when_terminated, running, suitable_dtype
+from sglang_patches.launch.split import split
 
 SHORT = 40  # tokens of a running request's prompt
 VOCAB = (100, 40_000)  # ids that random prompts are made of: nothing of them is cached

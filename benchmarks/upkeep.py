@@ -29,8 +29,8 @@ from benchmarks.manifest import manifest
 from benchmarks.sources import source_documents
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Opening
 
 BUILDS = 3
 SESSIONS = 20_000

@@ -22,7 +22,7 @@ ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
 USER specstore
 # As in the datastore's image: drafts are made here too where no datastore answers.
 RUN python -c "from datastore_service.engine.engine import Engine; Engine(1)"
-ENTRYPOINT ["python", "-m", "sglang_patches.demo.serve"]
+ENTRYPOINT ["python", "-m", "sglang_patches.launch.serve"]
 
 FROM source AS router
 RUN python -m venv /opt/specstore \
@@ -31,7 +31,7 @@ RUN python -m venv /opt/specstore \
 RUN useradd --uid 10001 --create-home specstore
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1
 USER specstore
-ENTRYPOINT ["python", "-m", "sglang_patches.demo.router"]
+ENTRYPOINT ["python", "-m", "sglang_patches.launch.router"]
 
 FROM source AS wheel
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
@@ -46,4 +46,4 @@ RUN useradd --uid 10001 --create-home specstore \
 ENV PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
 USER specstore
 RUN python3 -c "from datastore_service.engine.engine import Engine; Engine(1)"
-ENTRYPOINT ["python3", "-m", "sglang_patches.demo.serve"]
+ENTRYPOINT ["python3", "-m", "sglang_patches.launch.serve"]

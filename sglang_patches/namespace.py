@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from datastore_service.client import tokenizer_fingerprint
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.types import Namespace
 from sglang_patches.options import Options
 from sglang_patches.tokenizer_file import tokenizer_file
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.demo import processes
+from sglang_patches.launch import processes
 
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.traces import Trace
-from datastore_service.engine.tree import DraftTree
+from datastore_service.protocol.tree import DraftTree
 from sglang_patches.workers.outcomes import settle
 
 

@@ -11,8 +11,8 @@ from benchmarks.replay.method import Method
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.fusion import CLASSES, FusionWeights, Policy
 from datastore_service.engine.segment import Segment, build_segment
-from datastore_service.engine.tree import DraftTree
-from datastore_service.engine.types import Budget, Entry, Opening, Rejected
+from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.types import Budget, Entry, Opening, Rejected
 from sglang_patches.workers.outcomes import settle
 
 REFUSALS = 4096

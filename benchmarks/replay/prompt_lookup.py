@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.replay.method import Method, chain_of
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 
 LONGEST = 3  # tokens looked up, down to one: the original's setting
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.replay.method import Method, tree_of
 from datastore_service.engine.segment import Segment
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 
 LONGEST, SHORTEST = 16, 2  # tokens of a suffix
 SAMPLES = 5000  # occurrences read

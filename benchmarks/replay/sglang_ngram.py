@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 
 from benchmarks.replay.method import Method, tree_of
-from datastore_service.engine.tree import DraftTree
+from datastore_service.protocol.tree import DraftTree
 
 DEPTH = 18  # --speculative-ngram-max-trie-depth
 BREADTH = (1, 10)  # --speculative-ngram-min-bfs-breadth, -max-

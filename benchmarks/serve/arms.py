@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.servers import ServerSpec
 from benchmarks.sources import SUFFIXES, source_documents
 from benchmarks.traces import recorded_rows
-from sglang_patches.demo.processes import Child, free_port, wait_until
-from sglang_patches.demo.serve import SPECSTORE, datastore_command, datastore_healthy
+from sglang_patches.launch.processes import Child, free_port, wait_until
+from sglang_patches.launch.serve import SPECSTORE, datastore_command, datastore_healthy
+from sglang_patches.launch.servers import ServerSpec
 
 BASELINE = "plain"
 ARMS = (

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.serve.cases import Request
-from benchmarks.servers import SglangServer
+from sglang_patches.launch.servers import SglangServer
 
 KEPT = ("output_throughput", "median_ttft_ms", "median_itl_ms", "p99_itl_ms", "completed")
 

@@ -28,9 +28,9 @@ from benchmarks.serve.cases import CASES, Case, Pool, pilots
 from benchmarks.serve.measure import measure, points, run
 from benchmarks.serve.prediction import Forecasts, Recent, merged
 from benchmarks.serve.summary import summarise
-from benchmarks.servers import SglangServer, exit_when_terminated, running, suitable_dtype
 from benchmarks.statistics import as_json
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
+from sglang_patches.launch.servers import SglangServer, exit_when_terminated, running, suitable_dtype
 
 WARM_UP_TOKENS = 24
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.servers import SglangServer
+from sglang_patches.launch.servers import SglangServer
 
 
 @dataclass(frozen=True)

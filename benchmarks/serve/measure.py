@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.load import steady_load
 from benchmarks.serve.prediction import Forecasts
-from benchmarks.servers import SglangServer
+from sglang_patches.launch.servers import SglangServer
 from sglang_patches.workers.metrics import PHASES, RETRIEVE
 
 STEP = "specstore_decode_step_seconds"

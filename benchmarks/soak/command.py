@@ -24,7 +24,7 @@ from benchmarks.soak.scene import Plan
 from benchmarks.soak.service import ServiceError, ServiceProcess
 from benchmarks.soak.tenant import END, STOP, VERIFY, Report, run_tenants
 from benchmarks.soak.texts import IDS
-from datastore_service.engine.tree import Tier
+from datastore_service.protocol.tree import Tier
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.segment_file import SUFFIX, SegmentFile
 

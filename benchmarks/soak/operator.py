@@ -12,7 +12,7 @@ import grpc
 
 from benchmarks.soak.ledger import Interval
 from benchmarks.soak.scene import CHANNEL_OPTIONS, Scene
-from datastore_service.engine.tree import Tier
+from datastore_service.protocol.tree import Tier
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 

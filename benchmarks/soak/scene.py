@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.soak.ledger import Ledger
 from benchmarks.soak.texts import Document, Texts
-from datastore_service.engine.tree import DraftTree
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.types import Budget, Entry, Opening
 from proto_gen.specstore.v1 import drafting_pb2
 
 FINGERPRINT = "5" * 64

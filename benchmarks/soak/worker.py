@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.soak.scene import CHANNEL_OPTIONS, Scene, probe
 from benchmarks.soak.texts import Document
 from datastore_service.client import wire
-from datastore_service.engine.types import Budget, Entry, Opening, Rejected, Reply, Status
+from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, Reply, Status
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 
 THINKING = 0.002  # seconds between two rounds

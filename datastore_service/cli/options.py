@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from datastore_service.client import tokenizer_fingerprint
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.types import Namespace
 from datastore_service.tls import client_tls
 
 TOKEN_VARIABLE = "SPECSTORE_ADMIN_TOKEN"

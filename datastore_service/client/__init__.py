@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from datastore_service.client.base import Datastore, DatastoreError
 from datastore_service.endpoint import FORMS, parse_endpoints
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.types import Namespace
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
 from datastore_service.tls import Tls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from datastore_service.engine.types import Entry, Opening
+from datastore_service.protocol.types import Entry, Opening
 
 
 def affinity_key(entry: Entry, opening: Opening | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from datastore_service.engine.types import Entry, Reply
+from datastore_service.protocol.types import Entry, Reply
 
 
 class DatastoreError(Exception):

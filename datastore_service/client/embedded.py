@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from datastore_service.client.base import Datastore
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.types import Entry, Reply
+from datastore_service.protocol.types import Entry, Reply
 
 
 class EmbeddedDatastore(Datastore):

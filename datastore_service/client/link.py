@@ -9,7 +9,7 @@ from datastore_service.client import metrics
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.breaker import BreakerState, CircuitBreaker
 from datastore_service.client.remote import DeadlineMissedError, Fate, GrpcDatastore
-from datastore_service.engine.types import Entry, Reply
+from datastore_service.protocol.types import Entry, Reply
 
 log = logging.getLogger(__name__)
 

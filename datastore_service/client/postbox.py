@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from datastore_service.client.affinity import affinity_key, ranked
 from datastore_service.client.remote import GrpcDatastore
-from datastore_service.engine.types import Entry
+from datastore_service.protocol.types import Entry
 
 
 class Postbox:

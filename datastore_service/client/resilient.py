@@ -15,8 +15,8 @@ from datastore_service.client.base import Datastore
 from datastore_service.client.link import Link
 from datastore_service.client.token_log import TokenLog
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.tree import EMPTY_TREE
-from datastore_service.engine.types import Entry, Reply, Status
+from datastore_service.protocol.tree import EMPTY_TREE
+from datastore_service.protocol.types import Entry, Reply, Status
 
 log = logging.getLogger(__name__)
 

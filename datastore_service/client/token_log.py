@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from datastore_service.engine.types import Entry, Opening
+from datastore_service.protocol.types import Entry, Opening
 
 _FIRST_CAPACITY = 1024
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree
-from datastore_service.engine.types import Entry, Namespace, Opening, Rejected, Reply, Status
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import Entry, Namespace, Opening, Rejected, Reply, Status
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
 ANY_VOCABULARY = 1 << 31  # the engine's MAX_VOCAB, which is not imported: its kernels take half a second

@@ -62,8 +62,8 @@ from datastore_service.engine.session import (
     SessionIndex,
     append_tokens,
 )
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree, Tier
-from datastore_service.engine.types import Budget
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
+from datastore_service.protocol.types import Budget
 
 # Fields of a request: the session's descriptor, its part of the appended tokens, where its known text starts, the
 # budget, where its nodes are written and, from the kernel, where they end. Address 0: nothing to do.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
-from datastore_service.engine.types import Budget, Entry
+from datastore_service.protocol.types import Budget, Entry
 
 MAX_NAME_BYTES = 256
 _SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit whatever they are

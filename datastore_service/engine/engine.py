@@ -23,8 +23,8 @@ from datastore_service.engine.live_store import LiveStore
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import MAX_VOCAB, Segment, build_segment
 from datastore_service.engine.session import MAX_TOKENS, SessionIndex
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import EMPTY_TOKENS, Entry, Opening, Reply, Status
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Opening, Reply, Status
 
 
 @dataclass(frozen=True, slots=True)

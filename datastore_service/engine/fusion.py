@@ -42,7 +42,7 @@ from datastore_service.engine.retrieval import (
     VOCAB,
     WIDTH,
 )
-from datastore_service.engine.tree import Tier
+from datastore_service.protocol.tree import Tier
 
 MATCH_CLASSES = (1, 2, 3, 4, 6, 10, 16)  # shortest match of each class
 CLASSES = len(MATCH_CLASSES)

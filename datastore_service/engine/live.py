@@ -25,7 +25,7 @@ from datastore_service.engine.live_store import LiveStore, LogStats, NoStore
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import Segment, build_segment, damaged
 from datastore_service.engine.session import SEPARATOR, SessionIndex
-from datastore_service.engine.types import EMPTY_TOKENS
+from datastore_service.protocol.types import EMPTY_TOKENS
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import grpc
 import numpy as np
 
 from datastore_service.engine.segment import Segment
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Namespace
 from datastore_service.server import wire
 from datastore_service.server.calls import answering
 from datastore_service.server.corpora import Corpora, naming

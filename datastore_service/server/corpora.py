@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 from tokenizers import Tokenizer
 
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.types import Namespace
 from datastore_service.server.refusal import RefusalError, invalid, precondition, without_path
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from datastore_service.engine.engine import EngineStats
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.types import Namespace
 from datastore_service.server.namespaces import Namespaces
 
 SAMPLE_SECONDS = 20.0

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.live_store import LiveStore
 from datastore_service.engine.segment import Segment, damaged
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Entry, Namespace, Reply
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Entry, Namespace, Reply
 from datastore_service.server.leases import Leases
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.refusal import disk_refused, exhausted, invalid, precondition, storage_refused

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from datastore_service.engine.engine import EngineStats, TierStats
-from datastore_service.engine.tree import Tier
+from datastore_service.protocol.tree import Tier
 from datastore_service.server.charts import HEIGHT, NOTHING, WIDTH, Chart, charts, count, percent, size
 from datastore_service.server.history import SAMPLE_SECONDS, History
 from datastore_service.server.namespaces import HostedNamespace, Namespaces

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from datastore_service.engine.types import (
+from datastore_service.protocol.types import (
     EMPTY_TOKENS,
     NO_DRAFT,
     Budget,

@@ -14,7 +14,7 @@ import re
 import shutil
 from pathlib import Path
 
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.types import Namespace
 from datastore_service.storage.atomic import TEMPORARY, sync_directory
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.types import Namespace
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.sealed_json import read_object, unsealed, write_sealed
 

@@ -1,1 +1,1 @@
-"""A model and a one-command launcher to try specstore with, on any machine."""
+"""A model and a corpus to try specstore with, on any machine."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from sglang.srt.runtime_context import get_parallel
 
 from datastore_service.client import open_postbox
-from datastore_service.engine.types import Entry
+from datastore_service.protocol.types import Entry
 from sglang_patches.disaggregation.shared_session import shared_session
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 import torch
 
-from datastore_service.engine.tree import DraftTree
+from datastore_service.protocol.tree import DraftTree
 
 PADDING = -2
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from datastore_service.engine.tree import DraftTree, Tier
+from datastore_service.protocol.tree import DraftTree, Tier
 
 CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 # Guesses of what a step costs beside its linear layers, in units of those over one row: every step; each of its requests;

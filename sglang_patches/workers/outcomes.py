@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from datastore_service.engine.tree import DraftTree
-from datastore_service.engine.types import Rejected
+from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.types import Rejected
 
 
 def settle(

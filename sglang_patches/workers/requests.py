@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree
-from datastore_service.engine.types import NO_DRAFT, Budget, Entry, Opening, Rejected
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Opening, Rejected
 from sglang_patches.workers.outcomes import settle
 
 if TYPE_CHECKING:

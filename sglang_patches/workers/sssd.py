@@ -11,8 +11,8 @@ import numpy as np
 from sglang.srt.runtime_context import get_parallel
 
 from datastore_service.client import Datastore, open_datastore
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree
-from datastore_service.engine.types import NO_DRAFT, Budget, Entry
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import NO_DRAFT, Budget, Entry
 from sglang_patches.disaggregation.shared_session import shared_session
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.prompts import Prompt, chat_ids, load_prompts, spread
-from benchmarks.servers import ServerSpec, SglangServer, running
+from sglang_patches.launch.servers import ServerSpec, SglangServer, running
 from tests.conftest import SHARED
 from tests.e2e.services import serving
 from tests.e2e.tiny_model import write_tiny_model

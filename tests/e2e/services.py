@@ -15,10 +15,10 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from datastore_service.engine.tree import Tier
+from datastore_service.protocol.tree import Tier
 from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
-from sglang_patches.demo.processes import Child, free_port, wait_until
+from sglang_patches.launch.processes import Child, free_port, wait_until
 
 START_SECONDS = 120.0
 TOKEN = "end-to-end"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.servers import ServerSpec, running
-from sglang_patches.demo.processes import ChildDiedError
+from sglang_patches.launch.processes import ChildDiedError
+from sglang_patches.launch.servers import ServerSpec, running
 
 BLIND_PLUGIN = Path(__file__).parent / "blind_plugin"
 

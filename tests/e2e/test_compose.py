@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.servers import one_architecture
+from sglang_patches.launch.servers import one_architecture
 
 pytestmark = [pytest.mark.workshop, pytest.mark.timeout(1800)]
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmarks.servers import ServerSpec, running
+from sglang_patches.launch.servers import ServerSpec, running
 from tests.e2e.tiny_model import VOCABULARY
 
 CONTEXT = 256

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import chi2_contingency
 
-from benchmarks.servers import ServerSpec, SglangServer, running
+from sglang_patches.launch.servers import ServerSpec, SglangServer, running
 
 SAMPLES = 2000
 CONTINUATION = 4

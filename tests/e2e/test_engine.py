@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from benchmarks.servers import one_architecture
 from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
+from sglang_patches.launch.servers import one_architecture
 from tests.e2e.services import AUTHORIZED
 
 CHECKOUT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.servers import ServerSpec, SglangServer, running
+from sglang_patches.launch.servers import ServerSpec, SglangServer, running
 from tests.e2e.services import SlowProxy, serving
 
 NEW_TOKENS = 1200

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.servers import ServerSpec, SglangServer, running
+from sglang_patches.launch.servers import ServerSpec, SglangServer, running
 from tests.e2e.conftest import WORKSHOP_TOKENS
 
 

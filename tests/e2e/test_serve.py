@@ -14,7 +14,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarks.servers import one_architecture
+from sglang_patches.launch.servers import one_architecture
 
 READY_SECONDS = 420
 
@@ -74,7 +74,7 @@ def _command(process: psutil.Process) -> str:
 
 @contextlib.contextmanager
 def launched(
-    port: int, output: Path, module: str = "sglang_patches.demo.serve", **variables: str
+    port: int, output: Path, module: str = "sglang_patches.launch.serve", **variables: str
 ) -> Iterator[Launcher]:
     launcher = Launcher(port, output, module, **variables)
     try:
@@ -113,7 +113,7 @@ def test_it_answers_and_leaves_nothing_behind(demo_model, free_port, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "engines"), [("sglang_patches.demo.serve", 1), ("sglang_patches.demo.serve_pd", 2)]
+    ("module", "engines"), [("sglang_patches.launch.serve", 1), ("sglang_patches.launch.serve_pd", 2)]
 )
 def test_stopped_while_it_starts_it_leaves_nothing_behind(demo_model, free_port, tmp_path, module, engines):
     with launched(free_port, tmp_path / "out", module) as launcher:

@@ -18,8 +18,8 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.servers import Endpoint, ServerSpec, SglangServer
-from benchmarks.split import Split, split
+from sglang_patches.launch.servers import Endpoint, ServerSpec, SglangServer
+from sglang_patches.launch.split import Split, split
 from tests.e2e.conftest import WORKSHOP_TOKENS as NEW_TOKENS
 from tests.e2e.services import DatastoreService, serving
 from tests.waiting import eventually

@@ -55,7 +55,7 @@ def test_field_numbers_stay():
 
 
 def test_tiers_have_the_numbers_of_the_engine():
-    from datastore_service.engine.tree import Tier
+    from datastore_service.protocol.tree import Tier
 
     assert {f"TIER_{tier.name}": int(tier) for tier in Tier} == {
         name: number for name, number in admin_pb2.Tier.items() if number

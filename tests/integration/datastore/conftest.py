@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from datastore_service.client.channel import open_channel
 from datastore_service.tls import Tls
-from sglang_patches.demo.processes import free_port
+from sglang_patches.launch.processes import free_port
 
 SPECSTORE = [sys.executable, "-m", "datastore_service.cli.main"]
 VOCAB = 2000

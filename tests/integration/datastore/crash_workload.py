@@ -33,8 +33,8 @@ from datastore_service.engine import live
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import SessionIndex
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage.data_directory import DataDirectory, folder_name
 from datastore_service.storage.live_manifest import MANIFEST, read_live_manifest
 from datastore_service.storage.log import log_name

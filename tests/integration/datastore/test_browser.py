@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.types import Namespace
 from datastore_service.server.history import SAMPLE_SECONDS, History
 from tests.unit.server.service import running, serving
 from tests.unit.server.test_status_page import HOSTILE, Clock, decode

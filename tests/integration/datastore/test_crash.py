@@ -14,8 +14,8 @@ import pytest
 
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import GrpcDatastore
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from tests.integration.datastore.conftest import VOCAB, Process, specstore
 
 ROOT = Path(__file__).parents[3]

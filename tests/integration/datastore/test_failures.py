@@ -12,8 +12,8 @@ import pytest
 
 from datastore_service.client import open_datastore, tokenizer_fingerprint
 from datastore_service.client.breaker import BreakerState
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from tests.integration.datastore.conftest import VOCAB, Process
 
 DEADLINE = 0.05

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from datastore_service.client import open_datastore, tokenizer_fingerprint
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
 from tests.integration.datastore.conftest import VOCAB, Process
 
 DEADLINE = 0.2

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from datastore_service.client import wire as client_wire
 from datastore_service.engine.engine import Engine, Limits
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.types import Budget, Entry, Opening
 from datastore_service.server import wire as server_wire
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.refusal import RefusalError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from datastore_service.engine.tree import DraftTree
+from datastore_service.protocol.tree import DraftTree
 from sglang_patches.workers.layout import PADDING, TreeLayout, full_mask, lay_out, pack
 
 WIDTHS = (1, 2, 3, 8, 17, 33, 64)

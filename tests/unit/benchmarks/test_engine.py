@@ -4,8 +4,8 @@ import numpy as np
 
 from benchmarks.engine import PROMPT, STEPS, accepted, prior_of, publish, replay
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.tree import DraftTree, Tier
-from datastore_service.engine.types import Budget
+from datastore_service.protocol.tree import DraftTree, Tier
+from datastore_service.protocol.types import Budget
 
 
 def _documents(count: int) -> list[np.ndarray]:

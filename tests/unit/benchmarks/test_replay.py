@@ -14,7 +14,7 @@ from benchmarks.replay.method import Method, chain_of, replay, tree_of
 from benchmarks.replay.methods import METHODS, OURS, Corpus, available
 from benchmarks.replay.tables import strongest
 from benchmarks.traces import Trace, load_traces
-from datastore_service.engine.tree import EMPTY_TREE
+from datastore_service.protocol.tree import EMPTY_TREE
 
 VOCABULARY = 1000
 RNG = np.random.default_rng(0)

@@ -10,8 +10,8 @@ from benchmarks.soak.ledger import Ledger
 from benchmarks.soak.scene import PROBE_BUDGET, Plan, Scene, followed, probe
 from benchmarks.soak.texts import IDS, PROBE, Texts
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree
-from datastore_service.engine.types import Entry, Opening
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import Entry, Opening
 
 
 def chain(tokens) -> DraftTree:

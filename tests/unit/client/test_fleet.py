@@ -10,7 +10,7 @@ from datastore_service.client.link import Link
 from datastore_service.client.postbox import Postbox
 from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.types import Budget, Entry, Opening, Status
+from datastore_service.protocol.types import Budget, Entry, Opening, Status
 from tests.unit.client.test_resilient import REMOTE_TREE, TEXT, VOCAB, Primary
 
 NAMES = ("a:1", "b:1", "c:1")

@@ -10,7 +10,7 @@ from datastore_service.client.metrics import FAILURES
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.segment import build_segment
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.manifest import Manifest, write_manifest
 from datastore_service.storage.segment_file import SUFFIX, write_segment

@@ -8,7 +8,7 @@ import pytest
 from datastore_service.client import remote
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import UNANSWERED, DeadlineMissedError, GrpcDatastore
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from tests.unit.server.service import running
 
 NAMESPACE = Namespace("m", "t")

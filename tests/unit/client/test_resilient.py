@@ -11,8 +11,8 @@ from datastore_service.client.link import Link
 from datastore_service.client.remote import DeadlineMissedError, Fate
 from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.tree import DraftTree, Tier
-from datastore_service.engine.types import Budget, Entry, Opening, Reply, Status
+from datastore_service.protocol.tree import DraftTree, Tier
+from datastore_service.protocol.types import Budget, Entry, Opening, Reply, Status
 
 VOCAB = 100
 TEXT = np.array([1, 2, 3, 4] * 10, np.int32)

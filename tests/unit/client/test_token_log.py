@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore_service.client.token_log import TokenLog
-from datastore_service.engine.types import Entry, Opening
+from datastore_service.protocol.types import Entry, Opening
 
 
 def tokens(*values: int) -> np.ndarray:

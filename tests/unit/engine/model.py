@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from datastore_service.engine.engine import Limits
-from datastore_service.engine.tree import DraftTree, Tier
-from datastore_service.engine.types import Entry, Opening, Status
+from datastore_service.protocol.tree import DraftTree, Tier
+from datastore_service.protocol.types import Entry, Opening, Status
 
 Text = tuple[int, ...]
 FEWEST_SAMPLES = 16  # that the engine takes of a token's places, where there are more

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
-from datastore_service.engine.tree import DraftTree, Tier
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.tree import DraftTree, Tier
+from datastore_service.protocol.types import Budget, Entry, Opening
 
 ASK = Budget(4, depth=4, children=1)
 

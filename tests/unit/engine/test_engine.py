@@ -5,8 +5,8 @@ import pytest
 
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Opening, Rejected, Status
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, Status
 
 ASK = Budget(nodes=8, depth=8, children=4)
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from datastore_service.engine import live
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment
-from datastore_service.engine.tree import DraftTree, Tier
-from datastore_service.engine.types import Budget, Entry, Opening, Rejected, Reply, Status
+from datastore_service.protocol.tree import DraftTree, Tier
+from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, Reply, Status
 from tests.unit.engine.model import Answer, EngineModel, Text
 
 # SPECSTORE_FUZZ=20 tries twenty times as many sequences, each twice as long.

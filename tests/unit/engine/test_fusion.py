@@ -10,8 +10,8 @@ from datastore_service.engine.engine import Engine
 from datastore_service.engine.fusion import CLASSES, MATCH_CLASSES, FusionWeights, Policy
 from datastore_service.engine.retrieval import MAX_MATCH
 from datastore_service.engine.segment import build_segment
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Opening
 from tests.unit.engine.oracles import match_length
 
 ONE = (1.0,) * CLASSES

@@ -21,7 +21,7 @@ import json
 import numpy as np
 from datastore_service.engine import batch
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.types import Budget, Entry, Opening
 
 engine = Engine(100)
 text = np.array([1, 2, 3, 4, 5, 6, 1, 2, 3], dtype=np.int32)
@@ -39,10 +39,11 @@ print(sum(session._refill.stats.cache_misses.values()))
 
 @pytest.fixture
 def package(tmp_path) -> Path:
-    """The engine's folder in a copy that holds nothing else of the service."""
+    """The engine's folder in a copy that holds nothing of the service but the engine and the protocol."""
     source = Path(datastore_service.__file__).parent
     copy = tmp_path / "datastore_service"
-    shutil.copytree(source / "engine", copy / "engine", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("engine", "protocol"):
+        shutil.copytree(source / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(source / "__init__.py", copy)
     return copy / "engine"
 

@@ -21,8 +21,8 @@ from datastore_service.engine.retrieval import (
 )
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import GRAMS, LEVELS, SEPARATOR, SessionIndex
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Opening
 from tests.live_text import documents_in
 from tests.unit.engine.oracles import match_length, occurrences
 

@@ -9,8 +9,8 @@ from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.fusion import CLASSES, FusionWeights
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import SessionIndex
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Opening, Rejected
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Opening, Rejected
 
 KEEPING = Limits(refusals=4096)
 ASK = Budget(nodes=8, depth=4, children=8)

@@ -9,8 +9,8 @@ import pytest
 
 from datastore_service.client.channel import open_channel
 from datastore_service.engine.engine import Limits
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Opening
 from datastore_service.server import admin
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.refusal import RefusalError

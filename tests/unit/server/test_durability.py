@@ -10,7 +10,7 @@ from prometheus_client import start_http_server
 from typer.testing import CliRunner
 
 from datastore_service.cli.main import app
-from datastore_service.engine.types import Namespace
+from datastore_service.protocol.types import Namespace
 from datastore_service.server import service as service_module
 from datastore_service.storage.data_directory import DataDirectory, folder_name
 from datastore_service.storage.errors import StorageError

@@ -7,7 +7,7 @@ import pytest
 
 from datastore_service.client.postbox import Postbox
 from datastore_service.client.remote import GrpcDatastore
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from datastore_service.server.limits import ServiceLimits
 from tests.unit.server.service import VOCAB, running
 from tests.waiting import eventually

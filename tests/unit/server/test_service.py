@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from datastore_service.client.wire import read_replies
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.engine import Limits
-from datastore_service.engine.types import Reply
+from datastore_service.protocol.types import Reply
 from datastore_service.server import drafting
 from datastore_service.server.engines import engine_maker
 from datastore_service.server.limits import ServiceLimits

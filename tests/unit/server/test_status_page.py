@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
 from datastore_service.server.history import SAMPLE_SECONDS, SAMPLES, History
 from datastore_service.server.service import Service
 from datastore_service.server.web import listen

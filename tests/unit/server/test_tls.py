@@ -12,7 +12,7 @@ from datastore_service.cli.main import app
 from datastore_service.client.channel import open_channel
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.endpoint import parse_endpoint
-from datastore_service.engine.types import Entry, Namespace, Opening, Status
+from datastore_service.protocol.types import Entry, Namespace, Opening, Status
 from datastore_service.server.engines import engine_maker
 from datastore_service.server.service import Service
 from datastore_service.tls import Tls, client_tls, server_tls

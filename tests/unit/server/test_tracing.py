@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from datastore_service.client.channel import open_channel
 from datastore_service.client.remote import GrpcDatastore
-from datastore_service.engine.types import Entry, Namespace, Opening
+from datastore_service.protocol.types import Entry, Namespace, Opening
 from datastore_service.server import admin, calls, tracing
 from datastore_service.server.logs import JsonFormatter
 from proto_gen.specstore.v1 import admin_pb2 as pb

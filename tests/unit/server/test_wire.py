@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore_service.client import wire as client_wire
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Rejected, Reply, Status
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Rejected, Reply, Status
 from datastore_service.server import wire as server_wire
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.refusal import RefusalError

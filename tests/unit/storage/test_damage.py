@@ -10,8 +10,8 @@ import pytest
 from datastore_service.engine import live
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment, damaged
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
 from datastore_service.server.engines import engine_maker
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import Namespaces

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.types import Entry, Namespace, Opening
+from datastore_service.protocol.types import Entry, Namespace, Opening
 from datastore_service.storage.data_directory import DataDirectory, folder_name
 from datastore_service.storage.errors import StorageError
 from tests.live_text import documents_of

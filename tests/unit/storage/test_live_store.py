@@ -13,8 +13,8 @@ import pytest
 from datastore_service.engine import live
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment
-from datastore_service.engine.tree import Tier
-from datastore_service.engine.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage.atomic import TEMPORARY
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest, read_live_manifest

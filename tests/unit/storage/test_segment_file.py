@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
-from datastore_service.engine.types import Budget, Entry, Opening
+from datastore_service.protocol.types import Budget, Entry, Opening
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.segment_file import HEADER_BYTES, SegmentFile, write_segment
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 
-from datastore_service.engine.tree import DraftTree  # noqa: E402
+from datastore_service.protocol.tree import DraftTree  # noqa: E402
 from sglang_patches.workers.layout import lay_out  # noqa: E402
 from sglang_patches.workers.sssd import SSSDWorker  # noqa: E402
 

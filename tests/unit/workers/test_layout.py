@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.workers.layout import PADDING, full_mask, lay_out, pack
 
 

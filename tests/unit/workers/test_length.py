@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree, Tier
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.workers.length import (
     PLAIN_STREAK,
     PROBE_STEPS,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from datastore_service.engine.tree import EMPTY_TREE, DraftTree
-from datastore_service.engine.types import Rejected
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import Rejected
 from sglang_patches.workers.outcomes import settle
 
 

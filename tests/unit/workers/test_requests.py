@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from datastore_service.engine.tree import DraftTree
-from datastore_service.engine.types import NO_DRAFT, Budget
+from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.types import NO_DRAFT, Budget
 from sglang_patches.workers.requests import RequestTracker
 
 BUDGET = Budget(nodes=4)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from sglang_patches.demo import processes
-from sglang_patches.demo.processes import (
+from sglang_patches.launch import processes
+from sglang_patches.launch.processes import (
     Child,
     ChildDiedError,
     Part,

@@ -1,4 +1,4 @@
-"""Real prefill and decode instances behind a real router, for tests and benchmarks; `benchmarks.servers` has one alone."""
+"""Real prefill and decode instances behind a real router, for tests and benchmarks; `sglang_patches.launch.servers` has one alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.servers import START_SECONDS, Endpoint, ServerSpec, SglangServer
-from sglang_patches.demo.processes import Child, free_port, wait_until
-from sglang_patches.demo.serve import CPU_SPLIT_ENVIRONMENT, role_flags
-from sglang_patches.demo.serve_pd import router_part
+from sglang_patches.launch.processes import Child, free_port, wait_until
+from sglang_patches.launch.serve import CPU_SPLIT_ENVIRONMENT, role_flags
+from sglang_patches.launch.serve_pd import router_part
+from sglang_patches.launch.servers import START_SECONDS, Endpoint, ServerSpec, SglangServer
 
 
 class Split(Endpoint):

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sglang_patches.demo import halves
-from sglang_patches.demo.processes import free_port
+from sglang_patches.launch import halves
+from sglang_patches.launch.processes import free_port
 
 IN_TIME = 5.0  # much less than an instance waits for its peer
 EVENT = b'data: {"text": "a"}\n\n'

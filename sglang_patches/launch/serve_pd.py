@@ -1,6 +1,6 @@
 """`make serve-pd`: a datastore, prefill instances, decode instances and a router in front of them, on this machine.
 
-`python -m sglang_patches.demo.serve_pd [SGLang flags]` reads what `serve` reads, PORT being the router's, and PREFILLS
+`python -m sglang_patches.launch.serve_pd [SGLang flags]` reads what `serve` reads, PORT being the router's, and PREFILLS
 and DECODES, how many of each (1). On GPUs instance i gets GPU i; every instance gets the flags.
 """
 
@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from sglang_patches.demo.model import ensure
+
 from . import serve
-from .model import ensure
 from .processes import Part, free_port, run_stack
 from .serve import HOST, Settings, SettingsError
 
@@ -34,9 +35,9 @@ def instances(settings: Settings, prefills: int, decodes: int) -> list[Settings]
 
 
 def router_part(port: int, prefills: Mapping[int, int], decodes: Iterable[int]) -> Part:
-    """`sglang_patches.demo.router` before instances of both roles on this machine. prefills: ports of the instances and
+    """`sglang_patches.launch.router` before instances of both roles on this machine. prefills: ports of the instances and
     their bootstrap ports. decodes: ports."""
-    command = [sys.executable, "-m", "sglang_patches.demo.router"]
+    command = [sys.executable, "-m", "sglang_patches.launch.router"]
     command += ["--host", HOST, "--prometheus-port", str(free_port())]
     places = {
         "PREFILL": ",".join(f"{HOST}:{prefill}:{bootstrap}" for prefill, bootstrap in prefills.items()),

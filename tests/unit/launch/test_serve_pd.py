@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.demo import serve_pd
-from sglang_patches.demo.router import read_groups
-from sglang_patches.demo.serve import SettingsError, engine_command, engine_environment, read_settings
-from tests.unit.demo.test_serve import flag
+from sglang_patches.launch import serve_pd
+from sglang_patches.launch.router import read_groups
+from sglang_patches.launch.serve import SettingsError, engine_command, engine_environment, read_settings
+from tests.unit.launch.test_serve import flag
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -49,7 +49,7 @@ def test_the_router_knows_them_all():
 
 def test_everything_starts_the_router_in_one_way():
     """What docs/ tell to type, what the images run and what `make serve-pd` and the tests start is the same command."""
-    command = ["python", "-m", "sglang_patches.demo.router"]
+    command = ["python", "-m", "sglang_patches.launch.router"]
     assert serve_pd.router_part(30000, {1: 11}, [3]).command[1:3] == command[1:]
     documented = (CHECKOUT / "docs/disaggregation.md").read_text()
     assert f"PREFILL=PREFILL:30000 DECODE=DECODE:30000 {' '.join(command)}\n" in documented

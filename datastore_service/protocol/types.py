@@ -14,7 +14,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from datastore_service.engine.tree import DraftTree
+from datastore_service.protocol.tree import DraftTree
 
 EMPTY_TOKENS = np.empty(0, dtype=np.int32)
 

@@ -17,7 +17,7 @@ class Tier(IntEnum):
     REJECTED = 4
 
 
-@dataclass(slots=True, eq=False)  # not frozen: see datastore_service.engine.types
+@dataclass(slots=True, eq=False)  # not frozen: see datastore_service.protocol.types
 class DraftTree:
     """Candidate continuations of a context, to be verified in one target forward, best first.
 

@@ -1,6 +1,6 @@
 """`make serve`: a datastore and an SGLang server that drafts from it, on whatever this machine has.
 
-`python -m sglang_patches.demo.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
+`python -m sglang_patches.launch.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
 BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes the demo model when MODEL is not given, waits
 until both processes are healthy, and stops both on Ctrl-C, on SIGTERM and when one of them ends.
 """
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from datastore_service.endpoint import FORMS, parse_endpoints
+from sglang_patches.demo.corpus import CORPUS
+from sglang_patches.demo.errors import DemoModelError
+from sglang_patches.demo.model import ensure
+from sglang_patches.demo.paths import cache_root
 from sglang_patches.tokenizer_file import tokenizer_file
 
-from .corpus import CORPUS
-from .errors import DemoModelError
-from .model import ensure
-from .paths import cache_root
 from .processes import ChildDiedError, Part, port_taken, run_stack
 
 HOST = "127.0.0.1"

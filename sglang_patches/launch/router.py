@@ -1,4 +1,4 @@
-"""`python -m sglang_patches.demo.router`: SGLang's router before prefill and decode instances, one of which may die.
+"""`python -m sglang_patches.launch.router`: SGLang's router before prefill and decode instances, one of which may die.
 
 Reads PREFILL and DECODE, places with commas: HOST:PORT, a prefill instance's also HOST:PORT:BOOTSTRAP_PORT (8998, if
 not said). A host's name may have many addresses. PORT is where it listens, on all addresses. An instance that appears is

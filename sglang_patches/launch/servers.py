@@ -16,7 +16,7 @@ from pathlib import Path
 
 import requests
 
-from sglang_patches.demo.processes import Child, free_port, wait_until
+from sglang_patches.launch.processes import Child, free_port, wait_until
 
 START_SECONDS = 600.0
 ARCHITECTURE = "llama"  # SGLang's module for every model the tests and benchmarks start

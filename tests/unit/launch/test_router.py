@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from sglang_patches.demo import router
-from sglang_patches.demo.router import Group, Membership, read_groups
+from sglang_patches.launch import router
+from sglang_patches.launch.router import Group, Membership, read_groups
 
 
 class Workers(BaseHTTPRequestHandler):

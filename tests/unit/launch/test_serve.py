@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.demo import serve
-from sglang_patches.demo.serve import SettingsError, engine_command, engine_environment, read_settings
+from sglang_patches.launch import serve
+from sglang_patches.launch.serve import SettingsError, engine_command, engine_environment, read_settings
 
 
 def flag(command: list[str], name: str) -> str | None:
