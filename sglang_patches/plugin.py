@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
+    from sglang_patches.drafting.registry import Method
+
 _registered = False
 
 
@@ -60,12 +62,20 @@ def _register_flags() -> None:
 
 
 def _register_algorithms() -> None:
+    from sglang_patches.drafting.registry import METHODS
+
+    for method in METHODS.values():
+        register_method(method)
+
+
+def register_method(method: Method) -> None:
+    """Makes the method a value of SGLang's `--speculative-algorithm`. For methods of other plugins too, after `register`."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_patches.algorithm import TreeAlgorithm
 
-    @SpeculativeAlgorithm.register("SSSD", supports_overlap=True, spec_class=TreeAlgorithm)
-    def sssd(server_args: ServerArgs) -> type:
+    @SpeculativeAlgorithm.register(method.name, supports_overlap=True, spec_class=TreeAlgorithm)
+    def worker(server_args: ServerArgs) -> type:
         from sglang_patches.workers.cache_room import make_room_for_trees
 
         make_room_for_trees()
@@ -74,7 +84,6 @@ def _register_algorithms() -> None:
 
             return PrefillWorker
         from sglang_patches.workers.endings import tell_worker_of_all_ends
-        from sglang_patches.workers.sssd import SSSDWorker
 
         tell_worker_of_all_ends()
-        return SSSDWorker
+        return method.worker()
