@@ -1,8 +1,8 @@
 """Recorded sessions put through the real worker: requests that come, are decoded, leave, and are away for a while.
 
 The worker, the requests, the batches, the verification, the sampler and the embedded datastore are the real ones. The target's
-forward is not: its logits say the recorded answer. `python -m tests.unit.workers.recorded_sessions` writes what the worker does
-with them again; that is for changes that mean to change it.
+forward is not: its logits say the recorded answer. `SGLANG_USE_CPU_ENGINE=1 python -m tests.unit.workers.recorded_sessions FOLDER`
+writes what the worker does with them. A change that means to change it writes it over `recorded`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import os
+import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -279,7 +280,7 @@ def main() -> None:
 
     load_plugins()
     for name in CASES:
-        (RECORDED / f"{name}.txt").write_text("\n".join(play(name)) + "\n")
+        Path(sys.argv[1], f"{name}.txt").write_text("\n".join(play(name)) + "\n")
 
 
 if __name__ == "__main__":
