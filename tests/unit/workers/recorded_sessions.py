@@ -42,7 +42,7 @@ from sglang_patches.workers import sssd
 RECORDED = Path(__file__).parent / "recorded"
 SESSIONS = RECORDED / "sessions.json.gz"
 CONTEXT = 1024
-STEPS = 120
+STEPS = 125
 CASES = {  # name -> drafted tokens, requests at a time, whether results lag a step behind (overlap scheduling)
     "alone": (15, 1, False),
     "lagging": (7, 4, True),
