@@ -35,7 +35,8 @@ from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
-from sglang_patches.workers import base, sssd
+from sglang_patches.drafting.registry import METHODS
+from sglang_patches.workers import base, decode
 
 # Parts of the time, each with the event that ends it.
 PARTS = ("entries", "datastore", "choose, pack", "lay out", "prepare")
@@ -110,7 +111,7 @@ class Target:
         )
 
     def verify(self, verify_input: NgramVerifyInput, *_: object, **__: object) -> tuple[torch.Tensor, ...]:
-        """In place of `verify_tree`: walks down the trees where they agree with the answers."""
+        """In place of the verifier's: walks down the trees where they agree with the answers."""
         size, width = verify_input.retrieve_index.shape
         positions = verify_input.positions.view(size, width)
         following = [torch.from_numpy(p.text)[at + 1] for p, at in zip(self._places, positions, strict=True)]
@@ -148,13 +149,13 @@ class Load:
         datastore.step = marks.around(datastore.step)  # type: ignore[method-assign]
         self._width = get_spec().speculative_num_draft_tokens
         with (
-            mock.patch.object(sssd, "open_datastore", lambda *_, **__: datastore),
-            mock.patch.object(sssd, "namespace_of", lambda *_: None),
-            mock.patch.object(sssd, "measure_row_seconds", lambda *_: lambda rows: 1.0),
+            mock.patch.object(decode, "open_datastore", lambda *_, **__: datastore),
+            mock.patch.object(decode, "namespace_of", lambda *_: None),
+            mock.patch.object(decode, "measure_row_seconds", lambda *_: lambda rows: 1.0),
         ):
             arguments = SimpleNamespace(disaggregation_mode="null")
             self.target = Target(self._places, marks)
-            self.worker = sssd.SSSDWorker(arguments, 0, 0, self.target)
+            self.worker = decode.DecodeWorker.of(METHODS["SSSD"])(arguments, 0, 0, self.target)
         table = torch.arange(size * CONTEXT, dtype=torch.int32).view(size, CONTEXT)
         self._pool = SimpleNamespace(req_to_token=table)
         kv = SimpleNamespace(get_kvcache=lambda: SimpleNamespace(move_kv_cache=lambda *_: None))
@@ -230,7 +231,7 @@ def measure(
     with configured(nodes, length):
         load = Load(traces, size, engine, marks)
         with (
-            mock.patch.object(base, "verify_tree", load.target.verify),
+            mock.patch.object(load.worker.verifier, "verify", load.target.verify),
             mock.patch.object(base, "lay_out", marks.around(base.lay_out)),
             mock.patch.object(load.worker, "_decode", _marked_start(load.worker._decode, marks)),
         ):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.runtime_context import attn_dp_enabled_of, get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_patches import tree_attention
+from sglang_patches.drafting.registry import Method
 from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import drift_message
 from sglang_patches.options import load_options
@@ -27,11 +28,17 @@ DEFAULT_MAX_RUNNING_REQUESTS = (
 
 
 class TreeAlgorithm(CustomSpecAlgo):
-    """A method that verifies retrieval-drafted trees.
+    """One of our methods: it verifies trees that the plugin drafts.
 
     `is_ngram` is True because SGLang's relay buffers and CUDA-graph capture take their tree shapes from that
     predicate: the trees are irregular and the drafter has neither weights nor KV.
     """
+
+    method: ClassVar[Method]
+
+    @classmethod
+    def of(cls, method: Method) -> type[TreeAlgorithm]:
+        return type(f"{cls.__name__}[{method.name}]", (cls,), {"method": method})
 
     def is_ngram(self) -> bool:
         return True
@@ -75,7 +82,7 @@ class TreeAlgorithm(CustomSpecAlgo):
         drift = drift_message()
         if drift is not None:
             raise RuntimeError(drift)
-        refuse_unsupported(self.name, server_args)
+        refuse_unsupported(self.method, server_args)
         cfg = resolving_view(server_args)
         verifies = cfg.disaggregation_mode != "prefill"
         refuse_if_left_out((*cache_room.HOOKS, *(endings.HOOKS if verifies else ())))
@@ -91,21 +98,21 @@ class TreeAlgorithm(CustomSpecAlgo):
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
 
 
-def refuse_unsupported(algorithm: str, server_args: ServerArgs) -> None:
-    """Raises ValueError naming the first setting that the algorithm cannot work with."""
+def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
+    """Raises ValueError naming the first setting that the method cannot work with."""
     view = resolving_view(server_args)
     load_options().tls()  # its files too: only a command line has had them read by now
-    _refuse_wrong_shape(algorithm, server_args)
+    _refuse_wrong_shape(method.name, server_args)
     if attn_dp_enabled_of(view):
-        raise ValueError(f"{algorithm}: --enable-dp-attention (--attn-dp-size) is not supported")
-    for field, supported in _ONLY_SUPPORTED.items():
+        raise ValueError(f"{method.name}: --enable-dp-attention (--attn-dp-size) is not supported")
+    for field, supported in {**_ONLY_SUPPORTED, **method.supported}.items():
         # As given: SGLang turns some of them off itself, and says so in a log line that is easily missed.
         for value in (server_args._raw_input[field], getattr(view, field)):
             if value != supported:
-                raise ValueError(f"{algorithm}: {_flag(field)} {value} is not supported, only {supported}")
+                raise ValueError(f"{method.name}: {_flag(field)} {value} is not supported, only {supported}")
 
 
-# Fields -> the one value that the algorithms work with.
+# Fields -> the one value that all methods work with.
 _ONLY_SUPPORTED = {
     "pp_size": 1,
     "dcp_size": 1,
@@ -113,7 +120,6 @@ _ONLY_SUPPORTED = {
     "enable_watermark": False,
     "enable_pd_role_switch": False,
     "speculative_adaptive": False,  # for EAGLE; --specstore-length is ours
-    "speculative_draft_model_path": None,
 }
 
 

@@ -74,7 +74,7 @@ def register_method(method: Method) -> None:
 
     from sglang_patches.algorithm import TreeAlgorithm
 
-    @SpeculativeAlgorithm.register(method.name, supports_overlap=True, spec_class=TreeAlgorithm)
+    @SpeculativeAlgorithm.register(method.name, supports_overlap=True, spec_class=TreeAlgorithm.of(method))
     def worker(server_args: ServerArgs) -> type:
         from sglang_patches.workers.cache_room import make_room_for_trees
 
@@ -83,7 +83,8 @@ def register_method(method: Method) -> None:
             from sglang_patches.disaggregation.prefill_worker import PrefillWorker
 
             return PrefillWorker
+        from sglang_patches.workers.decode import DecodeWorker
         from sglang_patches.workers.endings import tell_worker_of_all_ends
 
         tell_worker_of_all_ends()
-        return method.worker()
+        return DecodeWorker.of(method)

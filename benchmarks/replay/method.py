@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.traces import Trace
 from datastore_service.protocol.tree import DraftTree
-from sglang_patches.workers.outcomes import settle
+from sglang_patches.drafting.outcome import settle
 
 
 class Method:
@@ -66,7 +66,7 @@ def chain_of(tokens: Sequence[int]) -> DraftTree:
 
 def accepted_nodes(tree: DraftTree, following: np.ndarray) -> np.ndarray:
     """bool [nodes]: which of the tree's nodes lie on the path of the tokens (int32) that follow the draft."""
-    return settle([tree], [0], following, [(0, len(following))])[0]
+    return settle([None], [tree], [0], [following])[0].accepted
 
 
 def replay(method: Method, trace: Trace) -> Iterator[Step]:

@@ -13,7 +13,7 @@ from datastore_service.engine.fusion import CLASSES, FusionWeights, Policy
 from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import Budget, Entry, Opening, Rejected
-from sglang_patches.workers.outcomes import settle
+from sglang_patches.drafting.outcome import settle
 
 REFUSALS = 4096
 NAME = "replay"
@@ -72,8 +72,8 @@ class Ours(Method):
 
     def verified(self, tree: DraftTree, known: int, accepted: np.ndarray) -> None:
         if self._tiers.rejected:
-            path = tree.tokens[accepted]
-            _, (self._refused,) = settle([tree], [known], path, [(0, len(path))])
+            (outcome,) = settle([None], [tree], [known], [tree.tokens[accepted]])
+            self._refused = outcome.refused
 
     def end(self, text: np.ndarray) -> None:
         self._engine.step([Entry(NAME, self._sent, text[self._sent :], closing=True)])

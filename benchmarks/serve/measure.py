@@ -17,7 +17,7 @@ from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.load import steady_load
 from benchmarks.serve.prediction import Forecasts
 from sglang_patches.launch.servers import SglangServer
-from sglang_patches.workers.metrics import PHASES, RETRIEVE
+from sglang_patches.metrics import PHASES, RETRIEVE
 
 STEP = "specstore_decode_step_seconds"
 ENGINE_SECONDS = "specstore_engine_seconds_sum"

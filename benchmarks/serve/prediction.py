@@ -266,7 +266,7 @@ class Simulation:
             verified = tree.first(width - 1)
             accepted = accepted_nodes(verified, place.rest())
             if width > 1:
-                policy.acceptance.observe(verified.probs, verified.sources, accepted)
+                policy.acceptance.of("").observe(verified.probs, verified.sources, accepted)
             gained += place.advance(int(accepted.sum()) + 1)
         took = self._time(width, float(np.mean([place.known for place in places])))
         policy.times.observe(batch, width, took * self._pace())

@@ -11,11 +11,11 @@ from sglang.srt.runtime_context import get_parallel
 
 from datastore_service.client import open_postbox
 from datastore_service.protocol.types import Entry
-from sglang_patches.disaggregation.shared_session import shared_session
+from sglang_patches.drafting.requests import in_vocabulary, request_opening
+from sglang_patches.drafting.shared_session import shared_session
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options
 from sglang_patches.workers.base import TreeWorker
-from sglang_patches.workers.requests import in_vocabulary, request_opening
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -62,7 +62,7 @@ class PrefillWorker(TreeWorker):
         if entries:
             self._postbox.post(entries)
 
-    def draft_batch(self, batch: ScheduleBatch, lengths: object, pending: object) -> NoReturn:
+    def draft_batch(self, batch: ScheduleBatch, step: object) -> NoReturn:
         raise RuntimeError("a prefill instance does not decode")
 
     def _begins(self, req: Req) -> str | None:

@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from datastore_service.protocol.types import Budget
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.sampler import Sampler
+
+    from sglang_patches.drafting.channel import DraftChannel
+    from sglang_patches.drafting.datastore import DatastoreFeed
+    from sglang_patches.drafting.fallback import Fallback
+    from sglang_patches.options import Options
+    from sglang_patches.verification.verifier import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a worker has when it makes a method's parts. budget: of a tree."""
+
+    options: Options
+    datastore: DatastoreFeed
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What makes a method. channel: to its draft side, None if it has none."""
+
+    fallback: Fallback
+    channel: DraftChannel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """name: its value of `--speculative-algorithm`. summary: what it does, in a line. worker: imports and returns the class
-    that decodes."""
+    """name: its value of `--speculative-algorithm`. summary: what it does, in a line. parts: makes them, on the first
+    tensor-parallel rank. supported: server arguments and the one value it works with; any other is refused. verifier: makes its
+    sampling scheme, None for the target's own draws."""
 
     name: str
     summary: str
-    worker: Callable[[], type]
+    parts: Callable[[Surroundings], Parts]
+    supported: Mapping[str, object] = field(default_factory=dict)
+    verifier: Callable[[Sampler], Verifier] | None = None
 
 
-def _sssd() -> type:
-    from sglang_patches.workers.sssd import SSSDWorker
+def _sssd(around: Surroundings) -> Parts:
+    from sglang_patches.drafting.datastore import DatastoreFallback
 
-    return SSSDWorker
+    return Parts(DatastoreFallback(around.datastore, around.budget))
 
 
 METHODS = {
@@ -28,7 +60,8 @@ METHODS = {
         Method(
             name="SSSD",
             summary="the datastore drafts: what follows the same n-grams in the session and the stored texts",
-            worker=_sssd,
+            parts=_sssd,
+            supported={"speculative_draft_model_path": None},
         ),
     )
 }

@@ -19,7 +19,7 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 from sglang_patches.tree_attention import verifying_backend
-from sglang_patches.workers.layout import TreeLayout, attention_mask, lay_out
+from sglang_patches.verification.layout import TreeLayout, attention_mask, lay_out
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner

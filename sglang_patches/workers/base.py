@@ -1,4 +1,4 @@
-"""Tree -> verify -> commit: the part of a speculative worker that every retrieval method shares.
+"""Tree -> verify -> commit: a decode step as SGLang sees it.
 
 It runs on SGLang's V2 schema, with and without overlap scheduling. A subclass supplies the trees.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,16 +28,18 @@ from sglang.srt.speculative.spec_utils import (
     record_stream_for_v2_verify,
 )
 
+from sglang_patches.drafting.requests import Step
 from sglang_patches.host_api import drift_message
+from sglang_patches.metrics import PhaseClock
 from sglang_patches.tree_attention import refuse_unfit
+from sglang_patches.verification.layout import TreeLayout, attention_mask, lay_out
+from sglang_patches.verification.verifier import TargetDraws, Verifier
 from sglang_patches.workers.attention_probe import check_tree_attention
 from sglang_patches.workers.cache_room import check_room
-from sglang_patches.workers.layout import TreeLayout, attention_mask, lay_out
-from sglang_patches.workers.metrics import PhaseClock
-from sglang_patches.workers.verification import verify_tree
 from sglang_patches.workers.width_graphs import WidthGraphs
 
 if TYPE_CHECKING:
+    from sglang.srt.layers.sampler import Sampler
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
@@ -46,7 +49,12 @@ class TreeWorker(BaseSpecWorker):
     """max_width: rows a request may verify in one step, root included; the step's width is at most that."""
 
     def __init__(
-        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+        self,
+        server_args: ServerArgs,
+        gpu_id: int,
+        nccl_port: int,
+        target_worker: TpModelWorker,
+        verifier: Callable[[Sampler], Verifier] | None = None,
     ) -> None:
         super().__init__()
         drift = drift_message()
@@ -55,6 +63,7 @@ class TreeWorker(BaseSpecWorker):
         self.server_args = server_args
         self._target_worker = target_worker
         self.model_runner = target_worker.model_runner
+        self.verifier = (verifier or TargetDraws)(self.model_runner.sampler)
         self.device = get_device().device
         self.page_size = get_schedule().page_size
         self.max_width: int = get_spec().speculative_num_draft_tokens
@@ -89,18 +98,17 @@ class TreeWorker(BaseSpecWorker):
         return max(0, self.last_position - length)
 
     @abstractmethod
-    def draft_batch(
-        self, batch: ScheduleBatch, lengths: list[int], pending: list[list[int]]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def draft_batch(self, batch: ScheduleBatch, step: Step) -> tuple[np.ndarray, np.ndarray]:
         """Trees for a decode step: (packed int32 [batch, 2, width - 1] as from layout.pack, roots int64 [batch]).
-        The same on every tensor-parallel rank. No node lies deeper than `deepest_node`.
+        The same on every tensor-parallel rank. No node lies deeper than `deepest_node`."""
 
-        lengths: true token count of each request. pending: its accepted tokens that are not yet in `output_ids`.
-        """
-
-    def after_launch(self, batch: ScheduleBatch) -> None:  # noqa: B027 - nothing, unless a method learns
+    def verification_launched(self, batch: ScheduleBatch) -> None:  # noqa: B027 - nothing, unless a method learns
         """Called in a decode step when the target's forward has been launched: what no launch need wait for. On an accelerator
         it runs beside the forward."""
+
+    def tokens_known(self, step: Step) -> None:  # noqa: B027 - nothing, unless a method learns
+        """Called at the end of a decode step whose tokens the host has already, as on a CPU. step: what the next one would begin
+        with, did no request join or leave."""
 
     @abstractmethod
     def observe_prefill(self, batch: ScheduleBatch) -> None:
@@ -131,11 +139,12 @@ class TreeWorker(BaseSpecWorker):
         clock = PhaseClock()
         lengths = (batch.seq_lens_cpu + 1).tolist()
         pending = self._pending(batch, lengths)
-        packed, roots = self.draft_batch(batch, lengths, pending)
+        step = Step(batch.reqs, lengths, pending)
+        packed, roots = self.draft_batch(batch, step)
         clock.end("draft")
         layout = lay_out(packed, roots, batch.seq_lens_cpu.numpy())
         with self._verifying(layout.mask.shape[1]):
-            return self._verify(batch, layout, pending, clock, on_publish)
+            return self._verify(batch, layout, step, clock, on_publish)
 
     def _verifying(self, width: int) -> contextlib.AbstractContextManager[None]:
         """The target verifies steps of this width inside the block."""
@@ -145,7 +154,7 @@ class TreeWorker(BaseSpecWorker):
         self,
         batch: ScheduleBatch,
         layout: TreeLayout,
-        pending: list[list[int]],
+        step: Step,
         clock: PhaseClock,
         on_publish,
     ) -> GenerationBatchResult:
@@ -154,17 +163,11 @@ class TreeWorker(BaseSpecWorker):
         clock.end("prepare")
         result = self.target_worker.forward_batch_generation(batch, is_verify=True)
         clock.end("forward")
-        self.after_launch(batch)
+        self.verification_launched(batch)
         clock.end("learn")
         grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
-        predict, accept_lens, accept_index = verify_tree(
-            batch.spec_info,
-            layout,
-            batch,
-            result.logits_output,
-            grammar_mask,
-            sampler=self.model_runner.sampler,
-            pending=pending,
+        predict, accept_lens, accept_index = self.verifier.verify(
+            batch.spec_info, layout, batch, result.logits_output, grammar_mask, step.pending
         )
         clock.end("verify")
         accept_tokens = self._commit(batch, result, predict, accept_lens, accept_index)
@@ -177,6 +180,8 @@ class TreeWorker(BaseSpecWorker):
             result, accept_tokens.flatten(), accept_tokens, accept_lens, new_seq_lens, width
         )
         clock.end("commit")
+        if accept_tokens.device.type == "cpu":
+            self.tokens_known(_following(step, accept_tokens, accept_lens))
         return generated
 
     def _pending(self, batch: ScheduleBatch, lengths: list[int]) -> list[list[int]]:
@@ -273,3 +278,14 @@ class TreeWorker(BaseSpecWorker):
         tensor = torch.from_numpy(array)
         torch.distributed.broadcast(tensor, src=group.ranks[0], group=group.cpu_group)
         return tensor.numpy()
+
+
+def _following(step: Step, accept_tokens: torch.Tensor, accept_lens: torch.Tensor) -> Step:
+    """The step after this one, of the same requests. accept_tokens: [batch, width], valid up to accept_lens; on the host."""
+    counts = accept_lens.tolist()
+    emitted = [row[:count] for row, count in zip(accept_tokens.tolist(), counts, strict=True)]
+    return Step(
+        step.reqs,
+        [length + count for length, count in zip(step.lengths, counts, strict=True)],
+        [[*tail, *tokens] for tail, tokens in zip(step.pending, emitted, strict=True)],
+    )

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from datastore_service.protocol.tree import DraftTree, Tier
+from datastore_service.protocol.tree import DraftTree
+from sglang_patches.workers.acceptance import Acceptance
 
 CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 # Guesses of what a step costs beside its linear layers, in units of those over one row: every step; each of its requests;
@@ -30,34 +31,6 @@ PROBE_STEPS = 8
 STEADY_STEPS = 48  # of one width, after which another is tried
 # By which a draft must promise to beat a plain step: the largest of noisy estimates is too large.
 MARGIN = 1.1
-_BINS = 10
-_BIN_WEIGHT = 20.0  # pseudo-observations behind the drafter's own estimate
-
-
-class AcceptanceModel:
-    """Turns a drafter's path probabilities into acceptance rates, per tier and probability bin, from what was seen."""
-
-    def __init__(self) -> None:
-        centres = (np.arange(_BINS) + 0.5) / _BINS
-        tiers = max(Tier) + 1
-        self._seen = np.full((tiers, _BINS), _BIN_WEIGHT)
-        self._accepted = np.tile(centres * _BIN_WEIGHT, (tiers, 1))
-
-    def estimate(self, probs: np.ndarray, sources: np.ndarray) -> np.ndarray:
-        """float64 [nodes]: estimated chance that each node is on the accepted path. The arguments are a DraftTree's fields, or
-        those of several one after the other."""
-        bins = self._bins(probs)
-        return self._accepted[sources, bins] / self._seen[sources, bins]
-
-    def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
-        """accepted: bool [nodes], which verified nodes were on the accepted path."""
-        bins = self._bins(probs)
-        np.add.at(self._seen, (sources, bins), 1.0)
-        np.add.at(self._accepted, (sources, bins), accepted.astype(np.float64))
-
-    @staticmethod
-    def _bins(probs: np.ndarray) -> np.ndarray:
-        return np.clip((probs * _BINS).astype(np.int64), 0, _BINS - 1)
 
 
 class StepTimes:
@@ -136,7 +109,7 @@ class LengthPolicy:
         self.widths = tuple(widths)
         self._most_rows = most_rows
         self.times = StepTimes(linear_seconds)
-        self.acceptance = AcceptanceModel()
+        self.acceptance = Acceptance()
         self._started: tuple[float, int, int] | None = None
         self._plain_streak: dict[int, int] = defaultdict(int)
         self._width, self._steady = 0, 0
@@ -146,8 +119,8 @@ class LengthPolicy:
         streak = self._plain_streak[batch]
         return streak < PLAIN_STREAK or streak % PROBE_STEPS == 0
 
-    def choose(self, trees: Sequence[DraftTree]) -> int:
-        """The width with the most expected tokens a second for this batch's trees."""
+    def choose(self, trees: Sequence[DraftTree], tenants: Sequence[str] | None = None) -> int:
+        """The width with the most expected tokens a second for this batch's trees. tenants: whose each is; None: all one's."""
         if len(self.widths) == 1:
             return self.widths[0]
         batch = len(trees)
@@ -157,18 +130,16 @@ class LengthPolicy:
         width = (
             widths[0]
             if len(widths) == 1
-            else self._most_per_second(self._tokens(trees, sizes), batch, widths)
+            else self._most_per_second(self._tokens(trees, sizes, tenants), batch, widths)
         )
         self._steady = self._steady + 1 if width == self._width else 0
         self._width = width
         self._plain_streak[batch] = self._plain_streak[batch] + 1 if width == 1 else 0
         return width
 
-    def _tokens(self, trees: Sequence[DraftTree], sizes: np.ndarray) -> np.ndarray:
+    def _tokens(self, trees: Sequence[DraftTree], sizes: np.ndarray, tenants: Sequence[str]) -> np.ndarray:
         """Expected of a step, by width - 1 up to the largest tree's."""
-        gains = self.acceptance.estimate(
-            np.concatenate([tree.probs for tree in trees]), np.concatenate([tree.sources for tree in trees])
-        )
+        gains = self.acceptance.estimate(trees, tenants or [""] * len(trees))
         places = np.arange(len(gains)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within the tree
         return np.cumsum(np.append(len(trees), np.bincount(places, gains)))
 

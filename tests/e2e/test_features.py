@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.measure import breakdown, measure
 from sglang_patches.launch.servers import ServerSpec, SglangServer, running
-from sglang_patches.workers.metrics import PHASES, RETRIEVE
+from sglang_patches.metrics import PHASES, RETRIEVE
 from tests.e2e.services import DatastoreService, serving
 from tests.waiting import eventually
 

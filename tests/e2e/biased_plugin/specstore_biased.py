@@ -7,7 +7,7 @@ ACCEPT_ANYWAY = 0.8
 
 
 def register() -> None:
-    from sglang_patches.workers.verification import HostTrees
+    from sglang_patches.verification.verifier import HostTrees
 
     exact = HostTrees.child_with_token
     draw = random.Random(1)

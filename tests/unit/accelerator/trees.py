@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from datastore_service.protocol.tree import DraftTree
-from sglang_patches.workers.layout import PADDING, TreeLayout, full_mask, lay_out, pack
+from sglang_patches.verification.layout import PADDING, TreeLayout, full_mask, lay_out, pack
 
 WIDTHS = (1, 2, 3, 8, 17, 33, 64)
 LENGTHS = (1, 37, 64, 129, 190, 5)  # ragged, on either side of the kernels' blocks of 64 keys

@@ -9,7 +9,6 @@ pytest.importorskip("sglang")
 from benchmarks.host_time import PARTS, VOCABULARY, Load, Marks, configured, measure  # noqa: E402
 from benchmarks.traces import SHIPPED, load_traces  # noqa: E402
 from datastore_service.engine.engine import Engine  # noqa: E402
-from sglang_patches.workers import base  # noqa: E402
 
 
 @pytest.mark.parametrize("length", ["static", "adaptive"])
@@ -21,13 +20,13 @@ def test_a_step_learns_between_its_launch_and_its_verification(plugin, length):
 
     with configured(7, length):
         load = Load(load_traces(SHIPPED), 3, Engine(VOCABULARY), Marks())
-        load.worker.tracker._on_outcome = noted("learn", lambda *_: None)
+        load.worker.policy.acceptance.learn = noted("learn", lambda *_: None)
         target = load.target
         with (
             mock.patch.object(
                 target, "forward_batch_generation", noted("launch", target.forward_batch_generation)
             ),
-            mock.patch.object(base, "verify_tree", noted("verify", target.verify)),
+            mock.patch.object(load.worker.verifier, "verify", noted("verify", target.verify)),
         ):
             for _ in range(60):
                 load.step()

@@ -36,8 +36,10 @@ from transformers import PretrainedConfig
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
+from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Entry, Reply
-from sglang_patches.workers import sssd
+from sglang_patches.drafting.registry import METHODS
+from sglang_patches.workers import decode
 
 RECORDED = Path(__file__).parent / "recorded"
 SESSIONS = RECORDED / "sessions.json.gz"
@@ -160,16 +162,17 @@ def digest(values) -> str:
 
 def make_worker(target: Target, datastore: EmbeddedDatastore):
     with (
-        mock.patch.object(sssd, "open_datastore", lambda *_, **__: datastore),
-        mock.patch.object(sssd, "namespace_of", lambda *_: None),
+        mock.patch.object(decode, "open_datastore", lambda *_, **__: datastore),
+        mock.patch.object(decode, "namespace_of", lambda *_: None),
     ):
-        return sssd.SSSDWorker(SimpleNamespace(disaggregation_mode="null"), 0, 0, target)
+        worker = decode.DecodeWorker.of(METHODS["SSSD"])
+        return worker(SimpleNamespace(disaggregation_mode="null"), 0, 0, target)
 
 
 def acceptance(worker) -> list:
     """Per tier and bin of probability: how many nodes were verified, how many of them accepted."""
-    model = worker.policy.acceptance
-    return [model._seen.tolist(), model._accepted.tolist()]
+    model = worker.policy.acceptance.of("")
+    return [model._seen[: max(Tier) + 1].tolist(), model._accepted[: max(Tier) + 1].tolist()]
 
 
 class Load:

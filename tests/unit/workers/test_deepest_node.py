@@ -8,8 +8,9 @@ import pytest
 pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 
 from datastore_service.protocol.tree import DraftTree  # noqa: E402
-from sglang_patches.workers.layout import lay_out  # noqa: E402
-from sglang_patches.workers.sssd import SSSDWorker  # noqa: E402
+from sglang_patches.drafting.requests import Step
+from sglang_patches.verification.layout import lay_out  # noqa: E402
+from sglang_patches.workers.decode import DecodeWorker  # noqa: E402
 
 CONTEXT = 256
 WIDTH = 64
@@ -22,23 +23,23 @@ CHAIN = DraftTree(
 
 
 @pytest.fixture
-def worker() -> SSSDWorker:
+def worker() -> DecodeWorker:
     """It always verifies all rows, and its datastore always drafts the longest chain."""
-    worker = object.__new__(SSSDWorker)
+    worker = object.__new__(DecodeWorker)
     worker.last_position = CONTEXT - 1
-    worker._trees = lambda reqs, lengths, pending: ([CHAIN] * len(reqs), np.zeros(len(reqs), np.int64))
-    worker.policy = SimpleNamespace(choose=lambda trees: WIDTH, step_started=lambda *_, **__: None)
-    worker.tracker = SimpleNamespace(note_drafted=lambda req, tree: None)
+    worker._trees = lambda states, depths: [CHAIN] * len(states)
+    worker.policy = SimpleNamespace(choose=lambda trees, tenants: WIDTH)
+    state = SimpleNamespace(text=SimpleNamespace(last=0), tenant="")
+    worker.book = SimpleNamespace(read=lambda step: ([state] * len(step.reqs), []), settle=lambda states: [])
     worker.broadcast_from_first_rank = lambda array: array
-    worker._sweep = lambda: None
     return worker
 
 
 def test_no_step_begins_beyond_the_context(worker):
     lengths = list(range(CONTEXT - 2 * WIDTH, CONTEXT + 1))
-    batch = SimpleNamespace(reqs=[object()] * len(lengths), after_idle_gap=False)
+    step = Step([object()] * len(lengths), lengths, [[]] * len(lengths))
     cached = np.array(lengths) - 1
-    layout = lay_out(*worker.draft_batch(batch, lengths, [[]] * len(lengths)), cached)
+    layout = lay_out(*worker.draft_batch(None, step), cached)
     deepest = layout.positions.reshape(-1, WIDTH).max(axis=1)
     assert deepest.max() == CONTEXT - 1, "padding too stays within the context"
     next_root = np.where(deepest > cached, deepest + 1, cached + 1)  # if all is accepted

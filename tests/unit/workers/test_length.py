@@ -1,14 +1,16 @@
 """The speculation length: gains against costs, learned from what happened."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
+from sglang_patches.workers.acceptance import Acceptance, AcceptanceModel
 from sglang_patches.workers.length import (
     PLAIN_STREAK,
     PROBE_STEPS,
     STEADY_STEPS,
-    AcceptanceModel,
     LengthPolicy,
     StepTimes,
 )
@@ -201,6 +203,17 @@ def test_a_draft_must_promise_more_than_noise():
     assert policy.choose([_chain([0.3])]) == 2
 
 
+def test_one_tenants_outcomes_say_nothing_of_anothers():
+    acceptance, tree = Acceptance(), _chain([0.9])
+    before = acceptance.estimate([tree], ["b"])
+    outcome = SimpleNamespace(
+        request=SimpleNamespace(tenant="a"), tree=tree, accepted=np.zeros(len(tree), np.bool_)
+    )
+    acceptance.learn([outcome] * 100)
+    refused, untouched = acceptance.estimate([tree, tree], ["a", "b"]).reshape(2, -1)
+    assert refused[0] < 0.2 and untouched.tolist() == before.tolist()
+
+
 def test_acceptance_follows_the_outcomes():
     model, tree = AcceptanceModel(), _chain([0.95])
     before = model.estimate(tree.probs, tree.sources)[0]
@@ -215,13 +228,14 @@ def test_a_batchs_expected_tokens_are_those_of_each_tree_added():
     policy = LengthPolicy(WIDTHS, lambda rows: 1.0)
     trees = [_chain(rng.random(size)) for size in (3, 0, 15, 1, 7)]
     for tree in trees:
-        policy.acceptance.observe(tree.probs, tree.sources, rng.random(len(tree)) < 0.5)
+        policy.acceptance.of("").observe(tree.probs, tree.sources, rng.random(len(tree)) < 0.5)
     gains = np.zeros(16)
     gains[0] = len(trees)
     for tree in trees:
-        gains[1 : len(tree) + 1] += policy.acceptance.estimate(tree.probs, tree.sources)
+        gains[1 : len(tree) + 1] += policy.acceptance.estimate([tree], [""])
     assert (
-        policy._tokens(trees, np.array([len(tree) for tree in trees])).tolist() == np.cumsum(gains).tolist()
+        policy._tokens(trees, np.array([len(tree) for tree in trees]), None).tolist()
+        == np.cumsum(gains).tolist()
     )
 
 

@@ -14,8 +14,8 @@ from sglang.srt.runtime_context import (  # noqa: E402
 )
 
 from sglang_patches.options import Options  # noqa: E402
+from sglang_patches.workers.decode import DecodeWorker  # noqa: E402
 from sglang_patches.workers.length import LengthPolicy  # noqa: E402
-from sglang_patches.workers.sssd import SSSDWorker  # noqa: E402
 from sglang_patches.workers.width_graphs import (  # noqa: E402
     MOST_ROWS,
     WidthGraphs,
@@ -155,6 +155,6 @@ def test_graphs_switched_off_in_any_way_are_noticed(published, given, captures):
 )
 def test_without_graphs_widths_are_free_where_the_backend_takes_them(published, backend, widths):
     published(disable_cuda_graph=True, attention_backend=backend)
-    worker = object.__new__(SSSDWorker)
+    worker = object.__new__(DecodeWorker)
     worker.options, worker.device, worker.max_width = Options(), "cuda", NODES + 1
     assert worker._widths()[0] == widths

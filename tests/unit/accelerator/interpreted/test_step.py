@@ -14,13 +14,13 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch._subclasses.fake_tensor import FakeTensor
 
+from sglang_patches.verification.layout import pack
 from sglang_patches.workers.base import TreeWorker
-from sglang_patches.workers.layout import pack
 from tests.unit.accelerator.cuda_source import CudaSource
 from tests.unit.accelerator.interpreted.device import READ, Device
 from tests.unit.accelerator.interpreted.server import Server, model_config
 from tests.unit.accelerator.trees import VOCABULARY, forest, verification
-from tests.unit.workers.plain_decoding import make_request
+from tests.unit.verification.plain_decoding import make_request
 
 CUDA = torch.device("cuda:0")
 
@@ -28,7 +28,7 @@ CUDA = torch.device("cuda:0")
 class Worker(TreeWorker):
     """The trees it is given, as packed."""
 
-    def draft_batch(self, batch, *_):
+    def draft_batch(self, batch, step):
         return self.trees, self.roots
 
     def observe_prefill(self, batch):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from sglang_patches.workers.layout import PADDING, full_mask, lay_out, pack
+from sglang_patches.verification.layout import PADDING, full_mask, lay_out, pack
 
 
 def _random_tree(rng: np.random.Generator, nodes: int) -> DraftTree:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from sglang.srt.utils import is_pin_memory_available
 
-from sglang_patches.workers.layout import TreeLayout
+from sglang_patches.verification.layout import TreeLayout
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

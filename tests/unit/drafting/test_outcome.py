@@ -7,7 +7,7 @@ import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Rejected
-from sglang_patches.workers.outcomes import settle
+from sglang_patches.drafting.outcome import settle
 
 
 def accepted_nodes(tree: DraftTree, accepted: Sequence[int]) -> np.ndarray:
@@ -63,23 +63,28 @@ def test_a_batch_is_settled_as_each_of_its_trees_alone(batch):
         trees = [_random_tree(rng, rng.integers(0, 16)) for _ in range(batch)]
         lengths = rng.integers(1, 100, batch).tolist()
         accepted = [rng.integers(0, 3, rng.integers(0, 6)).astype(np.int32) for _ in trees]
-        # Between the spans lie tokens that were accepted before the step.
-        tokens = np.concatenate([part for of_tree in accepted for part in (np.full(2, 1, np.int32), of_tree)])
-        ends = np.cumsum([2 + len(of_tree) for of_tree in accepted]).tolist()
-        spans = [(end - len(of_tree), end) for end, of_tree in zip(ends, accepted, strict=True)]
-        on_path, rejected = settle(trees, lengths, tokens, spans)
+        outcomes = settle(range(batch), trees, lengths, accepted)
         expected = [accepted_nodes(tree, of_tree) for tree, of_tree in zip(trees, accepted, strict=True)]
-        assert on_path.tolist() == np.concatenate(expected).tolist()
-        for tree, length, nodes, refused in zip(trees, lengths, expected, rejected, strict=True):
-            assert _listed(refused) == _listed(rejected_siblings(tree, length, nodes))
+        for request, outcome in enumerate(outcomes):
+            tree, length, nodes = trees[request], lengths[request], expected[request]
+            assert (outcome.request, outcome.start, outcome.tree) == (request, length, tree)
+            assert outcome.accepted.tolist() == nodes.tolist()
+            assert _listed(outcome.refused) == _listed(rejected_siblings(tree, length, nodes))
             deepest = max(deepest, int(nodes.sum()))
     assert deepest > 2
 
 
 def test_rejection_stops_where_the_path_leaves_the_tree():
     tree = _make_tree([10, 11, 12], [-1, -1, 0])
-    on_path, (rejected, nothing) = settle(
-        [tree, EMPTY_TREE], [5, 8], np.array([99], np.int32), [(0, 1), (1, 1)]
+    first, plain = settle(
+        ["a", "b"], [tree, EMPTY_TREE], [5, 8], [np.array([99], np.int32), np.array([7, 8], np.int32)]
     )
-    assert not on_path.any() and nothing == ()
-    assert _listed(rejected) == [(5, [10, 11])]
+    assert not first.accepted.any() and plain.refused == ()
+    assert _listed(first.refused) == [(5, [10, 11])]
+    assert plain.tokens.tolist() == [7, 8] and len(plain.tree) == 0
+
+
+def test_plain_steps_have_outcomes_too():
+    (outcome,) = settle(["a"], [EMPTY_TREE], [5], [np.array([99], np.int32)])
+    assert (outcome.start, outcome.tokens.tolist(), outcome.refused) == (5, [99], ())
+    assert settle([], [], [], []) == []

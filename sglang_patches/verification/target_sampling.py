@@ -3,7 +3,7 @@
 Plain decoding is ``ModelRunner.sample``: penalties, grammar mask, logit bias, custom logit processors, then
 temperature, softmax, top-k, top-p, min-p and the draw. Here the same SGLang objects run in the same order on the rows
 of the verified nodes, except for the penalties, which SGLang accumulates once per step and only for the last token
-of a step. They have been applied before, from every token that precedes a node (:mod:`sglang_patches.workers.penalties`).
+of a step. They have been applied before, from every token that precedes a node (:mod:`sglang_patches.verification.penalties`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def needs_plain_step(req: Req) -> str | None:
     """Why this request must get an empty tree (draft budget 0), or None when every drafted node is verified exactly.
 
     A custom logit processor may read ``req.output_ids`` or count its calls, so it can only be asked about the
-    request's present state: the root. `verify_tree` enforces the same rule whatever tree it is given.
+    request's present state: the root. `TargetDraws` enforces the same rule whatever tree it is given.
     """
     return "custom_logit_processor" if req.custom_logit_processor else None
 

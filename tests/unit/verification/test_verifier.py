@@ -11,9 +11,9 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 from sglang_patches.cpu.tree_operators import verify_tree_greedy_cpu
-from sglang_patches.workers import verification
-from sglang_patches.workers.target_sampling import needs_plain_step
-from tests.unit.workers.plain_decoding import (
+from sglang_patches.verification import verifier
+from sglang_patches.verification.target_sampling import needs_plain_step
+from tests.unit.verification.plain_decoding import (
     EOS,
     Batch,
     RandomModel,
@@ -61,8 +61,8 @@ def tree_kernel_on_cpu(predicts, accept_index, accept_token_num, topk, **tree):
 def strategy(request, monkeypatch):
     """Both ways to verify; the one for devices runs here with the CPU's tree operator in the kernel's place."""
     if request.param == "all nodes":
-        monkeypatch.setattr(verification, "_verify_walking", verification._verify_all_nodes)
-        monkeypatch.setattr(verification, "verify_tree_greedy_func", tree_kernel_on_cpu)
+        monkeypatch.setattr(verifier, "_verify_walking", verifier._verify_all_nodes)
+        monkeypatch.setattr(verifier, "verify_tree_greedy_func", tree_kernel_on_cpu)
     return request.param
 
 
@@ -135,7 +135,7 @@ def test_penalties_count_accepted_tokens_that_are_still_pending(sampler, strateg
         output = LogitsProcessorOutput(next_token_logits=logits.clone())
         batch = Batch(requests, VOCAB)
         return emitted_tokens(
-            *verification.verify_tree(verify_input, layout, batch, output, sampler=sampler, pending=pending)
+            *verifier.TargetDraws(sampler).verify(verify_input, layout, batch, output, pending=pending)
         )
 
     assert emitted(pending) == expected
@@ -150,8 +150,8 @@ def test_shapes_and_types_are_those_the_scheduler_reads(sampler, strategy):
     trees = [Tree([5, best[0], best[0], best[1]], [None, 0, 0, 1]), Tree([5], [None])]
     batch = Batch(requests, VOCAB)
     output = LogitsProcessorOutput(next_token_logits=tree_logits(model, trees, requests))
-    predict, accept_lens, accept_index = verification.verify_tree(
-        verify_input_of(trees, requests), layout_of(trees, requests), batch, output, sampler=sampler
+    predict, accept_lens, accept_index = verifier.TargetDraws(sampler).verify(
+        verify_input_of(trees, requests), layout_of(trees, requests), batch, output
     )
     assert (predict.dtype, accept_lens.dtype, accept_index.dtype) == (torch.int32,) * 3
     assert accept_lens.tolist() == [3, 1]
@@ -171,7 +171,7 @@ def test_idle_batch_yields_nothing(sampler):
     batch = Batch([make_request()], VOCAB)
     batch.forward_mode = ForwardMode.IDLE
     output = LogitsProcessorOutput(next_token_logits=torch.empty(0, VOCAB))
-    assert [t.numel() for t in verification.verify_tree(None, None, batch, output, sampler=sampler)] == [
+    assert [t.numel() for t in verifier.TargetDraws(sampler).verify(None, None, batch, output)] == [
         0,
         0,
         0,
@@ -182,9 +182,7 @@ def test_watermark_is_refused(sampler):
     batch = Batch([make_request()], VOCAB)
     batch.sampling_info.has_watermark_candidates = True
     with pytest.raises(ValueError, match="watermark"):
-        verification.verify_tree(
-            None, None, batch, LogitsProcessorOutput(torch.zeros(1, VOCAB)), sampler=sampler
-        )
+        verifier.TargetDraws(sampler).verify(None, None, batch, LogitsProcessorOutput(torch.zeros(1, VOCAB)))
 
 
 class OnlyEvenTokens(CustomLogitProcessor):

@@ -17,8 +17,8 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-from sglang_patches.workers.layout import PADDING, lay_out
-from sglang_patches.workers.verification import verify_tree
+from sglang_patches.verification.layout import PADDING, lay_out
+from sglang_patches.verification.verifier import TargetDraws
 
 EOS = 1
 
@@ -214,13 +214,13 @@ def tree_logits(model, trees, requests):
 
 
 def verify(model, sampler, trees, requests, grammar_mask=None, return_logprob=False):
-    """Run `verify_tree`; returns (emitted tokens per request, logits_output)."""
+    """Run `TargetDraws`; returns (emitted tokens per request, logits_output)."""
     verify_input, logits = verify_input_of(trees, requests), tree_logits(model, trees, requests)
     batch = Batch(requests, model.vocab, return_logprob)
     batch.sampling_info = batch.sampling_info.copy_for_forward()
     output = LogitsProcessorOutput(next_token_logits=logits)
-    result = verify_tree(
-        verify_input, layout_of(trees, requests), batch, output, grammar_mask, sampler=sampler
+    result = TargetDraws(sampler).verify(
+        verify_input, layout_of(trees, requests), batch, output, grammar_mask
     )
     return emitted_tokens(*result), output
 

@@ -13,6 +13,7 @@ towards them, and it ignores min-p and custom logit processors and applies top-p
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,9 +24,9 @@ from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_patches.workers.layout import TreeLayout
-from sglang_patches.workers.penalties import penalise
-from sglang_patches.workers.target_sampling import Node, TargetSampler, needs_plain_step
+from sglang_patches.verification.layout import TreeLayout
+from sglang_patches.verification.penalties import penalise
+from sglang_patches.verification.target_sampling import Node, TargetSampler, needs_plain_step
 
 if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
@@ -39,57 +40,79 @@ NO_NODE = -1
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def verify_tree(
-    verify_input: NgramVerifyInput,
-    layout: TreeLayout,
-    batch: ScheduleBatch,
-    logits_output: LogitsProcessorOutput,
-    grammar_mask: GrammarMask | None = None,
-    *,
-    sampler: Sampler,
-    pending: Sequence[Sequence[int]] | None = None,
-) -> Result:
-    """Accept the longest drafted path the target itself would have produced, plus one bonus token.
+class Verifier(ABC):
+    """A sampling scheme: how the target's own tokens are drawn at the nodes of a tree, and which path they follow."""
+
+    @abstractmethod
+    def verify(
+        self,
+        verify_input: NgramVerifyInput,
+        layout: TreeLayout,
+        batch: ScheduleBatch,
+        logits_output: LogitsProcessorOutput,
+        grammar_mask: GrammarMask | None = None,
+        pending: Sequence[Sequence[int]] | None = None,
+    ) -> Result:
+        """Accept the longest drafted path the target itself would have produced, plus one token of its own.
+
+        When the batch asks for log-probabilities, ``logits_output``'s fields are filled with what plain decoding reports;
+        the caller must not call ``compute_spec_logprobs``, which would recompute them from logits without penalties.
+
+        Args:
+            verify_input: the trees, ``draft_token_num`` nodes a request, node 0 being the last emitted token.
+                Nodes not linked from the root are padding and never accepted.
+            layout: the same trees on the host.
+            batch: the verified batch (``forward_mode`` target-verify or idle).
+            logits_output: the verify forward's output, logits ``[requests * nodes, vocab]``, which may be overwritten.
+            grammar_mask: from ``build_grammar_vocab_mask``, or None.
+            pending: per request, accepted tokens not yet in ``req.output_ids`` (needed with overlap scheduling, where
+                the last step's result is processed late; None otherwise). Read only for requests with penalties.
+
+        Returns:
+            ``predict`` int32 ``[requests * nodes]``: the target's token at each accepted node, 0 elsewhere;
+            ``accept_lens`` int32 ``[requests]``: emitted tokens including the target's own;
+            ``accept_index`` int32 ``[requests, nodes]``: flat indices of the accepted nodes, root first, then -1.
+
+        Raises:
+            ValueError: the batch carries watermarks, whose state this does not advance.
+        """
+
+
+class TargetDraws(Verifier):
+    """Draws every token as plain decoding would draw it.
 
     On a CPU nodes are sampled as the walk reaches them, one call a depth for the whole batch: accepted tokens + 1
     rows a request instead of the whole tree. Elsewhere all nodes are sampled in one call and SGLang's tree kernel
     walks them, without a host synchronisation unless a request asks for log-probabilities.
 
-    When the batch asks for log-probabilities, ``logits_output``'s fields are filled with what plain decoding reports;
-    the caller must not call ``compute_spec_logprobs``, which would recompute them from logits without penalties.
-
-    Args:
-        verify_input: the trees, ``draft_token_num`` nodes a request, node 0 being the last emitted token.
-            Nodes not linked from the root are padding and never accepted.
-        layout: the same trees on the host.
-        batch: the verified batch (``forward_mode`` target-verify or idle).
-        logits_output: the verify forward's output, logits ``[requests * nodes, vocab]``, which may be overwritten.
-        grammar_mask: from ``build_grammar_vocab_mask``, or None.
-        sampler: ``model_runner.sampler``.
-        pending: per request, accepted tokens not yet in ``req.output_ids`` (needed with overlap scheduling, where the
-            last step's result is processed late; None otherwise). Read only for requests with penalties.
-
-    Returns:
-        ``predict`` int32 ``[requests * nodes]``: the target's token at each accepted node, 0 elsewhere;
-        ``accept_lens`` int32 ``[requests]``: emitted tokens including the bonus token;
-        ``accept_index`` int32 ``[requests, nodes]``: flat indices of the accepted nodes, root first, then -1.
-
-    Raises:
-        ValueError: the batch carries watermarks, whose state this does not advance.
+    sampler: ``model_runner.sampler``.
     """
-    if batch.forward_mode.is_idle():
-        empty = torch.empty(0, dtype=torch.int32, device=batch.device)
-        return empty, empty.clone(), empty.clone()
-    if batch.sampling_info.has_watermark_candidates:
-        raise ValueError("watermark: not supported by specstore's speculative algorithms")
-    logits = logits_output.next_token_logits
-    penalise(logits, batch.reqs, pending, layout)
-    target = TargetSampler(sampler, batch, logits, verify_input.positions, grammar_mask)
-    verify = _verify_walking if logits.device.type == "cpu" else _verify_all_nodes
-    result = _broadcast(verify(verify_input, layout, batch, target))
-    if target.logprobs is not None:
-        target.logprobs.write_to(logits_output, width=verify_input.draft_token_num)
-    return result
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def verify(
+        self,
+        verify_input: NgramVerifyInput,
+        layout: TreeLayout,
+        batch: ScheduleBatch,
+        logits_output: LogitsProcessorOutput,
+        grammar_mask: GrammarMask | None = None,
+        pending: Sequence[Sequence[int]] | None = None,
+    ) -> Result:
+        if batch.forward_mode.is_idle():
+            empty = torch.empty(0, dtype=torch.int32, device=batch.device)
+            return empty, empty.clone(), empty.clone()
+        if batch.sampling_info.has_watermark_candidates:
+            raise ValueError("watermark: not supported by specstore's speculative algorithms")
+        logits = logits_output.next_token_logits
+        penalise(logits, batch.reqs, pending, layout)
+        target = TargetSampler(self._sampler, batch, logits, verify_input.positions, grammar_mask)
+        walk = _verify_walking if logits.device.type == "cpu" else _verify_all_nodes
+        result = _broadcast(walk(verify_input, layout, batch, target))
+        if target.logprobs is not None:
+            target.logprobs.write_to(logits_output, width=verify_input.draft_token_num)
+        return result
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from scipy.stats import power_divergence
 from sglang.srt.layers import sampler as sglang_sampler
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-from sglang_patches.workers import target_sampling, verification
-from tests.unit.workers.plain_decoding import (
+from sglang_patches.verification import target_sampling, verifier
+from tests.unit.verification.plain_decoding import (
     Batch,
     RandomModel,
     Tree,
@@ -90,7 +90,7 @@ def count_outcomes(model, sampler, tree, request):
     counts = {}
     for _ in range(ROUNDS):
         output = LogitsProcessorOutput(next_token_logits=logits.clone())
-        result = verification.verify_tree(verify_input, layout, batch, output, sampler=sampler)
+        result = verifier.TargetDraws(sampler).verify(verify_input, layout, batch, output)
         for tokens in emitted_tokens(*result):
             counts[tuple(tokens)] = counts.get(tuple(tokens), 0) + 1
     return counts
@@ -141,12 +141,12 @@ def test_g_test_notices_drafted_children_accepted_too_often(sampler, model, monk
 
 
 def test_g_test_notices_penalties_that_ignore_the_drafted_path(sampler, model, monkeypatch):
-    exact = verification.penalise
+    exact = verifier.penalise
 
     def pathless(logits, reqs, pending, layout):
         exact(logits, reqs, pending, dataclasses.replace(layout, mask=np.zeros_like(layout.mask)))
 
-    monkeypatch.setattr(verification, "penalise", pathless)
+    monkeypatch.setattr(verifier, "penalise", pathless)
     assert p_value(model, sampler, SETTINGS["repetition penalty"]) < 1e-6
 
 

@@ -8,9 +8,9 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sglang_patches.workers import penalties, verification
-from sglang_patches.workers.penalties import _stop_token_ids, has_penalties, penalise
-from tests.unit.workers.plain_decoding import (
+from sglang_patches.verification import penalties, verifier
+from sglang_patches.verification.penalties import _stop_token_ids, has_penalties, penalise
+from tests.unit.verification.plain_decoding import (
     Batch,
     RandomModel,
     emitted_tokens,
@@ -21,7 +21,7 @@ from tests.unit.workers.plain_decoding import (
     tree_logits,
     verify_input_of,
 )
-from tests.unit.workers.test_verification import tree_kernel_on_cpu
+from tests.unit.verification.test_verifier import tree_kernel_on_cpu
 
 VOCAB = 24
 PARAMS = [
@@ -131,14 +131,14 @@ def test_no_tensor_is_read_after_the_launch(params, monkeypatch):
                 reading.setattr(torch.Tensor, name, method)
             return tree_kernel_on_cpu(**given)
 
-    monkeypatch.setattr(verification, "_verify_walking", verification._verify_all_nodes)
-    monkeypatch.setattr(verification, "verify_tree_greedy_func", kernel)
+    monkeypatch.setattr(verifier, "_verify_walking", verifier._verify_all_nodes)
+    monkeypatch.setattr(verifier, "verify_tree_greedy_func", kernel)
     methods = {name: getattr(torch.Tensor, name) for name in READS}
     with sampler_on_cpu() as sampler, monkeypatch.context() as launched:
         batch = Batch(requests, VOCAB)
         for name in READS:
             launched.setattr(torch.Tensor, name, refuse)
-        result = verification.verify_tree(verify_input, layout, batch, output, sampler=sampler)
+        result = verifier.TargetDraws(sampler).verify(verify_input, layout, batch, output)
     assert all(emitted_tokens(*result))
 
 

@@ -1,0 +1,152 @@
+"""The speculation cache: a trie a session, of what may follow its last committed token. NumPy only: both processes use it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+from prometheus_client import Counter
+
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from sglang_patches.drafting.messages import Growth
+
+ROOT = 0  # of an epoch's trie, before it advances
+DROPPED = Counter("specstore_growth_dropped", "Growth of speculation caches that came too late", ["reason"])
+_EPOCH, _PARENT, _SESSION = map(DROPPED.labels, ("epoch", "parent", "session"))
+
+
+class Trie:
+    """Nodes are numbered within an epoch and keep their numbers when the trie advances. length: committed tokens."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epoch = 0
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        self.epoch += 1
+        self.root = ROOT
+        self.next_node = ROOT + 1
+        self._tokens: dict[int, int] = {}
+        self._probabilities: dict[int, float] = {}
+        self._children: dict[int, dict[int, int]] = {ROOT: {}}  # of a node, by token
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def child(self, node: int, token: int) -> int | None:
+        return self._children[node].get(token)
+
+    def children(self, node: int) -> Iterator[tuple[int, int, float]]:
+        """Node, token and probability of each."""
+        for token, child in self._children[node].items():
+            yield child, token, self._probabilities[child]
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._children
+
+    def add(self, node: int, parent: int, token: int, probability: float) -> None:
+        """A sibling with the same token stays as it is: a replay changes nothing."""
+        self.next_node = max(self.next_node, node + 1)
+        if token not in self._children[parent]:
+            self._children[parent][token] = node
+            self._children[node] = {}
+            self._tokens[node], self._probabilities[node] = token, probability
+
+    def advance(self, tokens: list[int]) -> bool:
+        """Follows committed tokens; whether the trie had them. If not, a new epoch begins."""
+        self.length += len(tokens)
+        node: int | None = self.root
+        for token in tokens:
+            node = None if node is None else self.child(node, token)
+        if node is None:
+            self.begin_epoch()
+            return False
+        self._keep(node)
+        return True
+
+    def _keep(self, root: int) -> None:
+        """The subtree alone."""
+        kept, waiting = [], [root]
+        while waiting:
+            node = waiting.pop()
+            kept.append(node)
+            waiting += self._children[node].values()
+        self.root = root
+        self._children = {node: self._children[node] for node in kept}
+        below = kept[1:]
+        self._tokens = {node: self._tokens[node] for node in below}
+        self._probabilities = {node: self._probabilities[node] for node in below}
+
+
+class SpeculationCache:
+    """The tries of all sessions."""
+
+    def __init__(self) -> None:
+        self._tries: dict[str, Trie] = {}
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._tries
+
+    def trie(self, session: str) -> Trie:
+        return self._tries[session]
+
+    def open(self, session: str, length: int) -> Trie:
+        """Begins, or begins again in a new epoch, with `length` committed tokens."""
+        trie = self._tries.get(session)
+        if trie is None:
+            trie = self._tries[session] = Trie(length)
+        else:
+            trie.length = length
+            trie.begin_epoch()
+        return trie
+
+    def close(self, session: str) -> None:
+        self._tries.pop(session, None)
+
+    def grow(self, growth: Growth) -> None:
+        """Adds nodes. Those of an epoch that is over, or below a node that is gone, are dropped and counted."""
+        trie = self._tries.get(growth.session)
+        if trie is None or trie.epoch != growth.epoch:
+            (_SESSION if trie is None else _EPOCH).inc(len(growth.tokens))
+            return
+        arrays = growth.parents.tolist(), growth.tokens.tolist(), growth.probabilities.tolist()
+        for node, (parent, token, probability) in enumerate(zip(*arrays, strict=True), growth.first_node):
+            if parent in trie:
+                trie.add(node, parent, token, probability)
+            else:
+                _PARENT.inc()
+
+    def advance(self, session: str, start: int, tokens: np.ndarray) -> bool:
+        """Whether the tokens committed after the first `start` were foreseen. What is known already is skipped; after a gap
+        nothing is foreseen."""
+        trie = self._tries[session]
+        if start > trie.length:
+            trie.length = start + len(tokens)
+            trie.begin_epoch()
+            return False
+        return trie.advance(tokens[trie.length - start :].tolist())
+
+    def subtree(self, session: str, nodes: int, depth: int, source: int) -> tuple[DraftTree, np.ndarray]:
+        """The likeliest `nodes` nodes below the root down to `depth`, best first, and their numbers (int64)."""
+        trie = self._tries[session]
+        waiting = [(-p, node, -1, token, 1) for node, token, p in trie.children(trie.root)]
+        heapq.heapify(waiting)
+        found: list[tuple[int, int, int, float]] = []
+        while waiting and len(found) < nodes and depth > 0:
+            negative, node, parent, token, level = heapq.heappop(waiting)
+            if level < depth:
+                for child, below, p in trie.children(node):
+                    heapq.heappush(waiting, (negative * p, child, len(found), below, level + 1))
+            found.append((node, parent, token, -negative))
+        if not found:
+            return EMPTY_TREE, np.empty(0, np.int64)
+        numbers, parents, tokens, probabilities = zip(*found, strict=True)
+        tree = DraftTree(
+            np.array(tokens, np.int32),
+            np.array(parents, np.int32),
+            np.array(probabilities, np.float32),
+            np.full(len(found), source, np.uint8),
+        )
+        return tree, np.array(numbers, np.int64)

@@ -1,0 +1,97 @@
+"""The datastore's side: what it has been told of each request, and its trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from datastore_service.client import Datastore
+from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Rejected
+from sglang_patches.drafting.fallback import Fallback
+from sglang_patches.drafting.outcome import Outcome
+from sglang_patches.drafting.requests import RequestState
+from sglang_patches.metrics import RETRIEVE, PhaseClock
+
+
+class DatastoreFeed:
+    """Tells the datastore of every request's text, each token once. deadline: seconds that a step may wait for its trees."""
+
+    def __init__(self, datastore: Datastore, deadline: float) -> None:
+        self._datastore = datastore
+        self._deadline = deadline
+        self._sent: dict[RequestState, int] = {}  # tokens
+        self._refused: dict[
+            RequestState, tuple[Rejected, ...]
+        ] = {}  # of verified trees; an empty tuple too is news
+
+    def open(self, states: Iterable[RequestState]) -> None:
+        """Sends prompts, in the background."""
+        entries = [
+            Entry(state.session, 0, state.text.between(0, len(state.text)), opening=state.opening)
+            for state in states
+        ]
+        self._sent |= {state: len(state.text) for state in states}
+        self._post(entries)
+
+    def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
+        self._refused |= {outcome.request: outcome.refused for outcome in outcomes if len(outcome.tree)}
+
+    def taken_back(self, states: Iterable[RequestState]) -> None:
+        """Their last step did not happen. Its tokens were not sent: a step begins with tokens that are confirmed."""
+        for state in states:
+            self._refused.pop(state, None)
+
+    def has_news(self, states: Iterable[RequestState]) -> bool:
+        """Whether the next entries tell more than tokens: that a draft was verified, or that a request is here."""
+        return bool(self._refused) or any(state not in self._sent for state in states)
+
+    def step(self, states: Sequence[RequestState], budgets: Sequence[Budget]) -> list[DraftTree]:
+        """One message for the whole batch: what is new of each request, and how large a tree it asks for."""
+        entries = [self._entry(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        clock = PhaseClock()
+        replies = self._datastore.step(entries, self._deadline)
+        clock.end(RETRIEVE)
+        return [reply.tree for reply in replies]
+
+    def close(self, states: Iterable[RequestState]) -> None:
+        """Sends what is not sent yet, and that the sessions end."""
+        self._post([self._closing(state) for state in states])
+
+    def drop(self, states: Iterable[RequestState]) -> None:
+        """Ends the sessions as they are."""
+        self._sent.clear()
+        self._refused.clear()
+        self._post([Entry(state.session, closing=True) for state in states])
+
+    def _entry(self, state: RequestState, budget: Budget) -> Entry:
+        sent = self._sent.get(state)
+        self._sent[state] = len(state.text)
+        return Entry(
+            state.session,
+            sent or 0,
+            state.text.between(sent or 0, len(state.text)),
+            rejected=self._refused.pop(state, ()),
+            budget=NO_DRAFT if state.plain_reason else budget,
+            opening=state.opening if sent is None else None,
+            expected=state.expected if sent is None else 0,
+        )
+
+    def _closing(self, state: RequestState) -> Entry:
+        self._refused.pop(state, None)
+        start = min(self._sent.pop(state, 0), len(state.text))
+        return Entry(state.session, start, state.text.between(start, len(state.text)), closing=True)
+
+    def _post(self, entries: list[Entry]) -> None:
+        if entries:
+            self._datastore.post(entries)
+
+
+class DatastoreFallback(Fallback):
+    """The datastore drafts for the requests that have no tree. budget: of each of its trees."""
+
+    def __init__(self, feed: DatastoreFeed, budget: Budget) -> None:
+        self._feed = feed
+        self._budget = budget
+
+    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
+        return self._feed.step(states, [self._budget if miss else NO_DRAFT for miss in misses])

@@ -1,0 +1,70 @@
+"""What the worker and the draft side tell each other. Only token ids and estimates cross, no probabilities of the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """A session begins, or begins again, with these tokens (int32). Node 0 of its trie is the last of them."""
+
+    session: str
+    tokens: np.ndarray
+    epoch: int
+
+
+@dataclass(slots=True, eq=False)
+class Committed:
+    """tokens: int32, emitted after the first `start` of the session. A repeated message changes nothing, by its start. epoch: of
+    the trie after them."""
+
+    session: str
+    start: int
+    tokens: np.ndarray
+    epoch: int
+
+
+@dataclass(slots=True, eq=False)
+class Verifying:
+    """nodes: int64, those of the session's trie that the target verifies now."""
+
+    session: str
+    epoch: int
+    nodes: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class Closed:
+    """The session ends."""
+
+    session: str
+
+
+@dataclass(slots=True, eq=False)
+class Growth:
+    """New nodes of a session's trie, numbered from `first_node` on in the order of the arrays.
+
+    parents: int64, numbers of nodes of the same epoch, 0 its root; smaller than the node's own. tokens: int32. probabilities:
+    float32, that the target goes on from the parent with the token.
+    """
+
+    session: str
+    epoch: int
+    first_node: int
+    parents: np.ndarray
+    tokens: np.ndarray
+    probabilities: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class Lost:
+    """The draft side does not have the session's text: please open it again."""
+
+    session: str
+
+
+Message = Opened | Committed | Verifying | Closed
+Answer = Growth | Lost

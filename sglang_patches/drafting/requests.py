@@ -1,0 +1,222 @@
+"""The request book: the text of every running request, and what was verified for it last.
+
+Under overlap scheduling a request object lags one step behind. The tokens of that step are pending: the worker reads them from
+the batch's relay. A request's true length follows from its cached KV, which holds all tokens but the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import Opening
+from sglang_patches.drafting.outcome import Outcome, settle
+from sglang_patches.drafting.text import Text
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+logger = logging.getLogger(__name__)
+
+# Requests that vanished, neither finished nor aborted, leave the book after this time.
+UNSEEN_SECONDS = 600.0
+
+
+class Step(NamedTuple):
+    """What a decode step begins with. lengths: true token count of each request. pending: its accepted tokens that are not yet
+    in `output_ids`."""
+
+    reqs: Sequence[Req]
+    lengths: Sequence[int]
+    pending: Sequence[Sequence[int]]
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One running request.
+
+    session: its name with the datastore and the draft side. plain_reason: why nothing may be drafted for it, None if it may.
+    expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
+    known. confirmed: tokens that no retraction can take back.
+    """
+
+    req: Req
+    session: str
+    opening: Opening
+    tenant: str
+    plain_reason: str | None
+    expected: int
+    text: Text
+    settled: int
+    confirmed: int
+    tree: DraftTree = EMPTY_TREE
+    last_seen: float = 0.0
+
+
+def request_opening(req: Req, publish: bool) -> Opening:
+    """Reads `custom_params["specstore"]`: {"conversation": name, "publish": bool}."""
+    wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
+    if not isinstance(wishes, dict):
+        logger.warning("specstore: custom_params.specstore of %s is not an object, ignored", req.rid)
+        wishes = {}
+    return Opening(
+        conversation=str(wishes.get("conversation", "")),
+        publish=publish and bool(wishes.get("publish", True)),
+        prompt_length=len(req.origin_input_ids),
+    )
+
+
+def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
+    """int32; multimodal prompts hold hash values in place of image tokens, which become 0."""
+    ids = np.array(tokens, dtype=np.int64)
+    return np.where((ids >= 0) & (ids < vocab_size), ids, 0).astype(np.int32)
+
+
+class RequestBook:
+    """One per worker, keyed by request id."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        publish: bool,
+        tenant: str,
+        needs_plain_step: Callable[[Req], str | None],
+        begun_elsewhere: Callable[[Req], str | None] = lambda req: None,
+    ) -> None:
+        """begun_elsewhere: name of the session that another instance has begun with the request's prompt, None if none has."""
+        self._vocab_size = vocab_size
+        self._publish = publish
+        self._tenant = tenant
+        self._needs_plain_step = needs_plain_step
+        self._begun_elsewhere = begun_elsewhere
+        self._states: dict[str, RequestState] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, state: RequestState) -> bool:
+        return self._states.get(state.req.rid) is state
+
+    def open(self, reqs: Iterable[Req]) -> list[RequestState]:
+        """Begins with the requests that are new, with their prompts as text; returns those."""
+        return [self._open(req, len(req.origin_input_ids)) for req in reqs if req.rid not in self._states]
+
+    def read(self, step: Step) -> tuple[list[RequestState], list[RequestState]]:
+        """Brings the texts up to date at the beginning of a step. Returns the requests' states and those of them whose newest
+        tokens were taken back: SGLang drops the last step's result of a request that it retracts."""
+        states = [
+            self._states.get(req.rid) or self._open(req, length, tail)
+            for req, length, tail in zip(*step, strict=True)
+        ]
+        behind = [
+            row
+            for row, (state, length, last) in enumerate(zip(states, step.lengths, _lasts(step), strict=True))
+            if state.text.length != length or state.text.last != last
+        ]
+        self._write(states, step, behind)
+        taken_back = [states[row] for row in behind if states[row].settled > states[row].confirmed]
+        for state in taken_back:
+            state.settled = state.confirmed
+        now = time.monotonic()
+        for state, length in zip(states, step.lengths, strict=True):
+            state.confirmed, state.last_seen = length, now
+        return states, taken_back
+
+    def read_ahead(self, step: Step) -> list[RequestState]:
+        """Brings the texts up to date with a step that has just been verified; SGLang may still drop its result."""
+        states = [self._states[req.rid] for req in step.reqs]
+        self._write(states, step, range(len(states)))
+        return states
+
+    def settle(self, states: Sequence[RequestState]) -> list[Outcome]:
+        """What became of the trees that were verified, for the requests that have new tokens."""
+        news = [state for state in states if state.text.length > state.settled]
+        outcomes = settle(
+            news,
+            [state.tree for state in news],
+            [state.settled for state in news],
+            [state.text.between(state.settled, state.text.length) for state in news],
+        )
+        for state in news:
+            state.settled, state.tree = state.text.length, EMPTY_TREE
+        return outcomes
+
+    def close(self, rid: str) -> RequestState | None:
+        """Ends with a request, its text brought up to its end; None if it is not there."""
+        state = self._states.pop(rid, None)
+        if state is None:
+            return None
+        req = state.req
+        output = req.output_ids if req.finished_len is None else req.output_ids[: req.finished_len]
+        length = len(req.origin_input_ids) + len(output)
+        start = min(state.confirmed, length)
+        state.text.rewrite(start, self._in_vocabulary(_listed(req, start, length, ())))
+        return state
+
+    def unseen(self) -> list[str]:
+        """Requests that vanished."""
+        limit = time.monotonic() - UNSEEN_SECONDS
+        return [rid for rid, state in self._states.items() if state.last_seen < limit]
+
+    def clear(self) -> list[RequestState]:
+        """Forgets all requests; returns them."""
+        states = list(self._states.values())
+        self._states.clear()
+        return states
+
+    def _open(self, req: Req, length: int, pending: Sequence[int] = ()) -> RequestState:
+        opening = request_opening(req, self._publish)
+        begun = self._begun_elsewhere(req)
+        if begun and any(state.session == begun for state in self._states.values()):
+            begun = None  # several samples of one prompt
+        state = RequestState(
+            req,
+            begun or req.rid,
+            opening,
+            self._tenant,
+            self._needs_plain_step(req),
+            expected=opening.prompt_length if begun else 0,
+            text=Text(self._in_vocabulary(_listed(req, 0, length, pending))),
+            settled=length,
+            confirmed=length,
+            last_seen=time.monotonic(),
+        )
+        self._states[req.rid] = state
+        return state
+
+    def _write(self, states: Sequence[RequestState], step: Step, rows: Sequence[int]) -> None:
+        """Writes the texts of these rows from where they are confirmed to the step's lengths; one conversion for all."""
+        joined: list[int] = []
+        ends = []
+        for row in rows:
+            joined += _listed(step.reqs[row], states[row].confirmed, step.lengths[row], step.pending[row])
+            ends.append(len(joined))
+        tokens, begin = self._in_vocabulary(joined), 0
+        for row, end in zip(rows, ends, strict=True):
+            states[row].text.rewrite(states[row].confirmed, tokens[begin:end])
+            begin = end
+
+    def _in_vocabulary(self, tokens: Sequence[int]) -> np.ndarray:
+        return in_vocabulary(tokens, self._vocab_size)
+
+
+def _lasts(step: Step) -> list[int]:
+    return [tail[-1] if tail else req.output_ids[-1] for req, _, tail in zip(*step, strict=True)]
+
+
+def _listed(req: Req, start: int, end: int, pending: Sequence[int]) -> list[int]:
+    """Tokens [start, end) of prompt + output + what is pending beyond them."""
+    prompt, output = req.origin_input_ids, req.output_ids
+    known = len(prompt) + len(output)
+    if end > known + len(pending):
+        raise RuntimeError(f"request {req.rid}: {end} tokens expected, {known} known, {len(pending)} pending")
+    tokens = list(prompt[start:end])
+    tokens += output[max(0, start - len(prompt)) : max(0, end - len(prompt))]
+    tokens += pending[max(0, start - known) : max(0, end - known)]
+    return tokens

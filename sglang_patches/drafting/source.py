@@ -1,0 +1,7 @@
+"""Who proposed a node, as a DraftTree's `sources` say it: the datastore's tiers, and a draft model."""
+
+from datastore_service.protocol.tree import Tier
+
+DRAFT_MODEL = 16
+SOURCES = DRAFT_MODEL + 1  # numbers are below it
+assert max(Tier) < DRAFT_MODEL

@@ -1,0 +1,112 @@
+"""The worker's end of the draft side: what it is told, and the cache that its growth fills.
+
+A look-up is local. It answers at once even if the draft side has just died.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from prometheus_client import Counter
+
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from sglang_patches.drafting.cache import SpeculationCache
+from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Verifying
+from sglang_patches.drafting.outcome import Outcome
+from sglang_patches.drafting.requests import RequestState
+from sglang_patches.drafting.source import DRAFT_MODEL
+
+LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
+_HIT, _MISS = LOOKUPS.labels("hit"), LOOKUPS.labels("miss")
+
+
+class Speculation:
+    """nodes: most of a tree."""
+
+    def __init__(self, channel: DraftChannel, nodes: int) -> None:
+        self._channel = channel
+        self._nodes = nodes
+        self._cache = SpeculationCache()
+        self._states: dict[str, RequestState] = {}
+        self._shown: dict[
+            RequestState, np.ndarray
+        ] = {}  # numbers of the nodes of the trees that were handed out
+
+    def open(self, states: Iterable[RequestState]) -> None:
+        """Begins with the requests' texts as far as their outcome is known."""
+        self._channel.post([self._opened(state) for state in states if not state.plain_reason])
+
+    def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
+        messages = []
+        for outcome in outcomes:
+            session = outcome.request.session
+            if session in self._cache:
+                self._cache.advance(session, outcome.start, outcome.tokens)
+                epoch = self._cache.trie(session).epoch
+                messages.append(Committed(session, outcome.start, outcome.tokens, epoch))
+        self._channel.post(messages)
+
+    def look_up(
+        self, states: Sequence[RequestState], depths: Sequence[int], patience: float
+    ) -> list[DraftTree]:
+        """A tree for each request, empty where what happened was not foreseen. depths: most that its tree may have. patience:
+        seconds to wait while one is missing."""
+        self.open([state for state in states if state.session not in self._cache])
+        until, wait = time.monotonic() + patience, 0.0
+        while True:
+            self._take(wait)
+            trees = [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]
+            wait = until - time.monotonic()
+            if wait <= 0 or all(map(len, trees)):
+                break
+        for tree in trees:
+            (_HIT if len(tree) else _MISS).inc()
+        return trees
+
+    def verification_launched(self, states: Iterable[RequestState], width: int) -> None:
+        """width: rows of each request; the first width - 1 nodes of its tree are verified."""
+        shown, self._shown = self._shown, {}
+        self._channel.post(
+            [
+                Verifying(state.session, self._cache.trie(state.session).epoch, shown[state][: width - 1])
+                for state in states
+                if state in shown
+            ]
+        )
+
+    def taken_back(self, states: Iterable[RequestState]) -> None:
+        """Their last step did not happen: they begin again."""
+        self.open(states)
+
+    def close(self, states: Iterable[RequestState]) -> None:
+        for state in states:
+            self._cache.close(state.session)
+            self._states.pop(state.session, None)
+            self._shown.pop(state, None)
+        self._channel.post([Closed(state.session) for state in states])
+
+    drop = close
+
+    def _opened(self, state: RequestState) -> Opened:
+        trie = self._cache.open(state.session, state.settled)
+        self._states[state.session] = state
+        return Opened(state.session, state.text.between(0, state.settled), trie.epoch)
+
+    def _take(self, seconds: float) -> None:
+        lost = []
+        for answer in self._channel.collect(seconds):
+            if isinstance(answer, Growth):
+                self._cache.grow(answer)
+            elif answer.session in self._states:
+                lost.append(self._states[answer.session])
+        self.open(lost)
+
+    def _tree(self, state: RequestState, depth: int) -> DraftTree:
+        if state.session not in self._cache:
+            return EMPTY_TREE
+        tree, numbers = self._cache.subtree(state.session, self._nodes, depth, DRAFT_MODEL)
+        self._shown[state] = numbers
+        return tree

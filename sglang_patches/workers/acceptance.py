@@ -1,0 +1,74 @@
+"""How often drafted nodes are accepted, learned for each tenant and source of drafts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from datastore_service.protocol.tree import DraftTree
+from sglang_patches.drafting.outcome import Outcome
+from sglang_patches.drafting.source import SOURCES
+
+_BINS = 10
+_BIN_WEIGHT = 20.0  # pseudo-observations behind the drafter's own estimate
+
+
+class AcceptanceModel:
+    """Turns a drafter's path probabilities into acceptance rates, per source and probability bin, from what was seen."""
+
+    def __init__(self) -> None:
+        centres = (np.arange(_BINS) + 0.5) / _BINS
+        self._seen = np.full((SOURCES, _BINS), _BIN_WEIGHT)
+        self._accepted = np.tile(centres * _BIN_WEIGHT, (SOURCES, 1))
+
+    def estimate(self, probs: np.ndarray, sources: np.ndarray) -> np.ndarray:
+        """float64 [nodes]: estimated chance that each node is on the accepted path. The arguments are a DraftTree's fields, or
+        those of several one after the other."""
+        bins = self._bins(probs)
+        return self._accepted[sources, bins] / self._seen[sources, bins]
+
+    def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
+        """accepted: bool [nodes], which verified nodes were on the accepted path."""
+        bins = self._bins(probs)
+        np.add.at(self._seen, (sources, bins), 1.0)
+        np.add.at(self._accepted, (sources, bins), accepted.astype(np.float64))
+
+    @staticmethod
+    def _bins(probs: np.ndarray) -> np.ndarray:
+        return np.clip((probs * _BINS).astype(np.int64), 0, _BINS - 1)
+
+
+class Acceptance:
+    """A model a tenant: what one tenant's texts teach says nothing of another's, and tells nothing of them."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
+
+    def of(self, tenant: str) -> AcceptanceModel:
+        return self._models[tenant]
+
+    def estimate(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
+        """float64, as `AcceptanceModel.estimate`, all trees' nodes one after the other. tenants: whose each tree is."""
+        if len(set(tenants)) > 1:
+            parts = [
+                self.of(tenant).estimate(tree.probs, tree.sources)
+                for tree, tenant in zip(trees, tenants, strict=True)
+            ]
+            return np.concatenate(parts)
+        probs = np.concatenate([tree.probs for tree in trees])
+        return self.of(tenants[0]).estimate(probs, np.concatenate([tree.sources for tree in trees]))
+
+    def learn(self, outcomes: Iterable[Outcome]) -> None:
+        """From the steps that verified a tree."""
+        drafted: dict[str, list[Outcome]] = defaultdict(list)
+        for outcome in outcomes:
+            if len(outcome.tree):
+                drafted[outcome.request.tenant].append(outcome)
+        for tenant, of_tenant in drafted.items():
+            self.of(tenant).observe(
+                np.concatenate([outcome.tree.probs for outcome in of_tenant]),
+                np.concatenate([outcome.tree.sources for outcome in of_tenant]),
+                np.concatenate([outcome.accepted for outcome in of_tenant]),
+            )

@@ -1,0 +1,209 @@
+"""Decoding with any of the methods: what all of them need, around the parts that a method brings."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+from sglang.srt.runtime_context import get_parallel
+
+from datastore_service.client import open_datastore
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import NO_DRAFT, Budget
+from sglang_patches.drafting.datastore import DatastoreFeed
+from sglang_patches.drafting.outcome import Outcome
+from sglang_patches.drafting.registry import Method, Parts, Surroundings
+from sglang_patches.drafting.requests import RequestBook, RequestState, Step
+from sglang_patches.drafting.shared_session import shared_session
+from sglang_patches.drafting.speculation import Speculation
+from sglang_patches.metrics import observe_step
+from sglang_patches.namespace import namespace_of
+from sglang_patches.options import load_options
+from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifies_chains_only, verifying_backend
+from sglang_patches.verification.layout import pack
+from sglang_patches.verification.target_sampling import needs_plain_step
+from sglang_patches.workers.base import TreeWorker
+from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
+from sglang_patches.workers.row_cost import measure_row_seconds
+from sglang_patches.workers.width_graphs import MOST_ROWS, WidthGraphs, captures_decode_graphs
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 30.0
+
+
+class _Launch(NamedTuple):
+    """Of the step that is being launched. began: by perf_counter."""
+
+    states: list[RequestState]
+    trees: list[DraftTree]
+    width: int
+    began: float
+
+
+class DecodeWorker(TreeWorker):
+    """The first tensor-parallel rank drafts, the others verify what it drafted. `parts` and `datastore` are None on those."""
+
+    method: ClassVar[Method]
+
+    @classmethod
+    def of(cls, method: Method) -> type[DecodeWorker]:
+        return type(f"{cls.__name__}[{method.name}]", (cls,), {"method": method})
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        super().__init__(server_args, gpu_id, nccl_port, target_worker, self.method.verifier)
+        self.options = load_options()
+        vocab_size = self.model_runner.model_config.vocab_size
+        nodes = self.max_width - 1
+        self.budget = Budget(
+            nodes, depth=nodes, children=1 if verifies_chains_only(self.model_runner) else nodes
+        )
+        self.policy = self._length_policy()
+        self.book = RequestBook(
+            vocab_size,
+            self.options.publish == "on",
+            self.options.tenant,
+            needs_plain_step,
+            shared_session if server_args.disaggregation_mode == "decode" else lambda req: None,
+        )
+        self._last_sweep = time.monotonic()
+        self._not_learned: list[Outcome] = []
+        self.datastore: DatastoreFeed | None = None
+        self.parts: Parts | None = None
+        self.speculation: Speculation | None = None
+        if get_parallel().tp_rank == 0:
+            self._make_parts(namespace_of(server_args, self.options), vocab_size)
+
+    def _make_parts(self, namespace, vocab_size: int) -> None:
+        options = self.options
+        store = open_datastore(
+            options.endpoint, namespace, vocab_size, prior=options.prior or None, tls=options.tls()
+        )
+        self.datastore = DatastoreFeed(store, options.deadline_ms / 1e3)
+        self.parts = self.method.parts(Surroundings(options, self.datastore, self.budget))
+        if self.parts.channel is not None:
+            self.speculation = Speculation(self.parts.channel, self.budget.nodes)
+        logger.info("specstore: drafting from %s, up to %d nodes", options.endpoint, self.budget.nodes)
+
+    @property
+    def _feeds(self) -> list[DatastoreFeed | Speculation]:
+        """Who is told of each request."""
+        return [feed for feed in (self.datastore, self.speculation) if feed is not None]
+
+    # Requests come and go
+
+    def observe_prefill(self, batch: ScheduleBatch) -> None:
+        self.policy.interrupted()
+        opened = self.book.open(batch.reqs)
+        for feed in self._feeds:
+            feed.open(opened)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        state = self.book.close(rid)
+        if state is not None:
+            for feed in self._feeds:
+                feed.close([state])
+
+    def clear_cache_pool(self) -> None:
+        states = self.book.clear()
+        for feed in self._feeds:
+            feed.drop(states)
+
+    def _sweep(self) -> None:
+        if time.monotonic() - self._last_sweep > SWEEP_SECONDS:
+            self._last_sweep = time.monotonic()
+            for rid in self.book.unseen():
+                self.note_request_finished(rid=rid, natural_stop=False)
+
+    # A decode step, in this order
+
+    def draft_batch(self, batch: ScheduleBatch, step: Step) -> tuple[np.ndarray, np.ndarray]:
+        states, taken_back = self.book.read(step)
+        for feed in self._feeds if taken_back else ():
+            feed.taken_back(taken_back)
+        self._settle(states)
+        depths = [self.deepest_node(length) for length in step.lengths]
+        trees = [
+            tree.no_deeper(depth) for tree, depth in zip(self._trees(states, depths), depths, strict=True)
+        ]
+        width = int(self.broadcast_from_first_rank(np.array([self._width_for(states, trees)]))[0])
+        packed = self.broadcast_from_first_rank(pack(trees, width))
+        self._launch = _Launch(states, trees, width, time.perf_counter())
+        return packed, np.array([state.text.last for state in states], np.int64)
+
+    def verification_launched(self, batch: ScheduleBatch) -> None:
+        states, trees, width, began = self._launch
+        self.policy.acceptance.learn(outcome for outcome in self._not_learned if outcome.request in self.book)
+        self._not_learned.clear()
+        for state, tree in zip(states, trees, strict=True):
+            state.tree = tree.first(width - 1)
+        if self.speculation is not None:
+            self.speculation.verification_launched(states, width)
+        finished = self.policy.step_started(len(trees), width, not batch.after_idle_gap, began)
+        if finished is not None:
+            observe_step(*finished)
+        self._sweep()
+
+    def tokens_known(self, step: Step) -> None:
+        self._settle(self.book.read_ahead(step))
+
+    def outcomes_known(self, outcomes: list[Outcome]) -> None:
+        """Called once for each verified step of a request, as soon as the host has its tokens: at the end of the step on a CPU,
+        elsewhere when the request's next step begins."""
+        for feed in self._feeds:
+            feed.outcomes_known(outcomes)
+        self._not_learned += outcomes
+
+    def _settle(self, states: list[RequestState]) -> None:
+        outcomes = self.book.settle(states)
+        if outcomes:
+            self.outcomes_known(outcomes)
+
+    def _width_for(self, states: list[RequestState], trees: list[DraftTree]) -> int:
+        return self.policy.choose(trees, [state.tenant for state in states])
+
+    def _trees(self, states: list[RequestState], depths: list[int]) -> list[DraftTree]:
+        """Drafts where they are likely to pay. The datastore hears nothing of a step that needs nothing of it: the next entries
+        carry its tokens."""
+        if self.parts is None or self.datastore is None:
+            return [EMPTY_TREE] * len(states)
+        if not self.policy.wants_draft(len(states)):
+            if self.datastore.has_news(states):
+                self.datastore.step(states, [NO_DRAFT] * len(states))
+            return [EMPTY_TREE] * len(states)
+        if self.speculation is None:
+            return self.parts.fallback.trees(states, [True] * len(states))
+        patience = self.parts.fallback.patience(len(states), len(states))
+        found = self.speculation.look_up(states, depths, patience)
+        fallen_back = self.parts.fallback.trees(states, [not len(tree) for tree in found])
+        return [tree if len(tree) else other for tree, other in zip(found, fallen_back, strict=True)]
+
+    # Speculation length
+
+    def _length_policy(self) -> LengthPolicy:
+        widths, most_rows = self._widths()
+        if len(widths) == 1:
+            return LengthPolicy(widths, lambda rows: 1.0)
+        seconds = measure_row_seconds(self.model_runner.model, self.model_runner.dtype, self.device)
+        return LengthPolicy(widths, seconds, most_rows)
+
+    def _widths(self) -> tuple[tuple[int, ...], float]:
+        """The widths a step may have, ascending, and the rows it may have with any but the first."""
+        if self.options.length == "static":
+            return (self.max_width,), math.inf
+        if captures_decode_graphs(self.device):
+            self.width_graphs = WidthGraphs(self.model_runner, self.max_width)
+            return self.width_graphs.widths, MOST_ROWS
+        if verifying_backend() in ANY_WIDTH_BACKENDS:
+            return (*(w for w in CANDIDATE_WIDTHS if w < self.max_width), self.max_width), math.inf
+        return (self.max_width,), math.inf

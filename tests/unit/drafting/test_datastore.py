@@ -1,0 +1,165 @@
+"""The datastore's feed: nothing is sent twice, nothing is left out."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from datastore_service.protocol.tree import EMPTY_TREE
+from datastore_service.protocol.types import NO_DRAFT, Budget
+from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
+from sglang_patches.drafting.requests import Step
+from tests.unit.drafting.texts import make_book, make_req, make_tree
+
+BUDGET = Budget(nodes=4)
+
+
+class Noting:
+    """A datastore that notes what it is told."""
+
+    def __init__(self):
+        self.entries = []
+
+    def step(self, entries, deadline):
+        self.entries += entries
+        return [SimpleNamespace(tree=EMPTY_TREE) for _ in entries]
+
+    def post(self, entries):
+        self.entries += entries
+
+    def told(self):
+        entries, self.entries = self.entries, []
+        return entries
+
+
+@pytest.fixture
+def datastore():
+    return Noting()
+
+
+@pytest.fixture
+def feed(datastore):
+    return DatastoreFeed(datastore, 0.1)
+
+
+@pytest.mark.parametrize("silent", [1, 3])
+@pytest.mark.parametrize("lag", [False, True])
+def test_every_token_is_sent_exactly_once(datastore, feed, lag, silent):
+    """silent: one step in so many is told."""
+    rng = np.random.default_rng(int(lag))
+    req, book = make_req(), make_book()
+    feed.open(book.open([req]))
+    (opening,) = datastore.told()
+    assert opening.opening.prompt_length == 3
+    text, sent = [1, 2, 3], opening.tokens.tolist()
+    pending = [int(rng.integers(0, 100))]  # the prefill's token
+    for number in range(20):
+        text += pending
+        if not lag:
+            req.output_ids.extend(pending)
+        states, _ = book.read(Step([req], [len(text)], [pending if lag else []]))
+        if number % silent == 0:
+            feed.step(states, [BUDGET])
+            (entry,) = datastore.told()
+            assert entry.start == len(sent) and entry.budget == BUDGET and entry.opening is None
+            sent += entry.tokens.tolist()
+            assert sent == text
+        if lag:
+            req.output_ids.extend(pending)
+        pending = rng.integers(0, 100, rng.integers(1, 5)).tolist()
+    req.output_ids.extend(pending)
+    feed.close([book.close("r")])
+    (closing,) = datastore.told()
+    assert closing.closing and sent + closing.tokens.tolist() == text + pending
+
+
+def test_unseen_request_opens_within_the_step(datastore, feed):
+    states, _ = make_book().read(Step([make_req()], [4], [[9]]))
+    assert feed.has_news(states)
+    feed.step(states, [BUDGET])
+    (entry,) = datastore.told()
+    assert entry.opening is not None and entry.start == 0 and entry.tokens.tolist() == [1, 2, 3, 9]
+    assert not feed.has_news(states)
+
+
+def test_plain_requests_ask_for_no_draft(datastore, feed):
+    states, _ = make_book(plain="repetition penalty").read(Step([make_req()], [4], [[9]]))
+    DatastoreFallback(feed, BUDGET).trees(states, [True])
+    assert datastore.told()[0].budget == NO_DRAFT
+
+
+def test_the_fallback_asks_for_what_is_missed(datastore, feed):
+    reqs = [make_req("r1"), make_req("r2")]
+    states, _ = make_book().read(Step(reqs, [4, 4], [[9], [8]]))
+    DatastoreFallback(feed, BUDGET).trees(states, [False, True])
+    assert [entry.budget for entry in datastore.told()] == [NO_DRAFT, BUDGET]
+
+
+def settled(book, req):
+    """The outcome of a step that accepts 10, 13 of a tree and brings 50; with its state."""
+    (state,), _ = book.read(Step([req], [4], [[9]]))
+    book.settle([state])
+    #        root -> 10 -> 12, 13 ; root -> 11
+    state.tree = make_tree([10, 11, 12, 13], [-1, -1, 0, 0])
+    (state,) = book.read_ahead(Step([req], [7], [[9, 10, 13, 50]]))
+    return book.settle([state]), state
+
+
+def test_refused_siblings_are_told_once(datastore, feed):
+    req, book = make_req(), make_book()
+    feed.open(book.open([req]))
+    outcomes, state = settled(book, req)
+    assert not feed.has_news([state])
+    feed.outcomes_known(outcomes)
+    assert feed.has_news([state])
+    datastore.told()
+    req.output_ids.extend([9])
+    states, _ = book.read(Step([req], [7], [[10, 13, 50]]))
+    feed.step(states, [NO_DRAFT])
+    (entry,) = datastore.told()
+    assert [(r.position, r.tokens.tolist()) for r in entry.rejected] == [(4, [11]), (5, [12])]
+    assert (entry.start, entry.tokens.tolist()) == (3, [9, 10, 13, 50])
+    assert not feed.has_news(states)
+
+
+def test_nothing_is_told_of_a_step_that_was_taken_back(datastore, feed):
+    req, book = make_req(), make_book()
+    feed.open(book.open([req]))
+    outcomes, state = settled(book, req)
+    feed.outcomes_known(outcomes)
+    req.output_ids.extend([9, 77])
+    states, taken_back = book.read(Step([req], [5], [[]]))
+    feed.taken_back(taken_back)
+    feed.step(states, [BUDGET])
+    entry = datastore.told()[-1]
+    assert (entry.start, entry.tokens.tolist(), entry.rejected) == (3, [9, 77], ())
+
+
+def test_a_session_that_another_instance_began_is_gone_on_with_under_its_name(datastore, feed):
+    req, book = make_req(), make_book(begun_elsewhere=lambda req: "host:1/7")
+    feed.step(book.read(Step([req], [4], [[9]]))[0], [BUDGET])
+    (entry,) = datastore.told()
+    assert (entry.session, entry.start, entry.tokens.tolist(), entry.expected) == (
+        "host:1/7",
+        0,
+        [1, 2, 3, 9],
+        3,
+    )
+    assert entry.opening is not None and not entry.opening.handing_over
+    req.output_ids.extend([9])
+    feed.step(book.read(Step([req], [5], [[8]]))[0], [BUDGET])
+    (entry,) = datastore.told()
+    assert (entry.session, entry.tokens.tolist(), entry.expected) == ("host:1/7", [8], 0)
+    feed.close([book.close("r")])
+    assert datastore.told()[0].session == "host:1/7"
+
+
+def test_all_sessions_are_dropped(datastore, feed):
+    book = make_book()
+    feed.open(book.open([make_req("r1"), make_req("r2")]))
+    datastore.told()
+    feed.drop(book.clear())
+    assert [(entry.session, entry.closing, len(entry.tokens)) for entry in datastore.told()] == [
+        ("r1", True, 0),
+        ("r2", True, 0),
+    ]
