@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test lint serve serve-pd bench peers lock clean
+.PHONY: help env test lint serve serve-pd bench peers packages lock clean
 
 # Every target runs in the environment of the lock file; made on first use, quick afterwards.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
@@ -12,6 +12,7 @@ help:
 	echo "make lint    ruff, import contracts, mypy"
 	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served"
 	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks to compare with"
+	echo "make packages  draws docs/packages.svg: which package imports which"
 	echo "make env     the environment alone; prints its path"
 	echo "make lock    resolve pyproject.toml into requirements/lock.txt"
 	echo "make clean   what running leaves in the checkout"
@@ -41,6 +42,9 @@ bench:
 # What benchmarks compare with and the lock does not hold: arctic-inference comes as source alone and is compiled (CMake).
 peers:
 	$(IN_ENV) && "$$env/bin/python" -m pip install --no-deps arctic-inference==0.3.0
+
+packages:
+	$(IN_ENV) python docs/packages.py $(ARGS)
 
 # No index address reaches the file: whoever installs it uses their own registry.
 lock:
