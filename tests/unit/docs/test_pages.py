@@ -38,9 +38,7 @@ def test_every_page_is_in_the_table_of_contents():
 
 def test_the_worked_example_is_what_the_script_prints(demo_model):
     (shown,) = re.findall(r"^```text\n(.*?)^```", ARCHITECTURE, re.MULTILINE | re.DOTALL)
-    assert (
-        printed(lambda: runpy.run_path(f"{CHECKOUT}/docs/worked_example.py", run_name="__main__")) == shown
-    )
+    assert printed(lambda: runpy.run_path(f"{CHECKOUT}/docs/worked_example.py", run_name="__main__")) == shown
 
 
 def test_the_draft_without_a_model_is_the_example_s():
