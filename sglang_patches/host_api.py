@@ -29,7 +29,7 @@ def _row(path: str, parameters: str | None, why: str) -> HostSymbol:
 
 _SRT = "sglang.srt."
 _PROCESSOR = _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
-_REPACK = "hooked on a CPU: packed weights are made anew"
+_REPACK = "hooked on a CPU: packed weights are made again"
 _REGISTRY = _SRT + "plugins.hook_registry."
 HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     # Start: hooks, flags, algorithms

@@ -18,7 +18,7 @@ _generation = 0
 
 
 def forget_all(*_) -> None:
-    """After a weight update: every packed copy is made anew at its next use."""
+    """After a weight update: every packed copy is made again at its next use."""
     global _generation
     _generation += 1
 
