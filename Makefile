@@ -1,20 +1,21 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test lint serve serve-pd bench peers lock clean
+.PHONY: help env test lint serve serve-pd bench peers packages lock clean
 
-# Every target runs in the environment of the lock file; made on first use, quick afterwards.
+# Every target runs in the environment of the lock file, which is made on first use.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
 
 help:
 	echo "make serve   a datastore and an SGLang server with it (MODEL= PORT= ALGORITHM= DEVICE= DATASTORE=)"
-	echo "make serve-pd  the same with prefill and decode on instances of their own, behind a router (PREFILLS= DECODES=)"
+	echo "make serve-pd  the same with separate prefill and decode instances behind a router (PREFILLS= DECODES=)"
 	echo "make test    every test (ARGS='tests/unit -k name' for some)"
 	echo "make lint    ruff, import contracts, mypy"
 	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served"
-	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks to compare with"
-	echo "make env     the environment alone; prints its path"
-	echo "make lock    resolve pyproject.toml into requirements/lock.txt"
-	echo "make clean   what running leaves in the checkout"
+	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks"
+	echo "make packages  draws docs/packages.svg: which package imports which"
+	echo "make env     makes the environment and prints its path"
+	echo "make lock    resolves pyproject.toml into requirements/lock.txt"
+	echo "make clean   removes what running leaves in the checkout"
 
 env:
 	requirements/env.sh
@@ -38,11 +39,14 @@ bench:
 	  python -m benchmarks.roofline --json var/bench/roofline.json && \
 	  python -m benchmarks.document var/bench --out var/bench/README.md && echo "bench: var/bench/README.md"
 
-# What benchmarks compare with and the lock does not hold: arctic-inference comes as source alone and is compiled (CMake).
+# The benchmarks compare with arctic-inference. It is published as source only, so it is compiled (CMake) and not in the lock.
 peers:
 	$(IN_ENV) && "$$env/bin/python" -m pip install --no-deps arctic-inference==0.3.0
 
-# No index address reaches the file: whoever installs it uses their own registry.
+packages:
+	$(IN_ENV) python docs/packages.py $(ARGS)
+
+# The file names no package index: whoever installs from it uses their own registry.
 lock:
 	uv pip compile pyproject.toml --all-extras --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
 	  --only-binary :all: --no-emit-index-url --no-annotate --quiet \

@@ -1,7 +1,7 @@
 """The module that SGLang's kernel package `sgl_kernel` imports by this name when its compiled library does not load.
 
-Here, so that it is found before any plugin has run, and in every process that SGLang spawns. Where there is a GPU the
-compiled library loads, and nobody imports this.
+It stands at the top level, so that it is found before any plugin has run, in every process that SGLang spawns. With a GPU the
+compiled library loads and nothing imports this.
 """
 
 import os

@@ -11,14 +11,14 @@ RUN python -m venv /opt/specstore \
  && /opt/specstore/bin/pip install --no-cache-dir --constraint requirements/lock.txt .
 
 FROM python:3.11-slim
-# The same user as in the engine's image: they share a socket.
+# The same user as in the engine's image, because the two share a socket.
 RUN useradd --uid 10001 --create-home specstore \
  && install --directory --owner specstore --mode 0700 /cache /data /run/specstore
 COPY --from=build /opt/specstore /opt/specstore
-# Where the service listens and every other verb looks for it.
+# Where the service listens and where every other command looks for it.
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_ENDPOINT=unix:/run/specstore/datastore.sock
 USER specstore
-# Compiles the kernels now, not at each container's first start. On another kind of processor they are compiled there.
+# Compiles the kernels now and not at each container's first start. Another kind of processor compiles them again there.
 RUN python -c "from datastore_service.engine.engine import Engine; Engine(1)"
 ENTRYPOINT ["specstore"]
 CMD ["serve", "--listen", "unix:/run/specstore/datastore.sock", "--data", "/data"]

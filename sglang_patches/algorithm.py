@@ -1,4 +1,4 @@
-"""Our algorithms as SGLang sees them: one object a method, in the place of a `SpeculativeAlgorithm` member."""
+"""The algorithms as SGLang sees them: one object per method, in place of a `SpeculativeAlgorithm` member."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TreeAlgorithm(CustomSpecAlgo):
     def build_disagg_draft_input(
         self, batch: ScheduleBatch, last_tokens_tensor: torch.Tensor, future_map: FutureMap
     ) -> NgramVerifyInput:
-        """On a decode instance. The base class returns None, on which an n-gram algorithm's first step crashes."""
+        """Called on a decode instance. The base class returns None, and an n-gram algorithm's first step crashes on it."""
         from sglang_patches.disaggregation.first_step import relay_of_prefilled
 
         return relay_of_prefilled(
@@ -78,7 +78,7 @@ class TreeAlgorithm(CustomSpecAlgo):
         )
 
     def handle_server_args(self, server_args: ServerArgs) -> None:
-        """Refuses what cannot work, by name, and fills in the speculative fields. Overlap scheduling stays as it is."""
+        """Refuses settings that cannot work, by name, and fills in the speculative fields. Leaves overlap scheduling as it is."""
         drift = drift_message()
         if drift is not None:
             raise RuntimeError(drift)
@@ -101,12 +101,12 @@ class TreeAlgorithm(CustomSpecAlgo):
 def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
     """Raises ValueError naming the first setting that the method cannot work with."""
     view = resolving_view(server_args)
-    load_options().tls()  # its files too: only a command line has had them read by now
+    load_options().tls()  # reads the files too: until here only a command line has read them
     _refuse_wrong_shape(method.name, server_args)
     if attn_dp_enabled_of(view):
         raise ValueError(f"{method.name}: --enable-dp-attention (--attn-dp-size) is not supported")
     for field, supported in {**_ONLY_SUPPORTED, **method.supported}.items():
-        # As given: SGLang turns some of them off itself, and says so in a log line that is easily missed.
+        # The given value too: SGLang turns some of them off itself, with a log line that is easily missed.
         for value in (server_args._raw_input[field], getattr(view, field)):
             if value != supported:
                 raise ValueError(f"{method.name}: {_flag(field)} {value} is not supported, only {supported}")

@@ -1,4 +1,4 @@
-"""Our hooks on SGLang's functions, and that none of them is left out.
+"""Registers our hooks on SGLang's functions and makes sure that none is left out.
 
 SGLang applies all hooks of a function at once, and only once. A hook that is registered after that, because another
 plugin's hook on the same function is in place, is left out silently.
@@ -22,7 +22,7 @@ _left_out: dict[str, str] = {}  # target -> why its hook is not in place
 
 
 def register(hooks: Mapping[str, Callable], kind: HookType) -> None:
-    """hooks: what SGLang shall call, by the dotted path of the function hooked. Logs an error for one that comes too late."""
+    """hooks: the functions to call, by the dotted path of the hooked function. Logs an error for a hook that comes too late."""
     for target, hook in hooks.items():
         if reason := _too_late(target):
             _left_out[target] = reason
@@ -33,9 +33,9 @@ def register(hooks: Mapping[str, Callable], kind: HookType) -> None:
 
 
 def refuse_if_left_out(coming: Iterable[str] = ()) -> None:
-    """coming: targets that this process, or one that it starts, hooks later.
+    """coming: targets that this process, or a process that it starts, hooks later.
 
-    Raises RuntimeError naming the first target that is not ours to hook any more, and whose hook is there.
+    Raises RuntimeError that names the first target that can no longer be hooked, and the plugin that has hooked it.
     """
     for reason in (*_left_out.values(), *map(_too_late, coming)):
         if reason:
@@ -43,7 +43,7 @@ def refuse_if_left_out(coming: Iterable[str] = ()) -> None:
 
 
 def _too_late(target: str) -> str | None:
-    """Why a hook on the target would be left out, None if it is not."""
+    """The reason why a hook on the target would be left out, None if it would not."""
     if target in _registered or target not in HookRegistry._patched:
         return None
     others = ", ".join(sorted({_whose(hook, source) for _, hook, source in HookRegistry._hooks[target]}))

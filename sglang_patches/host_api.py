@@ -29,14 +29,14 @@ def _row(path: str, parameters: str | None, why: str) -> HostSymbol:
 
 _SRT = "sglang.srt."
 _PROCESSOR = _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
-_REPACK = "hooked on a CPU: packed weights are made anew"
+_REPACK = "hooked on a CPU: packed weights are made again"
 _REGISTRY = _SRT + "plugins.hook_registry."
 HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     # Start: hooks, flags, algorithms
     _row(_REGISTRY + "HookRegistry.register", "target hook hook_type source", "every hook"),
     _row(_REGISTRY + "HookRegistry.apply_hooks", "", "hooks on the scheduler"),
     _row(_REGISTRY + "HookRegistry._patched", None, "whether a hook would be left out"),
-    _row(_REGISTRY + "HookRegistry._hooks", None, "and whose hook keeps it out"),
+    _row(_REGISTRY + "HookRegistry._hooks", None, "which plugin's hook keeps ours out"),
     _row(_REGISTRY + "HookType.BEFORE", None, "kind of a hook"),
     _row(_REGISTRY + "HookType.AFTER", None, "kind of a hook"),
     _row(_REGISTRY + "HookType.AROUND", None, "kind of a hook"),
@@ -104,7 +104,7 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(
         _PROCESSOR + "process_batch_result_prefill",
         "self batch result",
-        "hooked: closes the session of a request that ends with its prefill",
+        "hooked: closes the session of a request that ends at prefill",
     ),
     _row(
         _PROCESSOR + "process_batch_result_prebuilt",
@@ -164,7 +164,7 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(
         _SRT + "managers.utils.GenerationBatchResult.__init__",
         None,
-        "what the scheduler takes back from a step",
+        "what a step returns to the scheduler",
     ),
     _row(
         _SRT + "managers.tp_worker.TpModelWorker.forward_batch_generation",
@@ -197,30 +197,34 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(
         _SRT + "constrained.base_grammar_backend.GrammarMask.__init__", None, "grammar masks of single nodes"
     ),
-    _row(_SRT + "layers.logits_processor.LogitsProcessorOutput.__init__", None, "what the sampler takes"),
+    _row(_SRT + "layers.logits_processor.LogitsProcessorOutput.__init__", None, "input of the sampler"),
     _row(_SRT + "sampling.sampling_params.SamplingParams.__init__", None, "custom_params of a request"),
     _row(_SRT + "sampling.sampling_params.TOP_K_ALL", None, "top-k of a request that sets none"),
-    _row(_SRT + "layers.dp_attention.is_dp_attention_enabled", "", "which ranks agree on the outcome"),
+    _row(_SRT + "layers.dp_attention.is_dp_attention_enabled", "", "which ranks must agree on the outcome"),
     # A CPU: settings, attention, layers
     _row(
         _SRT + "arg_groups.overrides.declare_resolution",
         "server_args source fields",
         "names our attention backend",
     ),
-    _row(_SRT + "arg_groups.choices.add_attention_backend_choices", "iterable", "a flag may name it"),
+    _row(_SRT + "arg_groups.choices.add_attention_backend_choices", "iterable", "lets a flag name it"),
     _row(
         _SRT + "layers.attention.attention_registry.register_attention_backend",
         "name",
         "the CPU attention backend",
     ),
-    _row(_SRT + "layers.attention.base_attn_backend.AttentionBackend.__init__", None, "its base"),
+    _row(
+        _SRT + "layers.attention.base_attn_backend.AttentionBackend.__init__",
+        None,
+        "base class of our attention backend",
+    ),
     _row(_SRT + "layers.radix_attention.AttentionType.DECODER", None, "the one kind of attention it serves"),
     _row(
         _SRT + "mem_cache.memory_pool.KVWriteLoc.__init__",
         "self loc swa_loc full_loc physical",
         "slots that a step writes",
     ),
-    _row(_SRT + "mem_cache.swa_memory_pool.SWAKVPool", None, "whether a window has slots of its own"),
+    _row(_SRT + "mem_cache.swa_memory_pool.SWAKVPool", None, "whether a sliding window has its own slots"),
     _row(
         _SRT + "arg_groups.platform_hook.handle_cpu_backends",
         "server_args",
@@ -310,8 +314,8 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(_SRT + "runtime_context.attn_dp_enabled_of", "cfg", "data-parallel attention is refused"),
     # The probe of tree attention
     _row(_SRT + "layers.radix_attention.RadixAttention", None, "the layers that are probed"),
-    _row(_SRT + "model_executor.forward_batch_info.ForwardBatch", None, "a verification to probe them with"),
-    _row(_SRT + "model_executor.forward_context.ForwardContext", None, "which backend they are served by"),
+    _row(_SRT + "model_executor.forward_batch_info.ForwardBatch", None, "a verification step for the probe"),
+    _row(_SRT + "model_executor.forward_context.ForwardContext", None, "which backend serves them"),
     _row(_SRT + "model_executor.forward_context.forward_context", "ctx forward_batch", "as above"),
     # Graphs of several widths
     _row(_SRT + "model_executor.cuda_graph_config.Backend", None, "whether decode steps replay graphs"),
@@ -340,18 +344,18 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     ),
     # python -m sglang_patches.check
     _row(_SRT + "server_args.prepare_server_args", "argv", "an engine with the flags given to the check"),
-    # What a row more costs
-    _row(_SRT + "layers.linear.LinearBase.__init__", None, "timed at start: what a row more costs"),
+    # The cost of a further row
+    _row(_SRT + "layers.linear.LinearBase.__init__", None, "timed at start: the cost of a further row"),
     _row(_SRT + "layers.linear.RowParallelLinear.__init__", None, "as above"),
 )
 
 
 class _ModuleImportError(Exception):
-    """A module that is there and cannot be imported."""
+    """A module that exists and cannot be imported."""
 
 
 def _resolve(path: str) -> object:
-    """What the path names. Raises AttributeError where there is no such thing."""
+    """The object that the path names. Raises AttributeError if there is none."""
     name, *rest = path.split(".")
     found: object = _import(name)
     for part in rest:
@@ -369,7 +373,7 @@ def _import(module: str) -> object:
 
 
 def _reason(error: Exception) -> str:
-    """SGLang's kernel package writes a page about what it tried; its last lines, one a try, say what went wrong."""
+    """SGLang's kernel package lists what it tried; the lines that start with a dash say what went wrong, one per attempt."""
     tries = [line[2:] for line in str(error).splitlines() if line.startswith("- ") and "Error: " in line]
     return "; ".join(tries) or f"{type(error).__name__}: {error}"
 
@@ -390,7 +394,7 @@ def _drift(symbol: HostSymbol) -> str | None:
 
 
 def check_host(symbols: tuple[HostSymbol, ...] = HOST_SYMBOLS) -> list[tuple[HostSymbol, str | None]]:
-    """Each row with what is wrong with it in the installed SGLang, or None."""
+    """Each row, with its difference in the installed SGLang or None."""
     return [(symbol, _drift(symbol)) for symbol in symbols]
 
 

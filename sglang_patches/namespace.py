@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def namespace_of(server_args: ServerArgs, options: Options) -> Namespace:
-    """The same on every instance that serves the model: the folder's name, not its place."""
+    """The same on every instance that serves the model: it holds the folder's name, not its path."""
     model = (server_args.served_model_name or server_args.model_path).rstrip("/").rsplit("/", 1)[-1]
     tokenizer = tokenizer_file(server_args.tokenizer_path or server_args.model_path, server_args.revision)
     return Namespace(model, tokenizer_fingerprint(tokenizer), options.tenant)

@@ -1,4 +1,4 @@
-"""What an operator can set: flag > environment > file > default, validated once, frozen afterwards.
+"""The operator's options: flag > environment > file > default, validated once, then frozen.
 
 The launcher writes the flags into the environment (`export_flags`), so that the processes SGLang spawns read
 the same values; every process then calls `load_options`.
@@ -18,7 +18,7 @@ from datastore_service.tls import Tls, client_tls
 
 ENVIRONMENT_PREFIX = "SPECSTORE_"
 CONFIG_FILE_VARIABLE = "SPECSTORE_CONFIG"
-MAX_NODES = 63  # a verification wider than 64 rows a request pays on no hardware we know (SSSD section 3.2 caps at 32)
+MAX_NODES = 63  # no hardware we know gains from more than 64 rows per request (SSSD section 3.2 caps at 32)
 
 
 def _option(default: Any, meaning: str, choices: tuple[str, ...] = ()) -> Any:
@@ -31,22 +31,24 @@ class Options:
 
     endpoint: str = _option(
         "embedded",
-        "datastore: 'embedded', 'HOST:PORT' or 'unix:PATH'; several, with commas, share the sessions",
+        "datastore: 'embedded', 'HOST:PORT' or 'unix:PATH'; several, separated by commas, share the sessions",
     )
     prior: str = _option("", "directory of a prior for the embedded datastore (a service has its own)")
-    tls_ca: str = _option("", "TLS: file with the certificates (PEM) of who signed the service's")
-    tls_certificate: str = _option("", "certificate (PEM) to show to a service that asks for one")
-    tls_key: str = _option("", "its private key (PEM)")
-    tenant: str = _option("", "tenant part of the namespace: text never crosses from one to another")
+    tls_ca: str = _option(
+        "", "TLS: file with the certificates (PEM) of the authority that signed the service's certificate"
+    )
+    tls_certificate: str = _option("", "client certificate (PEM), for a service that asks for one")
+    tls_key: str = _option("", "private key (PEM) of the client certificate")
+    tenant: str = _option("", "tenant part of the namespace: text never crosses from one tenant to another")
     deadline_ms: float = _option(5.0, "longest wait for a draft in a decode step, in milliseconds")
-    nodes: int = _option(15, f"most drafted tokens a request and step, 1 to {MAX_NODES}")
+    nodes: int = _option(15, f"maximum drafted tokens per request and step, 1 to {MAX_NODES}")
     length: str = _option(
         "adaptive",
-        "speculation length: measured step times, or always --specstore-nodes",
+        "speculation length: adaptive follows measured step times, static always verifies --specstore-nodes",
         ("adaptive", "static"),
     )
     publish: str = _option(
-        "on", "may finished outputs enter the live tier, unless a request forbids it", ("on", "off")
+        "on", "whether finished outputs enter the live tier, unless a request forbids it", ("on", "off")
     )
 
     def __post_init__(self) -> None:
@@ -68,7 +70,7 @@ class Options:
                 )
 
     def tls(self) -> Tls | None:
-        """What a service with TLS needs. Raises ValueError naming the option of an unfit file."""
+        """The TLS files for a service, None without TLS. Raises ValueError that names the option of an unusable file."""
         return client_tls(self.tls_ca, self.tls_certificate, self.tls_key)
 
 

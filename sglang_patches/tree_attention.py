@@ -1,8 +1,8 @@
 """Which of SGLang's attention backends verify a draft tree.
 
-A row of a tree may attend to its ancestors alone. Only some backends honour that mask, for some models and page sizes;
-another one verifies wrong tokens without an error. `choose` runs while SGLang resolves its arguments: it refuses a wrong
-backend that the user named and replaces a wrong default. docs/accelerators.md has the table of what it decides.
+A row of a tree may attend only to the cached text, its ancestors and itself. Only some backends honour that mask, for some
+models and page sizes. The others verify wrong tokens without an error. `choose` runs while SGLang resolves its arguments: it
+refuses a wrong backend that the user named and replaces a wrong default. docs/accelerators.md has the table of its decisions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ANY_WIDTH_BACKENDS = frozenset({"triton", "flashinfer", CPU_BACKEND})
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """What of a model decides which backend can verify its trees."""
+    """The properties of a model that decide which backend can verify its trees."""
 
     mla: bool = False
     sliding_window: bool = False
@@ -74,7 +74,7 @@ _TREE_BACKENDS: dict[str, Callable[[ModelTraits, int], str | None]] = {
     "intel_amx": _any_model,
 }
 _PAGE_SIZE_ONE = frozenset({"fa3", "fa4"})
-# Defaults that SGLang picks for their speed on a card. Any other one is the only backend for its model.
+# Defaults that SGLang picks for their speed on a card. Any other default is the only backend for its model.
 _REPLACEABLE = frozenset(
     {"aiter", "cutedsl_mla", "fa3", "fa4", "flashinfer", "flashmla", "trtllm_mha", "trtllm_mla"}
 )
@@ -121,13 +121,13 @@ def _verifying_setting(server_args: ServerArgs) -> _Setting:
 
 
 def verifying_backend() -> str:
-    """Name of the backend that serves target-verify forwards in this process, whose configuration is published."""
+    """Name of the backend that serves target-verify forwards in this process. The configuration must be published."""
     prefill, decode = attention_backends()
     return decode if get_spec().speculative_attention_mode == "decode" else prefill
 
 
 def traits_of_loaded(runner: ModelRunner) -> ModelTraits:
-    """From the loaded model: whether it has a sliding window, only its class knows for sure."""
+    """From the loaded model: only its class knows for sure whether it has a sliding window."""
     config, window = runner.model_config, runner.sliding_window_size
     return ModelTraits(
         mla=runner.use_mla_backend,
@@ -138,7 +138,7 @@ def traits_of_loaded(runner: ModelRunner) -> ModelTraits:
 
 
 def refuse_unfit(runner: ModelRunner) -> None:
-    """Raises RuntimeError naming the backend that verifies when it cannot, for the model that was loaded."""
+    """Raises RuntimeError that names the verifying backend if it cannot verify trees of the loaded model."""
     backend = verifying_backend()
     reason = why_unfit(backend, traits_of_loaded(runner), runner.page_size)
     if reason is not None:
@@ -149,15 +149,15 @@ def refuse_unfit(runner: ModelRunner) -> None:
 
 
 def verifies_chains_only(runner: ModelRunner) -> bool:
-    """Behind a sliding window `triton` takes a row's number for its depth, which is the same in a chain alone: in a tree,
-    rows off the first path miss the oldest keys of the window."""
+    """With a sliding window `triton` uses a row's number as its depth. The two are equal only in a chain. In a tree, rows off the
+    first path miss the oldest keys of the window."""
     return verifying_backend() == "triton" and traits_of_loaded(runner).sliding_window
 
 
 def choose(algorithm: str, server_args: ServerArgs) -> dict[str, object]:
-    """Fields to change so that the backend that verifies honours trees, often none.
+    """The fields to change so that the verifying backend honours trees, often none.
 
-    Raises ValueError naming the flag of a backend that the user gave and that cannot work, or what the model needs.
+    Raises ValueError that names the flag of an unusable backend given by the user, or the backend that the model needs.
     """
     config = model_config_of(server_args)
     _refuse_linear_attention(algorithm, config)
@@ -165,7 +165,7 @@ def choose(algorithm: str, server_args: ServerArgs) -> dict[str, object]:
     given_page_size = server_args._raw_input["page_size"]
     traits = traits_of(config, use_mla_backend(server_args))
     reason = why_unfit(setting.backend, traits, given_page_size or 1)
-    # A page size that nobody gave may be one that SGLang set for the backend that is replaced here.
+    # If the user gave no page size, SGLang may have set one for the backend that is replaced here.
     page_size = {"page_size": given_page_size or 1}
     if reason is None:
         return page_size if setting.backend in _PAGE_SIZE_ONE else {}
@@ -180,7 +180,7 @@ def choose(algorithm: str, server_args: ServerArgs) -> dict[str, object]:
 
 
 def _refuse_linear_attention(algorithm: str, config: ModelConfig) -> None:
-    """Of models with linear-attention layers, those whose layers follow tree links pass."""
+    """Accepts a model with linear-attention layers only if the layers follow tree links."""
     follows_links = mamba2_config(config) or hybrid_gdn_config(config) or hybrid_kda_config(config)
     if mambaish_config(config) and not follows_links:
         raise ValueError(f"{algorithm}: the linear-attention layers of this model cannot verify draft trees")

@@ -27,8 +27,8 @@ def main(
     tokens: Annotated[int, typer.Option(min=1, help="Length of the answers that are compared.")] = 100,
 ) -> None:
     """Compares the symbols that the plugin touches with the installed SGLang. With --device it also runs the kernels, the
-    probe of tree attention and a greedy comparison with plain decoding; further flags go to SGLang. Exits 1 when something is
-    not as it should be."""
+    probe of tree attention and a greedy comparison with plain decoding; further flags go to SGLang. Exits with status 1 if a check
+    fails."""
     if device is not None and model is None:
         raise typer.BadParameter("--device needs --model")
     if device == "cpu":
@@ -62,7 +62,7 @@ def _device_checks(
 
 
 def _run(checks: dict[str, Callable[[], str | None]]) -> tuple[Table, bool]:
-    """Runs each check: it returns what is wrong, None or a text that begins with ok when nothing is, or raises."""
+    """Runs each check. A check that passes returns None or a text that begins with ok; one that fails returns the reason or raises."""
     table = Table(title="specstore on this machine")
     for heading in ("check", "state", "seconds"):
         table.add_column(heading)

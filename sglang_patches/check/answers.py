@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _summary(answers: list[dict], dtype: str) -> dict:
-    """tokens: ids of each answer. margins: by how much each token was likelier than the next likely one, in log-probability."""
+    """tokens: ids of each answer. margins: log-probability of each token over that of the second likeliest one."""
     infos = [answer["meta_info"] for answer in answers]
     steps = sum(info.get("spec_verify_ct") or info["completion_tokens"] for info in infos)
     return {

@@ -19,16 +19,16 @@ PROMPTS = (
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,",
 )
 OK = "ok"  # begins the state of a check that passed
-ROUNDS = 2  # the second finds the first one's answers in the datastore, so that whole trees are accepted
+ROUNDS = 2  # the second finds the answers of the first in the datastore, so that whole trees are accepted
 TIMEOUT_SECONDS = 540.0
-# A difference is taken for rounding when plain decoding itself was undecided there: its two likeliest tokens are this close.
-# The bounds are chosen, not measured; differences within them are counted in the table.
+# A difference counts as rounding if plain decoding itself was undecided there: its two likeliest tokens are this close.
+# The bounds are chosen, not measured. The table counts the differences within them.
 ROUNDING_LOGPROB = {"float32": 1e-4, "bfloat16": 0.3, "float16": 0.1}
 
 
 @dataclass
 class Comparison:
-    """Two engines, one after the other, each in a process of its own."""
+    """Two engines, one after the other, each in its own process."""
 
     model: str
     device: str
@@ -42,7 +42,7 @@ class Comparison:
         return None
 
     def answer_speculatively(self) -> str | None:
-        """Starting probes tree attention: a backend that ignores the mask ends the engine here, by name."""
+        """The start probes tree attention: a backend that ignores the mask ends the engine here, by name."""
         self._speculative = self._answers(["--speculative-algorithm", "SSSD"])
         per_step = self._speculative["tokens_per_step"]
         return None if per_step > 1 else f"no drafted token was accepted ({per_step:.2f} tokens a step)"
@@ -90,7 +90,7 @@ class Comparison:
 
 
 def _finish(child: subprocess.Popen) -> None:
-    """Waits for the engine; what is left of its process group does not outlive it."""
+    """Waits for the engine, then kills what is left of its process group."""
     try:
         child.wait(TIMEOUT_SECONDS)
     finally:

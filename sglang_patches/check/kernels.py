@@ -1,4 +1,4 @@
-"""The kernels of a verification step on a device, each against the same thing written out on the host."""
+"""The kernels of a verification step on a device, each compared with the same computation on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUESTS = 5
 
 
 def _random_layout(width: int, lengths: np.ndarray, seed: int) -> TreeLayout:
-    """Random trees with some padding: tokens of a vocabulary of four, so that targets follow them for a while."""
+    """Random trees with some padding. The vocabulary has four tokens, so that targets follow a tree for a few nodes."""
     random = np.random.default_rng(seed)
     packed = np.zeros((len(lengths), 2, width - 1), np.int32)
     packed[:, 1] = -2
@@ -124,7 +124,7 @@ class _Cache:
 
 
 def moved_rows(device: str) -> str | None:
-    """The accepted rows' KV comes to lie behind the cached tokens, in order."""
+    """The accepted rows' KV is moved behind the cached tokens, in order."""
     for width in WIDTHS[1:]:
         layout = _random_layout(width, _lengths(width), seed=width)
         target = torch.from_numpy(np.random.default_rng(width).integers(0, 4, (REQUESTS, width)))

@@ -1,6 +1,6 @@
 """SGLang on a CPU without vendor kernels: the operators, attention and layers stock SGLang lacks there.
 
-`install()` is the one entry; without it nothing here is imported.
+`install()` is the only entry point; without it nothing here is imported.
 """
 
 import os
@@ -20,7 +20,7 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    # A prefill instance would wait for the KV of a cached prefix with a CUDA event.
+    # Otherwise a prefill instance waits for the KV of a cached prefix with a CUDA event.
     os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
     _register_attention_backend()
     _register_hooks()
@@ -40,7 +40,7 @@ def _register_attention_backend() -> None:
 
 
 def _prefer_attention_backend(server_args) -> None:
-    """Before SGLang picks an attention backend for the CPU: ours, unless one was named."""
+    """Runs before SGLang picks an attention backend for the CPU; picks ours, unless the user named one."""
     from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
     settings = resolving_view(server_args)
@@ -49,13 +49,13 @@ def _prefer_attention_backend(server_args) -> None:
 
 
 def _send_indices_plainly(kv_class: type | None, *_: object) -> None:
-    """A KV sender that takes its indices in pinned memory waits for them with a CUDA event."""
+    """Keeps the indices out of pinned memory: a KV sender would wait for them with a CUDA event."""
     if getattr(kv_class, "supports_host_tensor_indices", False):
         kv_class.supports_host_tensor_indices = False
 
 
 def _last_slots_in_torch(stock: Callable, *arguments: object) -> object:
-    """Paged allocation asks a Triton kernel for each request's last slot, unless the attention backend is torch_native."""
+    """Replaces the Triton kernel that finds each request's last slot in paged allocation. SGLang does so for torch_native only."""
     from sglang.srt.mem_cache.allocation import get_last_loc_torch
 
     return get_last_loc_torch(*arguments)

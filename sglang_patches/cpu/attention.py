@@ -15,7 +15,7 @@ _FOLD_ROWS = 32
 
 # A row's result must not depend on what else is in the step, or bfloat16 output would change with the drafts. With
 # whole blocks of query rows and keys and a mask always given, torch's kernel yields a row bit for bit the same alone, in
-# a chain and in any batch (found by trial with torch 2.14 and AVX-512; tests/unit/cpu holds it).
+# a chain and in any batch (found by trial with torch 2.14 and AVX-512; tests/unit/cpu checks it).
 _KEY_BLOCK = 32
 _QUERY_BLOCK = 4
 
@@ -25,8 +25,8 @@ class Group:
     """Requests attended together: `rows` query rows each, keys padded to the longest and to whole key blocks.
 
     requests: their indices in the batch. query_rows [b * rows]: their rows in the step's tokens, or None for all rows.
-    slots [b, keys]: KV slot of every key (0, SGLang's dummy slot, where padded); a slice, which runs on into whatever
-    slots follow, where they are consecutive.
+    slots [b, keys]: KV slot of every key (0, SGLang's dummy slot, where padded); or a slice if they are consecutive, which
+    runs on into the slots that follow.
     query_positions [b, rows], key_positions [b, keys]: sequence positions. visible [b, rows, keys]: who sees whom;
     None with `causal`: one request without prefix, visible is the lower triangle.
     """
@@ -63,8 +63,8 @@ class Group:
 
 
 def _slots_of(req_to_token, requests, lengths, width, slot_count):
-    """[b, width] slots of positions 0..length-1, zero beyond; for one request in consecutive slots a slice, which runs
-    on beyond its own as far as there are slots."""
+    """[b, width] slots of positions 0..length-1, zero beyond. For one request in consecutive slots a slice, which runs on
+    beyond the request's own slots up to slot_count."""
     longest = max(lengths)
     slots = req_to_token[requests, :longest].long()
     if len(lengths) == 1:
@@ -178,8 +178,8 @@ def plan_step(
 
     req_to_token [requests, context]: slot table. requests [bs]: its rows. prefixes: cached tokens before the query rows.
     rows: query rows per request, one int for all (decode, verify) or a list (prefill). positions [tokens]: position of
-    every query row. custom_mask: tree mask of a verify step, see `_tree_of`. slot_count: KV slots there are, as far as
-    reading on beyond a request's own is harmless.
+    every query row. custom_mask: tree mask of a verify step, see `_tree_of`. slot_count: KV slots that may be read beyond a
+    request's own, 0 if none may.
     """
     table = req_to_token, slot_count
     if isinstance(rows, int):

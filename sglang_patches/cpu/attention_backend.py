@@ -33,7 +33,7 @@ class CpuTreeAttention(AttentionBackend):
         self.write_loc = None
         self.has_window_pool = isinstance(self.token_to_kv_pool, SWAKVPool)
         self._window_plan: list[Group] | None = None
-        # The window pool numbers its slots anew: there a slot that is nobody's has no translation.
+        # The window pool has its own slot numbers. An unused slot has no translation there, so none is read beyond a request's own.
         pool = self.token_to_kv_pool
         self.slot_count = 0 if self.has_window_pool else pool.size + pool.page_size
 

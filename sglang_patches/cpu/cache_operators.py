@@ -2,7 +2,7 @@
 
 `req_to_token` is SGLang's int32 table [requests, context]: the KV-cache slot of every position of every request.
 Each function takes torch tensors, writes its result in place and matches the operator of the same name that
-SGLang calls through `sgl_kernel`; the loops are Numba kernels because the arrays are tiny and launch cost rules.
+SGLang calls through `sgl_kernel`; the loops are Numba kernels because the arrays are tiny and launch cost dominates.
 """
 
 import numba

@@ -8,7 +8,7 @@ import torch
 
 from sglang_patches.cpu import kernels, packed_weights
 
-# Above this many rows torch's own parallel loops win over one core; up to it a row rounds the same in any company.
+# Above this many rows torch's parallel loops beat one core. Up to it a row's rounding does not depend on the other rows.
 MAX_ROWS = 128
 
 

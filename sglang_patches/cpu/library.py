@@ -54,7 +54,7 @@ _SCHEMAS = {
 
 
 class _NamespaceThatNamesMissingOperators(_OpNamespace):
-    """An operator nobody provides stays an AttributeError (SGLang probes with hasattr) that says whose it is."""
+    """A missing operator stays an AttributeError, because SGLang probes with hasattr; the message names specstore."""
 
     def __getattr__(self, name):
         try:
@@ -64,7 +64,7 @@ class _NamespaceThatNamesMissingOperators(_OpNamespace):
 
 
 def register() -> torch.library.Library:
-    """Define and implement every operator; keep the result alive, its operators go when it does."""
+    """Define and implement every operator. Keep the result alive: its operators vanish with it."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     for operator, schema in _SCHEMAS.items():
         library.define(operator.__name__ + schema)

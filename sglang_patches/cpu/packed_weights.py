@@ -1,7 +1,7 @@
 """Weights in oneDNN's blocked layout, so that a product of few rows streams them once instead of reordering them.
 
-With row-major weights every call of a linear layer pays for the layout anew, and pays more per call than one row's
-arithmetic costs; packed, eight rows take the time of one. The packed copy costs the weights' size once more.
+With row-major weights every call of a linear layer reorders them again, which costs more than one row's arithmetic. With
+packed weights eight rows take the time of one. The packed copy costs the weights' size once more.
 """
 
 import functools
@@ -11,14 +11,14 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-# The layout is chosen for this many rows; it is as good for 1 to 128 (docs/optimisations.md).
+# The layout is chosen for this many rows. It is as good for 1 to 128 (docs/optimisations.md).
 ROWS_HINT = 8
 
 _generation = 0
 
 
 def forget_all(*_) -> None:
-    """After a weight update: every packed copy is made anew at its next use."""
+    """After a weight update: every packed copy is made again at its next use."""
     global _generation
     _generation += 1
 
@@ -40,7 +40,7 @@ def multiplies_bfloat16() -> bool:
 
 @functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies this type on this processor. Says so once where it is bfloat16 and does not."""
+    """Whether oneDNN multiplies this type on this processor. Logs once if it does not multiply bfloat16."""
     if dtype == torch.bfloat16:
         if not multiplies_bfloat16():
             logger.warning(
@@ -53,6 +53,6 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def multiply(x: torch.Tensor, layer, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [rows, in] @ weight.T + bias. A row's result does not depend on the other rows."""
-    # oneDNN adds up a single row in another order than two or more (measured up to 128, tests/unit/cpu holds it).
+    # oneDNN sums a single row in another order than two or more (measured up to 128; tests/unit/cpu checks it).
     rows = x.expand(2, -1).contiguous() if len(x) == 1 else x
     return torch.ops.mkldnn._linear_pointwise(rows, packed(layer, weight), bias, "none", [], "")[: len(x)]

@@ -1,4 +1,4 @@
-"""What the demo refuses with."""
+"""The demo's error."""
 
 
 class DemoModelError(RuntimeError):

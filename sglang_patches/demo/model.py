@@ -98,7 +98,7 @@ def _write_weights(source: Path, out: Path, tokenizer) -> None:
 
     loaded = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = loaded.config
-    # The weights are dequantised now: what is left over of the quantisation would make a server look for packed ones.
+    # The weights are dequantised now. With this entry a server would look for packed ones.
     del config.quantization_config
     ids = {
         "bos_token_id": tokenizer.bos_token_id,
@@ -122,7 +122,7 @@ def _check_weights(out: Path, tokenizer) -> None:
     ids = tokenizer(PROBE, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         nats = float(model(input_ids=ids, labels=ids).loss)
-    # Written so that a NaN fails too.
+    # In this form a NaN fails too.
     if not nats < PROBE_MAX_NATS:
         raise DemoModelError(
             f"weights: {nats:.2f} nats a token on plain English, expected < {PROBE_MAX_NATS}"

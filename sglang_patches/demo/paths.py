@@ -1,4 +1,4 @@
-"""Where the demo keeps what it makes."""
+"""Where the demo keeps its files."""
 
 import os
 from pathlib import Path

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def relay_of_prefilled(
     batch: ScheduleBatch, last_tokens: torch.Tensor, width: int, future_map: FutureMap
 ) -> NgramVerifyInput:
-    """What a step leaves for the next one, had this instance prefilled: one accepted token a request.
+    """What the previous step would have left if this instance had prefilled: one accepted token per request.
 
     last_tokens: int64 [batch], the token that the prefill sampled. width: rows a request may verify."""
     tokens = torch.zeros(len(last_tokens), width, dtype=torch.int32, device=last_tokens.device)

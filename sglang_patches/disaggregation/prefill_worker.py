@@ -1,4 +1,4 @@
-"""On a prefill instance: prompts go to the datastore while they are prefilled; the decode instance drafts from them."""
+"""A prefill instance sends prompts to the datastore while it prefills them; the decode instance drafts from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class PrefillWorker(TreeWorker):
-    """Holds no session and keeps no text: what nobody goes on with expires in the datastore."""
+    """Holds no session and keeps no text. A session that no decode instance continues expires in the datastore."""
 
     def __init__(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
@@ -50,7 +50,7 @@ class PrefillWorker(TreeWorker):
             logger.info("specstore: prompts go to %s", options.endpoint)
 
     def init_attention_backends(self) -> None:
-        """Nothing is verified here: no attention backend is wrong."""
+        """Nothing is verified here, so every attention backend will do."""
 
     def clear_cache_pool(self) -> None:
         self._sent.clear()
@@ -66,7 +66,7 @@ class PrefillWorker(TreeWorker):
         raise RuntimeError("a prefill instance does not decode")
 
     def _begins(self, req: Req) -> str | None:
-        """The session to begin, None if there is none or it was."""
+        """The session to begin, None if there is none or it has begun."""
         if req in self._sent:
             return None
         self._sent.add(req)

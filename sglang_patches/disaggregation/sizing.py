@@ -1,7 +1,7 @@
 """How many prefill and decode instances a load needs: `python -m sglang_patches.disaggregation.sizing --help`.
 
-Queueing in one line: an instance that is given more than `utilisation` of what it can do lets requests wait. Little's law
-gives the requests that are decoded at a time, and with them the KV cache they need.
+Requests queue at an instance that is loaded above `utilisation` of its rate. Little's law gives the number of requests that are
+decoded at a time, and from it the KV cache they need.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def _given(meaning: str, default: float | None = None) -> float:
 class Demand:
     """The load, and what one instance of each group was measured to do."""
 
-    requests: float = _given("requests a second, at the busiest time")
-    prompt_tokens: float = _given("tokens of a prompt, on average")
-    output_tokens: float = _given("tokens of an answer, on average")
-    prefill_rate: float = _given("prompt tokens a second that one prefill instance computes")
-    decode_rate: float = _given("output tokens a second of one decode instance, all its requests together")
+    requests: float = _given("requests per second at the busiest time")
+    prompt_tokens: float = _given("average tokens per prompt")
+    output_tokens: float = _given("average tokens per answer")
+    prefill_rate: float = _given("prompt tokens per second of one prefill instance")
+    decode_rate: float = _given("output tokens per second of one decode instance, over all its requests")
     itl_ms: float = _given("milliseconds between two tokens of one request at that rate")
-    cached: float = _given("part of the prompts' tokens that the prefill's cache has", 0.0)
-    utilisation: float = _given("part of its rate that an instance is given", 0.7)
-    kv_tokens: float = _given("tokens that one decode instance's KV cache holds; 0: enough", 0.0)
-    kv_bytes: float = _given("bytes of KV a token, to see what crosses the network; 0: not said", 0.0)
+    cached: float = _given("share of the prompt tokens that are in the prefill's cache", 0.0)
+    utilisation: float = _given("share of its rate to which an instance is loaded", 0.7)
+    kv_tokens: float = _given("tokens in one decode instance's KV cache; 0: no bound", 0.0)
+    kv_bytes: float = _given("bytes of KV per token, to compute the network traffic; 0: unknown", 0.0)
 
     def __post_init__(self) -> None:
         for name in ("requests", "prompt_tokens", "output_tokens", "prefill_rate", "decode_rate", "itl_ms"):
@@ -48,9 +48,9 @@ class Demand:
 
 @dataclass(frozen=True)
 class Size:
-    """prefill, decode: instances. decode_by_kv: whether the KV cache asks for more of them than the rate. decoding:
-    requests decoded at a time. transfer: bytes a second from prefill to decode, 0 if not known. unsplit: instances that
-    do both, by the same rates."""
+    """prefill, decode: instances. decode_by_kv: whether the KV cache needs more decode instances than the rate does. decoding:
+    requests decoded at a time. transfer: bytes per second from prefill to decode, 0 if unknown. unsplit: instances that
+    do both, at the same rates."""
 
     prefill: int
     decode: int
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if found.transfer:
         print(f"KV between them    {found.transfer / 1e9:.2f} GB/s")
-    print(f"without a split    {found.unsplit} instances by the same rates, which prefills then lower")
+    print(f"without a split    {found.unsplit} instances at the same rates (prefills would lower them)")
     return 0
 
 

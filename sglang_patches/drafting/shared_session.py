@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def shared_session(req: Req) -> str | None:
-    """From the meeting point that the router gave to both: the prefill instance's address and a number drawn for the
-    request. None for an instance's own warm-up requests, which no other one sees."""
+    """Made from what the router gave to both instances: the prefill instance's address and a number drawn for the
+    request. None for an instance's own warm-up requests, which no other instance sees."""
     if req.bootstrap_room is None or req.bootstrap_host == FAKE_BOOTSTRAP_HOST:
         return None
     return f"{req.bootstrap_host}:{req.bootstrap_port}/{req.bootstrap_room}"

@@ -1,9 +1,9 @@
-"""The way from SGLang's router to its instances: an HTTP proxy where a request's second half ends with its first.
+"""An HTTP proxy between SGLang's router and its instances. When one half of a request fails, it ends the other half.
 
-The router sends a request to a prefill and to a decode instance and waits for both answers even when one of them has
-failed; the instance that is left waits minutes for its peer (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT). Both halves pass
-here and name the same room. When one fails, the other's connection is closed, which aborts it on its instance, and
-the router is told the same twice, at once: it tries another pair, or tells the client.
+The router sends a request to a prefill and to a decode instance. It waits for both answers even if one has failed, and the
+other instance waits minutes for its peer (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT). Both halves pass through this proxy and
+name the same room. When one fails, the proxy closes the other's connection, on which its instance aborts it, and answers
+both with the same error at once. The router then tries another pair or tells the client.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from aiohttp.http_exceptions import BadHttpMessage
 
 CONNECT_SECONDS = 3.0
 REMEMBER_SECONDS = 30.0
-# A machine that is gone sends no reset. Its kernel is asked, which answers however busy the instance is: after 2 s of
-# silence, three times in three seconds. Connections are not kept: what is sent on one whose end is gone waits longer.
+# A machine that is gone sends no reset. After 2 s of silence TCP asks its kernel three times in three seconds; the kernel answers
+# however busy the instance is. Connections are not reused: data sent on one whose peer is gone would wait longer.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3}
 HOP_BY_HOP = frozenset(
     ("connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding")
@@ -34,7 +34,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class HalfFailedError(Exception):
-    """A half that failed, and what both halves are answered with. body: None for the message as SGLang writes errors."""
+    """A half failed; holds the answer to both halves. body: None to write the message as SGLang writes errors."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class HalfFailedError(Exception):
         return web.Response(status=self._status, body=body, content_type=self._content_type)
 
     def events(self) -> bytes:
-        """The end of a stream that has begun, as SGLang ends one that fails."""
+        """The last events of a stream that has begun, as SGLang ends a failed stream."""
         return b"\n\ndata: " + self._json + b"\n\n" + DONE
 
 
 class Room:
-    """Where the two halves of a request meet. failed: done once one of them has; halves: how many are here."""
+    """The two halves of one request. failed: done once one of them has failed. halves: how many are present."""
 
     def __init__(self) -> None:
         self.failed: asyncio.Future[HalfFailedError] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class Room:
 
 
 class Halves:
-    """Forwards what the router asks of its instances. client: without decompression or a limit on the time it takes."""
+    """Forwards the router's requests to its instances. client: one without decompression and without a total time limit."""
 
     def __init__(self, client: aiohttp.ClientSession) -> None:
         self._client = client
@@ -91,15 +91,15 @@ class Halves:
             except HalfFailedError as error:
                 room.fail(error)
                 return await answer.end(error)
-            except BaseException:  # the router left, or nobody thought of it
-                room.fail(HalfFailedError("the other half was given up"))
+            except BaseException:  # the router left, or an unexpected error
+                room.fail(HalfFailedError("the other half was cancelled"))
                 raise
             finally:
                 relay.cancel()
 
     @contextlib.contextmanager
     def _room(self, name: object) -> Iterator[Room]:
-        """While a half is in it, and for a while after one has failed: the other may not have arrived."""
+        """Exists while a half is in it, and for a while after one has failed: the other may not have arrived yet."""
         room = self._rooms.setdefault(name, Room())
         room.halves += 1
         try:
@@ -120,7 +120,7 @@ class Halves:
 
 
 def _room_name(body: bytes) -> object | None:
-    """A number that the router drew; several, for a batch; None for what has no other half, as a health check."""
+    """The number that the router drew, several for a batch. None for a request without another half, such as a health check."""
     try:
         name = orjson.loads(body).get("bootstrap_room")
     except (orjson.JSONDecodeError, AttributeError):  # no JSON, or no object
@@ -129,15 +129,15 @@ def _room_name(body: bytes) -> object | None:
 
 
 class Answer:
-    """To one half. Nothing is sent before the instance's first bytes: until then it can still be a failure, which the router
-    tries elsewhere. paired: whether there is another half."""
+    """The answer to one half. Nothing is sent before the instance's first bytes: until then the half can still fail and the router
+    can try elsewhere. paired: whether there is another half."""
 
     def __init__(self, request: web.Request, paired: bool) -> None:
         self._request, self._paired = request, paired
         self._begun: web.StreamResponse | None = None
 
     async def relay(self, client: aiohttp.ClientSession, body: bytes) -> web.StreamResponse:
-        """Asks the instance and passes on what it says; raises HalfFailedError."""
+        """Sends the request to the instance and passes on its answer; raises HalfFailedError."""
         request = self._request
         try:
             async with client.request(
@@ -150,7 +150,7 @@ class Answer:
                 await self._refuse_failure(upstream)
                 return await self._pass_on(upstream)
         except (aiohttp.ClientError, OSError) as error:  # OSError: also TimeoutError
-            if request.transport is None or request.transport.is_closing():  # it is the router that left
+            if request.transport is None or request.transport.is_closing():  # the router left
                 raise
             raise self._died(f"{type(error).__name__}: {error}") from error
 
@@ -181,17 +181,17 @@ class Answer:
         return self._begun
 
     def _died(self, how: str) -> HalfFailedError:
-        """The client is not told where the instance is."""
+        """Logs the instance's address; the client does not learn it."""
         if self._paired:
             print(
                 f"router: the instance {self._request.url.origin()} failed: {how}",
                 file=sys.stderr,
                 flush=True,
             )
-        return HalfFailedError("an instance failed that this request was on")
+        return HalfFailedError("an instance failed while it served this request")
 
     async def end(self, error: HalfFailedError) -> web.StreamResponse:
-        """With the failure: in place of an answer, as the last events of a stream, or by cutting the answer short."""
+        """Reports the failure: as the answer, as the last events of a stream, or by closing the connection."""
         if self._begun is None:
             return error.response()
         if self._begun.content_type == EVENTS:
@@ -216,7 +216,7 @@ def _socket(address) -> socket.socket:
 
 
 def _worth_a_line(record: logging.LogRecord) -> bool:
-    """Not that the router asks each new instance first whether it speaks gRPC."""
+    """Drops the errors of the router's first request to each new instance, which asks whether it speaks gRPC."""
     return not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage))
 
 
@@ -226,7 +226,7 @@ _log.addFilter(_worth_a_line)
 
 @contextlib.asynccontextmanager
 async def proxy() -> AsyncIterator[str]:
-    """Serves on a port of its own on loopback; its base URL."""
+    """Serves on a free loopback port; yields its base URL."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     skipped = ("Accept", "Accept-Encoding", "User-Agent")

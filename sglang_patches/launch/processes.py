@@ -1,4 +1,4 @@
-"""Child processes of the launcher, of benchmarks and of tests: each in a process group of its own, its output logged."""
+"""Child processes of the launcher, of benchmarks and of tests, each in its own process group and with its output logged."""
 
 import contextlib
 import itertools
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-# Linux takes the ports of outgoing connections from 32768 upwards: one that only asks whether a server is up can get the
-# very port that this server is about to bind.
+# Linux gives outgoing connections the ports from 32768 upwards. A connection that only asks whether a server is up could get
+# the very port that this server is about to bind.
 _ports = itertools.cycle(random.sample(range(20_000, 32_768), k=32_768 - 20_000))
 
 STOP_SECONDS = 15
@@ -27,7 +27,7 @@ HIDDEN = ("server_args=", "Ignore import error", "GET /health")
 
 class Child:
     """A started command. `name` labels its lines; `log` receives all of them; `show` repeats them on standard error;
-    `own_group`: without one it dies with whoever kills this process's."""
+    `own_group`: if False, it stays in this process's group and is killed with it."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Child:
         return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-TAIL_LINES:])
 
     def kill(self) -> None:
-        """Ends its whole process group at once, or itself where it has none of its own."""
+        """Kills its whole process group at once, or the process alone if it has no group of its own."""
         self._process.kill()
         if self._own_group:
-            with contextlib.suppress(ProcessLookupError):  # nobody is left
+            with contextlib.suppress(ProcessLookupError):  # no process is left
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -125,10 +125,10 @@ class Part:
 
 
 def run_stack(parts: list[Part], logs: Path, ready: Callable[[], None], restarts: bool = False) -> NoReturn:
-    """Starts the parts, calls `ready` when all are healthy and goes on until it is interrupted; raises `ChildDiedError` if
-    one ends. Stops them in the opposite order: an engine would count its datastore's going as a failure.
+    """Starts the parts, calls `ready` when all are healthy and runs until it is interrupted. Raises `ChildDiedError` if
+    a part ends. Stops the parts in the opposite order, because an engine would count the end of its datastore as a failure.
 
-    restarts: one that ends after it was healthy is started again instead."""
+    restarts: a part that ends after it was healthy is started again instead."""
     children: list[Child] = []
     try:
         for part in parts:
@@ -152,7 +152,7 @@ def _start(part: Part, logs: Path) -> Child:
 
 
 def _keep_running(parts: list[Part], children: list[Child], logs: Path) -> NoReturn:
-    """Starts what ends again, in its place; raises `ChildDiedError` if it ends again before it is healthy."""
+    """Restarts each part that ends. Raises `ChildDiedError` if a restarted part ends before it is healthy."""
     starting: set[int] = set()
     while True:
         starting = {i for i in starting if not parts[i].healthy()}
@@ -163,7 +163,7 @@ def _keep_running(parts: list[Part], children: list[Child], logs: Path) -> NoRet
                 file=sys.stderr,
                 flush=True,
             )
-            children[i].kill()  # what is left of its group
+            children[i].kill()  # the rest of its group
             children[i] = _start(parts[i], logs)
             starting.add(i)
         time.sleep(0.5)
@@ -181,6 +181,6 @@ def port_taken(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing holds and that no outgoing connection is given, so that a server can bind it a minute from
-    now, and again after its death. Not the same one twice."""
+    """A free TCP port that no outgoing connection gets, so that a server can still bind it a minute from now, and again after
+    a restart. Never returns a port twice."""
     return next(port for port in _ports if not port_taken(port, host))

@@ -1,8 +1,8 @@
-"""`python -m sglang_patches.launch.router`: SGLang's router before prefill and decode instances, one of which may die.
+"""`python -m sglang_patches.launch.router`: SGLang's router in front of prefill and decode instances, any of which may die.
 
-Reads PREFILL and DECODE, places with commas: HOST:PORT, a prefill instance's also HOST:PORT:BOOTSTRAP_PORT (8998, if
-not said). A host's name may have many addresses. PORT is where it listens, on all addresses. An instance that appears is
-added once it is healthy; one whose address is gone is taken out. Other words of the command line go to the router.
+Reads PREFILL and DECODE, lists of HOST:PORT separated by commas; a prefill instance may be HOST:PORT:BOOTSTRAP_PORT (default
+8998). A host name may have several addresses. The router listens at PORT on all addresses. An instance that appears is added
+once it is healthy. An instance whose address is gone is removed. Other arguments go to the router.
 """
 
 import asyncio
@@ -24,16 +24,18 @@ from .processes import Child, ChildDiedError, require_running
 
 BOOTSTRAP_PORT = "8998"  # SGLang's own default
 POLL_SECONDS = 2.0
-FORGET_SECONDS = 120.0  # an instance that the router was told of and still does not list is told again
+FORGET_SECONDS = (
+    120.0  # if the router does not list an instance this long after it was added, it is added again
+)
 ROUTER_FLAGS = (
-    # An instance that is gone, or back, is noticed within three seconds; a busy one on a small machine answers its health
-    # check late.
+    # The router notices within three seconds that an instance is gone or back. A busy instance on a small machine answers its
+    # health check late.
     *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "10"),
     *("--health-failure-threshold", "2", "--health-success-threshold", "1"),
-    # Until then it is chosen: the attempts last four seconds. Taking turns, the next one is for another decode instance;
-    # the other policies prefer one that has nothing to do, as the dead.
+    # Until then the router still chooses a dead instance, so its attempts last four seconds. With round robin the next attempt goes
+    # to another decode instance. The other policies prefer an idle instance, and a dead one is idle.
     *("--retry-max-retries", "5", "--retry-initial-backoff-ms", "500", "--decode-policy", "round_robin"),
-    # The router's breaker counts a half's failure against both: it would close the way to healthy prefill instances.
+    # The router's circuit breaker counts the failure of one half against both: it would shut out healthy instances.
     "--disable-circuit-breaker",
     *("--shutdown-grace-period-secs", "5"),
 )
@@ -49,7 +51,7 @@ class Group:
     bootstrap_port: int | None = None
 
     def urls(self) -> set[str]:
-        """Of the addresses that the name has now; none if it has none."""
+        """One URL per address that the name has now."""
         try:
             found = socket.getaddrinfo(self.host, self.port, socket.AF_INET, socket.SOCK_STREAM)
         except socket.gaierror:
@@ -142,7 +144,7 @@ async def serve(port: int, groups: list[Group], words: list[str]) -> None:
                 require_running([router])
                 with contextlib.suppress(
                     requests.RequestException
-                ):  # it is starting, or busy: the next round
+                ):  # it is starting or busy: the next round tries again
                     await asyncio.to_thread(membership.update)
                 await asyncio.sleep(POLL_SECONDS)
         finally:

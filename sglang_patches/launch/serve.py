@@ -1,4 +1,4 @@
-"""`make serve`: a datastore and an SGLang server that drafts from it, on whatever this machine has.
+"""`make serve`: a datastore and an SGLang server that drafts from it, on this machine's GPU or CPU.
 
 `python -m sglang_patches.launch.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
 BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes the demo model when MODEL is not given, waits
@@ -33,18 +33,18 @@ DATASTORE_PORT = 50061
 DEVICES = ("cpu", "cuda")
 ROLES = ("prefill", "decode")
 BOOTSTRAP_PORT = 8998  # SGLang's own default
-# A single CPU serves few requests at a time; SGLang would size its KV pool by the whole memory of the machine.
+# A single CPU serves few requests at a time. Without a bound SGLang sizes its KV pool by the machine's whole memory.
 CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch"),
     *("--dtype", "float32", "--max-total-tokens", "16384", "--max-running-requests", "8"),
 )
 
-# Instances that share cores must not spin where they wait: they would slow each other tenfold and more.
+# Instances that share cores must not spin while they wait: they would slow each other down tenfold and more.
 CPU_SPLIT_ENVIRONMENT = {"MOONCAKE_PROTOCOL": "tcp", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class SettingsError(ValueError):
-    """A variable with a value that cannot be served; the message names it."""
+    """A variable has an unusable value; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,20 @@ class Settings:
     port: int  # PORT of the OpenAI endpoint
     algorithm: str  # ALGORITHM: SSSD, or any of --speculative-algorithm; NONE for plain decoding
     device: str  # DEVICE: cpu or cuda; "" for what the machine has
-    # DATASTORE: grpc (a service started here), embedded (inside SGLang's process), or where one already runs
+    # DATASTORE: grpc (a service started here), embedded (inside SGLang's process), or the address of a running one
     datastore: str
-    role: str  # ROLE: prefill or decode, of an instance behind a router; "" for one that does both
-    bootstrap_port: int  # BOOTSTRAP_PORT of a prefill instance, where decode instances ask for it
-    ib_device: str  # IB_DEVICE: InfiniBand devices between the roles, with commas; "" for what Mooncake finds
+    role: str  # ROLE of an instance behind a router: prefill or decode; "" for an instance that does both
+    bootstrap_port: int  # BOOTSTRAP_PORT: where decode instances reach a prefill instance
+    ib_device: str  # IB_DEVICE: InfiniBand devices, separated by commas; "" for those that Mooncake finds
 
     @property
     def starts_service(self) -> bool:
-        """Whether a datastore process is part of this."""
+        """Whether this command starts a datastore process."""
         return self.algorithm != "NONE" and self.datastore == "grpc"
 
     @property
     def needs_prior(self) -> bool:
-        """Whether the datastore is ours to fill."""
+        """Whether this command gives the datastore its prior."""
         return self.algorithm != "NONE" and self.datastore in ("grpc", "embedded")
 
 
@@ -128,7 +128,7 @@ SPECSTORE = (sys.executable, "-m", "datastore_service.cli.main")
 
 
 def engine_command(settings: Settings, model: str, prior: Path | None, extra: list[str]) -> list[str]:
-    """`sglang.launch_server` with the method, the datastore's place and what the device needs; `extra` flags win."""
+    """`sglang.launch_server` with the flags of method, datastore and device; `extra` flags win."""
     command = [sys.executable, "-W", "ignore::UserWarning", "-m", "sglang.launch_server"]
     command += ["--model-path", model, "--host", HOST, "--port", str(settings.port)]
     if settings.device == "cpu":
@@ -145,7 +145,7 @@ def engine_command(settings: Settings, model: str, prior: Path | None, extra: li
 
 
 def role_flags(role: str, device: str, bootstrap_port: int) -> list[str]:
-    """What makes an instance one half of a split."""
+    """The flags that make an instance a prefill or a decode instance."""
     words = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "mooncake"]
     if role == "prefill":
         return [*words, "--disaggregation-bootstrap-port", str(bootstrap_port)]
@@ -189,7 +189,7 @@ def build_prior(model: str) -> Path:
             command = [*SPECSTORE, "build", "--tokenizer", str(tokenizer), "--out", str(built), str(CORPUS)]
             subprocess.run(command, check=True)
             built.rename(prior)
-    else:  # it may be of an earlier version's format
+    else:  # it may have an older format
         subprocess.run([*SPECSTORE, "upgrade", str(prior)], check=True, stdout=subprocess.DEVNULL)
     return prior
 
@@ -263,7 +263,7 @@ def _stop(number: int, frame: object) -> None:
 
 
 def main(run: Callable[[Settings, list[str]], NoReturn] = run) -> int:
-    """Runs what the environment asks for; the exit status, an error on standard error."""
+    """Runs what the environment asks for. Returns the exit status and prints an error on standard error."""
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
     try:

@@ -1,7 +1,7 @@
 """`make serve-pd`: a datastore, prefill instances, decode instances and a router in front of them, on this machine.
 
-`python -m sglang_patches.launch.serve_pd [SGLang flags]` reads what `serve` reads, PORT being the router's, and PREFILLS
-and DECODES, how many of each (1). On GPUs instance i gets GPU i; every instance gets the flags.
+`python -m sglang_patches.launch.serve_pd [SGLang flags]` reads the variables of `serve` (PORT is the router's), and PREFILLS
+and DECODES, the number of instances of each role (default 1). On GPUs instance i gets GPU i. Every instance gets the flags.
 """
 
 import os
@@ -29,14 +29,14 @@ def count(environment: Mapping[str, str], variable: str) -> int:
 
 
 def instances(settings: Settings, prefills: int, decodes: int) -> list[Settings]:
-    """Each instance's own, on ports of their own."""
+    """One for each instance, each with its own ports."""
     roles = ["prefill"] * prefills + ["decode"] * decodes
     return [replace(settings, role=role, port=free_port(), bootstrap_port=free_port()) for role in roles]
 
 
 def router_part(port: int, prefills: Mapping[int, int], decodes: Iterable[int]) -> Part:
-    """`sglang_patches.launch.router` before instances of both roles on this machine. prefills: ports of the instances and
-    their bootstrap ports. decodes: ports."""
+    """`sglang_patches.launch.router` in front of instances of both roles on this machine. prefills: bootstrap port of each
+    instance by its port. decodes: ports."""
     command = [sys.executable, "-m", "sglang_patches.launch.router"]
     command += ["--host", HOST, "--prometheus-port", str(free_port())]
     places = {
@@ -48,12 +48,12 @@ def router_part(port: int, prefills: Mapping[int, int], decodes: Iterable[int]) 
 
 
 def run(settings: Settings, extra: list[str]) -> NoReturn:
-    """Serves until a signal; what ends meanwhile is started again. Raises `ChildDiedError` for what does not start,
-    `SettingsError` for what cannot be split."""
+    """Serves until a signal and restarts processes that end. Raises `ChildDiedError` for a process that does not start,
+    `SettingsError` for settings that cannot be split."""
     workers = instances(settings, count(os.environ, "PREFILLS"), count(os.environ, "DECODES"))
     if settings.datastore == "embedded":
         raise SettingsError(
-            "DATASTORE='embedded': instances share no embedded datastore, give grpc or where one runs"
+            "DATASTORE='embedded': instances cannot share an embedded datastore, give grpc or the address of a running one"
         )
     began = time.monotonic()
     model = settings.model or str(ensure())

@@ -23,8 +23,8 @@ ARCHITECTURE = "llama"  # SGLang's module for every model the tests and benchmar
 
 
 def suitable_dtype() -> str:
-    """bfloat16 where this processor multiplies it, else float32: bfloat16 in software makes every row of a step cost the same
-    again, so that neither a batch nor speculation gains anything."""
+    """bfloat16 if this processor multiplies it, else float32: with bfloat16 in software each row of a step costs as much as the
+    first, so that neither a batch nor speculation gains anything."""
     from sglang_patches.cpu.packed_weights import multiplies_bfloat16
 
     return "bfloat16" if multiplies_bfloat16() else "float32"
@@ -32,7 +32,7 @@ def suitable_dtype() -> str:
 
 @functools.cache
 def one_architecture() -> dict[str, str]:
-    """Environment of a quicker start: SGLang imports its 250 model modules each time, a quarter of the whole."""
+    """Environment for a quicker start: importing all of its 250 model modules takes SGLang a quarter of its start."""
     (package,) = importlib.util.find_spec("sglang").submodule_search_locations
     modules = {path.stem for path in Path(package, "srt", "models").glob("*.py")} - {ARCHITECTURE, "registry"}
     return {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(modules))}
@@ -57,7 +57,7 @@ class ServerSpec:
         words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)]
         words += ["--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--sleep-on-idle"]
         words += ["--max-running-requests", str(self.max_running_requests)]
-        # The cache's size is the tokens' alone; the fraction leaves room for servers that load side by side.
+        # The tokens alone set the cache's size. The fraction leaves room for servers that load at the same time.
         words += ["--max-total-tokens", str(self.max_total_tokens), "--mem-fraction-static", "0.8"]
         words += ["--device", "cpu", "--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch"]
         words += [] if self.overlap else ["--disable-overlap-schedule"]
@@ -112,7 +112,7 @@ class Endpoint:
             return list(pool.map(lambda ids: self.generate(ids, **sampling), prompts))
 
     def answers(self, path: str) -> bool:
-        """Whether GET says 200."""
+        """Whether GET answers 200."""
         try:
             return requests.get(f"{self.url}/{path}", timeout=5).status_code == 200
         except requests.RequestException:
@@ -129,7 +129,7 @@ class SglangServer(Endpoint):
         self.start()
 
     def start(self) -> None:
-        """Again, after `kill`."""
+        """Starts the server; also again after `kill`."""
         environment = {"SGLANG_USE_CPU_ENGINE": "1"} | one_architecture() | self.spec.environment
         self._child = Child(self.spec.name, self.spec.command(self.port), environment, self.log, show=False)
 
@@ -151,7 +151,7 @@ class SglangServer(Endpoint):
         return self._child.pid
 
     def kill(self) -> None:
-        """As a machine that fails: none of its processes ends by itself."""
+        """Like a failing machine: no process of the server gets to shut down."""
         self._child.kill()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Real prefill and decode instances behind a real router, for tests and benchmarks; `sglang_patches.launch.servers` has one alone."""
+"""Real prefill and decode instances behind a real router, for tests and benchmarks. `servers` has a single instance."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sglang_patches.launch.servers import START_SECONDS, Endpoint, ServerSpec, S
 
 
 class Split(Endpoint):
-    """The router's endpoint, and what is behind it. spec: of every instance, with the role's flags added.
+    """The router's endpoint, and the instances behind it. spec: of every instance; the flags of its role are added.
 
-    of_the_last: environment of the last decode instance alone. bootstrap: port of each prefill instance's bootstrap
+    of_the_last: further environment of the last decode instance. bootstrap: port of each prefill instance's bootstrap
     server."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Split(Endpoint):
         return [instance.pid for instance in self.instances] + ([self.router.pid] if self.router else [])
 
     def wait_until_healthy(self) -> None:
-        """Starts the router once the instances are there."""
+        """Starts the router once the instances are healthy."""
         for instance in self.instances:
             instance.wait_until_healthy()
         self.start_router()

@@ -96,7 +96,7 @@ class AdminServicer(object):
 
     def Warmup(self, request_iterator, context):
         """Adds finished documents to a namespace's live tier, as if sessions had just written them. The first message names
-        the namespace, which is created if it is new. One reply when the caller has sent everything.
+        the namespace, which is created if it is new. The one reply comes when the caller has sent everything.
         INVALID_ARGUMENT names the offending field (`documents[2].tokens[7]: 70000 is not below the vocabulary's 50000`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -104,11 +104,11 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WarmupFile(self, request, context):
-        """As Warmup, with a file that lies on the service's machine already; drafting goes on meanwhile. Answers each time that
-        a part of the file has been added, the last time with all of it. A caller that hangs up ends it; what has been added
-        stays, also when a later part turns out to be unreadable.
-        INVALID_ARGUMENT for a name that leads out of the service's corpora and for what cannot be read, NOT_FOUND for what
-        is not there, FAILED_PRECONDITION for a service without corpora and for a tokenizer that is not the namespace's.
+        """As Warmup, with a file on the service's machine. Drafting continues meanwhile. A reply follows each part of the file
+        that has been added; the last one counts all of it. The call ends when the caller hangs up. What has been added
+        stays, even if a later part cannot be read.
+        INVALID_ARGUMENT for a name outside the service's corpora and for an unreadable file, NOT_FOUND for a missing
+        file, FAILED_PRECONDITION for a service without corpora and for a tokenizer that is not the namespace's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,8 +144,8 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Compact(self, request, context):
-        """Merges the live tier into as few segments as its policy permits and answers when that is done; drafting goes on
-        meanwhile. It would be merged without this too, as text comes in. NOT_FOUND if the namespace does not exist.
+        """Merges the live tier into as few segments as its policy permits and answers when that is done. Drafting continues
+        meanwhile. The live tier is also merged without this call, as text comes in. NOT_FOUND if the namespace does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,7 +153,7 @@ class AdminServicer(object):
 
     def DropNamespace(self, request, context):
         """Ends a namespace and forgets everything in it. NOT_FOUND if it does not exist, FAILED_PRECONDITION if it has open
-        sessions. Streams that name it are ended with FAILED_PRECONDITION; a worker that connects anew creates it anew.
+        sessions. Streams that name it are ended with FAILED_PRECONDITION. A worker that connects later creates it again.
         Snapshots stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -161,8 +161,8 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request, context):
-        """Keeps the live tier's text under a name, in the service's data directory; answers when a power failure can no longer
-        take it. It is a name and not a path because whoever may call this must not be able to write anywhere else.
+        """Keeps the live tier's text under a name in the service's data directory. Answers when it would survive a power
+        failure. It is a name and not a path, because the caller must not be able to write anywhere else.
         NOT_FOUND if the namespace does not exist, ALREADY_EXISTS if the name is taken, FAILED_PRECONDITION if the service
         has no data directory.
         """
@@ -171,15 +171,15 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request, context):
-        """Replaces the live tier of the snapshot's own namespace, which is created if it was dropped, by what it held then. The
-        files are verified first. NOT_FOUND if there is no such snapshot, DATA_LOSS if it is damaged: then nothing changes.
+        """Replaces the live tier of the snapshot's namespace by the snapshot. The namespace is created if it was dropped. The
+        files are verified first. NOT_FOUND if there is no such snapshot. DATA_LOSS if it is damaged; then nothing changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSnapshots(self, request, context):
-        """A namespace's snapshots, oldest first, also when it was dropped. DATA_LOSS if one is damaged.
+        """A namespace's snapshots, oldest first, even if it was dropped. DATA_LOSS if one is damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,8 +47,8 @@ class DraftingServicer(object):
     """
 
     def Draft(self, request_iterator, context):
-        """One stream a worker, one message a decode step for the whole batch, one reply a message, in order.
-        The first message names the namespace. Errors end the stream: INVALID_ARGUMENT names the offending field and
+        """One stream per worker, one message per decode step for the whole batch, one reply per message, in order.
+        The first message names the namespace. An error ends the stream: INVALID_ARGUMENT names the offending field and
         its limit, RESOURCE_EXHAUSTED a bound of the service, FAILED_PRECONDITION a missing or changed namespace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

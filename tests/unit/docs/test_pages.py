@@ -1,0 +1,53 @@
+"""What the pages show and link to is there."""
+
+import contextlib
+import io
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[3]
+PAGES = sorted([CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")])
+ARCHITECTURE = (CHECKOUT / "docs" / "architecture.md").read_text()
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub names headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_links_resolve(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = page.parent / file if file else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_is_in_the_table_of_contents():
+    contents = (CHECKOUT / "docs" / "README.md").read_text()
+    pages = {page.relative_to(CHECKOUT / "docs").as_posix() for page in PAGES[1:]} - {"README.md"}
+    assert pages == set(re.findall(r"\]\(([^)]+\.md)\)", contents))
+
+
+def test_the_worked_example_is_what_the_script_prints(demo_model):
+    (shown,) = re.findall(r"^```text\n(.*?)^```", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    assert printed(lambda: runpy.run_path(f"{CHECKOUT}/docs/worked_example.py", run_name="__main__")) == shown
+
+
+def test_the_draft_without_a_model_is_the_example_s():
+    (code,) = re.findall(r"^```python\n(.*?)^```", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    assert printed(lambda: exec(code, {})).strip() == re.search(r"\.tokens\)  # (\[.*\])", code)[1]
+
+
+def printed(run) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        run()
+    return out.getvalue()
