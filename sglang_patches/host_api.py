@@ -10,6 +10,7 @@ import inspect
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 SUPPORTED_SGLANG = "0.5.23"
 
@@ -354,7 +355,7 @@ class _ModuleImportError(Exception):
     """A module that exists and cannot be imported."""
 
 
-def _resolve(path: str) -> object:
+def _resolve(path: str) -> Any:
     """The object that the path names. Raises AttributeError if there is none."""
     name, *rest = path.split(".")
     found: object = _import(name)

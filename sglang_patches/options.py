@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,12 +75,12 @@ class Options:
 
 
 def _parse(option: dataclasses.Field, value: Any) -> Any:
-    kind = type(option.default)
+    kind: Callable[[Any], Any] = type(option.default)
     try:
         return kind(value)
     except (TypeError, ValueError):
         raise ValueError(
-            f"specstore option {option.name}: {value!r} is not a valid {kind.__name__}"
+            f"specstore option {option.name}: {value!r} is not a valid {type(option.default).__name__}"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -34,10 +35,12 @@ def main(
     if device == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when SGLang is imported, here and in the engines
     table, fine = host_table()
-    if device is None:
+    if device is None or model is None:
         console.print(table)
         raise typer.Exit(not fine)
-    checks = {"host symbols": lambda: None if fine else "python -m sglang_patches.check names the rows"}
+    checks: dict[str, Callable[[], str | None]] = {
+        "host symbols": lambda: None if fine else "python -m sglang_patches.check names the rows"
+    }
     table, fine = _run(checks | _device_checks(device, model, tokens, context.args))
     console.print(table)
     raise typer.Exit(not fine)
@@ -54,7 +57,7 @@ def _device_checks(
 
     comparison = Comparison(model, device, tokens, flags)
     return {
-        **{name: lambda check=check: check(device) for name, check in kernels.CHECKS.items()},
+        **{name: functools.partial(check, device) for name, check in kernels.CHECKS.items()},
         "plain decoding": comparison.answer_plainly,
         "tree attention (probe at start) and speculative decoding": comparison.answer_speculatively,
         "greedy output equals plain decoding's": comparison.compare,

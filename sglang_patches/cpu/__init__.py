@@ -50,8 +50,8 @@ def _prefer_attention_backend(server_args) -> None:
 
 def _send_indices_plainly(kv_class: type | None, *_: object) -> None:
     """Keeps the indices out of pinned memory: a KV sender would wait for them with a CUDA event."""
-    if getattr(kv_class, "supports_host_tensor_indices", False):
-        kv_class.supports_host_tensor_indices = False
+    if kv_class is not None and getattr(kv_class, "supports_host_tensor_indices", False):
+        setattr(kv_class, "supports_host_tensor_indices", False)  # noqa: B010 - `type` does not declare it
 
 
 def _last_slots_in_torch(stock: Callable, *arguments: object) -> object:

@@ -4,6 +4,8 @@ Each function wraps the layer's stock torch path (`HookType.AROUND`): it takes o
 float32 or bfloat16, and calls the stock path for everything else. Both accumulate in float32.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from sglang_patches.cpu import kernels, packed_weights
@@ -123,7 +125,7 @@ def lm_head(stock, processor, hidden_states, lm_head, embedding_bias=None, *, ou
     return packed_weights.multiply(hidden_states, lm_head, weight)
 
 
-HOOKS = {
+HOOKS: dict[str, Callable] = {
     "sglang.srt.layers.layernorm.RMSNorm.forward_native": rms_norm,
     "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native": rope,
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply": linear,

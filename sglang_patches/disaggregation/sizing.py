@@ -12,10 +12,11 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
-def _given(meaning: str, default: float | None = None) -> float:
-    return dataclasses.field(**({} if default is None else {"default": default}), metadata={"help": meaning})
+def _given(meaning: str, default: Any = dataclasses.MISSING) -> Any:
+    return dataclasses.field(default=default, metadata={"help": meaning})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,8 @@ class Halves:
         with self._room(name or object()) as room:
             relay = asyncio.create_task(answer.relay(self._client, body))
             try:
-                await asyncio.wait({relay, room.failed}, return_when=asyncio.FIRST_COMPLETED)
+                ends: list[asyncio.Future] = [relay, room.failed]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 return (
                     relay.result() if relay.done() else await self._end(relay, answer, room.failed.result())
                 )
@@ -157,18 +158,19 @@ class Answer:
     async def _refuse_failure(self, upstream: aiohttp.ClientResponse) -> None:
         if upstream.status >= 400:
             body = await upstream.read()
-            raise HalfFailedError(upstream.reason, upstream.status, body, upstream.content_type)
+            raise HalfFailedError(upstream.reason or "", upstream.status, body, upstream.content_type)
 
     async def _pass_on(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         stream = self._paired and upstream.content_type == EVENTS
         tail = b""
         async for chunk in upstream.content.iter_any():
-            if self._begun is None:
+            response = self._begun
+            if response is None:
                 if stream and chunk.startswith(ERROR_EVENT):
                     raise HalfFailedError("", upstream.status, chunk + await upstream.content.read(), EVENTS)
-                await self._begin(upstream)
+                response = await self._begin(upstream)
             tail = (tail + chunk)[-len(DONE) :]
-            await self._begun.write(chunk)
+            await response.write(chunk)
         if stream and tail != DONE:
             raise self._died("the stream ended without its last event")
         response = self._begun or await self._begin(upstream)

@@ -57,7 +57,7 @@ class Child:
 
     def _copy_output(self) -> None:
         with self.log.open("a") as log:
-            for line in self._process.stdout:
+            for line in self._process.stdout or ():
                 log.write(line)
                 log.flush()
                 if self._show and not any(mark in line for mark in HIDDEN):

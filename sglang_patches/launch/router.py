@@ -56,7 +56,8 @@ class Group:
             found = socket.getaddrinfo(self.host, self.port, socket.AF_INET, socket.SOCK_STREAM)
         except socket.gaierror:
             return set()
-        return {f"http://{address[0]}:{address[1]}" for *_, address in found}
+        addresses = {str(address[0]) for *_, address in found}
+        return {f"http://{address}:{self.port}" for address in addresses}
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Membership:
         return time.monotonic() - self._told.get(url, float("-inf")) > FORGET_SECONDS
 
     def _add(self, url: str, group: Group) -> None:
-        worker = {"url": url, "worker_type": group.role}
+        worker: dict[str, str | int] = {"url": url, "worker_type": group.role}
         if group.bootstrap_port is not None:
             worker["bootstrap_port"] = group.bootstrap_port
         print(f"router: adding {group.role} {url}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -33,7 +34,9 @@ def suitable_dtype() -> str:
 @functools.cache
 def one_architecture() -> dict[str, str]:
     """Environment for a quicker start: importing all of its 250 model modules takes SGLang a quarter of its start."""
-    (package,) = importlib.util.find_spec("sglang").submodule_search_locations
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.submodule_search_locations
+    (package,) = spec.submodule_search_locations
     modules = {path.stem for path in Path(package, "srt", "models").glob("*.py")} - {ARCHITECTURE, "registry"}
     return {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(modules))}
 
@@ -86,7 +89,11 @@ class Endpoint:
     def generate(self, input_ids: Sequence[int], **sampling) -> dict:
         """One /generate call; raises requests.HTTPError. sampling: SGLang's sampling parameters; `top` holds further
         top-level fields of the request (return_logprob, ...)."""
-        body = {**sampling.pop("top", {}), "input_ids": list(input_ids), "sampling_params": sampling}
+        body: dict[str, Any] = {
+            **sampling.pop("top", {}),
+            "input_ids": list(input_ids),
+            "sampling_params": sampling,
+        }
         response = requests.post(self.url + "/generate", json=body, timeout=self.timeout)
         response.raise_for_status()
         return response.json()
@@ -94,7 +101,11 @@ class Endpoint:
     def stream(self, input_ids: Sequence[int], **sampling) -> Iterator[dict]:
         """The chunks of one streamed /generate call, each with all output so far; raises requests.HTTPError and
         StreamFailedError."""
-        body = {"input_ids": list(input_ids), "sampling_params": sampling, "stream": True}
+        body: dict[str, Any] = {
+            "input_ids": list(input_ids),
+            "sampling_params": sampling,
+            "stream": True,
+        }
         with requests.post(self.url + "/generate", json=body, stream=True, timeout=self.timeout) as response:
             response.raise_for_status()
             for line in filter(None, response.iter_lines()):

@@ -1,11 +1,12 @@
 """Requests that end outside a decode step: SGLang tells workers of the ends that a decode step brings, and of no others.
 
-With its prefill ends a request that asks for one token: a health check, say. With its return to the batch ends one that was
-retracted after its client had left. While it waits ends one whose client leaves then. All may have a session.
+A request with max_tokens=1 ends at prefill: a health check, say. A retracted request whose client has left ends when it returns to
+the batch. A request whose client leaves while it waits ends then. All of them may have a session.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -32,7 +33,7 @@ def _after_batch(
 
 
 _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
-HOOKS = {
+HOOKS: dict[str, Callable] = {
     "sglang.srt.managers.scheduler.Scheduler.send_abort_output": _after_abort,
     _PROCESSOR + "process_batch_result_prefill": _after_batch,
     # A decode instance's batch of requests that were prefilled elsewhere, or retracted and back.

@@ -137,7 +137,9 @@ class LengthPolicy:
         self._plain_streak[batch] = self._plain_streak[batch] + 1 if width == 1 else 0
         return width
 
-    def _tokens(self, trees: Sequence[DraftTree], sizes: np.ndarray, tenants: Sequence[str]) -> np.ndarray:
+    def _tokens(
+        self, trees: Sequence[DraftTree], sizes: np.ndarray, tenants: Sequence[str] | None
+    ) -> np.ndarray:
         """Expected of a step, by width - 1 up to the largest tree's."""
         gains = self.acceptance.estimate(trees, tenants or [""] * len(trees))
         places = np.arange(len(gains)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within the tree

@@ -7,6 +7,7 @@ names them).
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -52,7 +53,7 @@ def _products(model: torch.nn.Module) -> list[tuple[int, Product]]:
             width = (
                 layer.input_size_per_partition if isinstance(layer, RowParallelLinear) else layer.input_size
             )
-            products.append((width, lambda x, layer=layer: layer.quant_method.apply(layer, x)))
+            products.append((width, functools.partial(_apply, layer)))
     head, processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
     if products and head is not None and processor is not None:
         products.append((head.embedding_dim, lambda x: processor._compute_lm_head(x, head)))
@@ -77,3 +78,7 @@ def _interpolate(count: float, rows: np.ndarray, costs: np.ndarray) -> float:
         slope = (costs[-1] - costs[-2]) / (rows[-1] - rows[-2])
         return float(costs[-1] + slope * (count - rows[-1]))
     return float(np.interp(count, rows, costs))
+
+
+def _apply(layer: LinearBase, x: torch.Tensor) -> object:
+    return layer.quant_method.apply(layer, x)
