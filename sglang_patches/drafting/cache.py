@@ -21,11 +21,11 @@ class Trie:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.epoch = 0
-        self.begin_epoch()
+        self.begin_epoch(1)
 
-    def begin_epoch(self) -> None:
-        self.epoch += 1
+    def begin_epoch(self, epoch: int) -> None:
+        """An empty trie. The worker numbers the epochs, the draft side takes its numbers."""
+        self.epoch = epoch
         self.root = ROOT
         self.next_node = ROOT + 1
         self._tokens: dict[int, int] = {}
@@ -61,7 +61,7 @@ class Trie:
         for token in tokens:
             node = None if node is None else self.child(node, token)
         if node is None:
-            self.begin_epoch()
+            self.begin_epoch(self.epoch + 1)
             return False
         self._keep(node)
         return True
@@ -99,7 +99,7 @@ class SpeculationCache:
             trie = self._tries[session] = Trie(length)
         else:
             trie.length = length
-            trie.begin_epoch()
+            trie.begin_epoch(trie.epoch + 1)
         return trie
 
     def close(self, session: str) -> None:
@@ -124,7 +124,7 @@ class SpeculationCache:
         trie = self._tries[session]
         if start > trie.length:
             trie.length = start + len(tokens)
-            trie.begin_epoch()
+            trie.begin_epoch(trie.epoch + 1)
             return False
         return trie.advance(tokens[trie.length - start :].tolist())
 

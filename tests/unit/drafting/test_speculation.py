@@ -1,0 +1,171 @@
+"""The worker's end of a draft side, with a real draft side in this process: hits, misses, restarts, retractions."""
+
+import numpy as np
+import pytest
+
+from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
+from sglang_patches.drafting.requests import Step
+from sglang_patches.drafting.speculation import LOOKUPS, Speculation
+from tests.unit.drafting.draft_side import InProcessDraftSide
+from tests.unit.drafting.texts import make_book, make_req
+
+VOCABULARY = 100
+NODES = 7
+WIDTH = NODES + 1
+
+
+def target(text):
+    """The target's own next token: any function of the text will do."""
+    return (7 * text[-1] + 3 * text[-2] + 1) % VOCABULARY
+
+
+def model(chance, seed=0):
+    """A draft model that agrees with the target so often."""
+
+    def distributions(texts):
+        out = np.full((len(texts), VOCABULARY), 0.1 / VOCABULARY, np.float32)
+        for row, text in enumerate(texts):
+            agrees = np.random.default_rng([seed, *text]).random() < chance
+            out[row, target(text) if agrees else (target(text) + 1) % VOCABULARY] += 0.6
+            out[row, (target(text) + 2) % VOCABULARY] += 0.3
+        return out
+
+    return distributions
+
+
+class Run:
+    """Requests decoded as the worker does it: look up, verify, commit, tell."""
+
+    def __init__(self, side, requests=2):
+        self.side, self.speculation, self.book = side, Speculation(side, NODES), make_book()
+        self.reqs = [make_req(f"r{i}", (1, 2, 3 + i)) for i in range(requests)]
+        self.texts = [list(req.origin_input_ids) for req in self.reqs]
+        self.speculation.open(self.book.open(self.reqs))
+        for req, text in zip(self.reqs, self.texts, strict=True):  # the prefill's token
+            text.append(target(text))
+            req.output_ids.append(text[-1])
+        self.steps = self.emitted = 0
+
+    def step(self):
+        states, taken_back = self.book.read(self.begin())
+        self.speculation.taken_back(taken_back)
+        self.speculation.outcomes_known(self.book.settle(states))
+        trees = self.speculation.look_up(states, [NODES] * len(states), 0.0)
+        self.speculation.verification_launched(states, WIDTH)
+        for state, tree in zip(states, trees, strict=True):
+            tree.check_integrity(nodes=NODES)
+            state.tree = tree
+        emitted = [self.verified(text, tree) for text, tree in zip(self.texts, trees, strict=True)]
+        self.speculation.outcomes_known(self.book.settle(self.book.read_ahead(self.begin(emitted))))
+        return emitted
+
+    def begin(self, emitted=None):
+        emitted = emitted or [[] for _ in self.reqs]
+        lengths = [len(text) + len(new) for text, new in zip(self.texts, emitted, strict=True)]
+        return Step(self.reqs, lengths, emitted)
+
+    def verified(self, text, tree):
+        emitted, parent = [], -1
+        while True:
+            emitted.append(target(text + emitted))
+            found = [
+                n for n in range(len(tree)) if tree.parents[n] == parent and tree.tokens[n] == emitted[-1]
+            ]
+            if not found:
+                return emitted
+            parent = found[0]
+
+    def commit(self, emitted):
+        for req, text, new in zip(self.reqs, self.texts, emitted, strict=True):
+            text += new
+            req.output_ids.extend(new)
+            self.steps += 1
+            self.emitted += len(new)
+
+    def tokens_a_step(self, steps):
+        self.steps = self.emitted = 0
+        for _ in range(steps):
+            self.commit(self.step())
+        return self.emitted / self.steps
+
+
+def lookups(result):
+    return LOOKUPS.labels(result)._value.get()
+
+
+def test_a_draft_that_is_always_right_is_always_hit():
+    run = Run(InProcessDraftSide(model(1.0)))
+    run.tokens_a_step(1)
+    misses = lookups("miss")
+    assert run.tokens_a_step(20) > 3 and lookups("miss") == misses
+
+
+def test_a_better_draft_gives_more_tokens_a_step():
+    gains = [Run(InProcessDraftSide(model(chance))).tokens_a_step(40) for chance in (0.0, 0.5, 0.8, 1.0)]
+    assert gains == sorted(gains) and gains[0] < 1.6 and gains[-1] > 2 * gains[0]
+
+
+def test_predicted_ends_are_hits():
+    """A draft that is never right, but whose second guess is: the predictor's outcome is found after the refusal."""
+
+    def second(texts):
+        out = np.full((len(texts), VOCABULARY), 0.001, np.float32)
+        for row, text in enumerate(texts):
+            out[row, (target(text) + 1) % VOCABULARY], out[row, target(text)] = 0.6, 0.3
+        return out
+
+    run = Run(InProcessDraftSide(second))
+    hits = lookups("hit")
+    run.tokens_a_step(20)
+    assert lookups("hit") - hits > 30
+
+
+def test_what_the_draft_side_is_told_is_what_happened():
+    side = InProcessDraftSide(model(0.7))
+    run = Run(side)
+    for _ in range(10):
+        run.commit(run.step())
+    told = {}
+    for message in side.seen:
+        if isinstance(message, Opened):
+            told[message.session] = message.tokens.tolist()
+        elif isinstance(message, Committed):
+            assert message.start == len(told[message.session])
+            told[message.session] += message.tokens.tolist()
+    assert list(told.values()) == run.texts
+    assert any(isinstance(message, Verifying) and len(message.nodes) for message in side.seen)
+    run.speculation.close([run.book.close("r0")])
+    assert isinstance(side.seen[-1], Closed) and side.seen[-1].session == "r0"
+
+
+def test_a_draft_side_that_was_restarted_gets_the_sessions_again():
+    side = InProcessDraftSide(model(1.0))
+    run = Run(side)
+    before = run.tokens_a_step(5)
+    side.forget()
+    run.tokens_a_step(3)
+    assert before > 3 and run.tokens_a_step(5) > 3
+
+
+def test_a_retracted_step_is_forgotten():
+    run = Run(InProcessDraftSide(model(1.0)), requests=1)
+    run.commit(run.step())
+    run.step()  # dropped; another sample draws one other token
+    run.texts[0].append(5)
+    run.reqs[0].output_ids.append(5)
+    assert run.tokens_a_step(10) > 2.5
+
+
+@pytest.mark.parametrize("fault", ["stale epoch", "unknown parent", "silent"])
+def test_a_lying_draft_side_changes_nothing(fault):
+    class Lying(InProcessDraftSide):
+        def collect(self, seconds):
+            answers = [] if fault == "silent" else super().collect(seconds)
+            for answer in answers:
+                if fault == "stale epoch":
+                    answer.epoch -= 1
+                else:
+                    answer.parents = answer.parents + 1000
+            return answers
+
+    assert Run(Lying(model(1.0))).tokens_a_step(10) == 1
