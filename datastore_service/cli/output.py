@@ -15,12 +15,14 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 tables = Console(markup=False, emoji=False)  # names come from whoever opened the namespace
 
 
-def print_reply(reply: Message, as_json: bool, sentence: str) -> None:
-    """The reply as JSON, or what it says in words."""
+def print_reply(reply: Message, as_json: bool, shown: str | Table) -> None:
+    """Prints the reply as JSON, or `shown`, which says the same to people."""
     if as_json:
         print_json(reply)
+    elif isinstance(shown, Table):
+        tables.print(shown)
     else:
-        print(sentence)
+        print(shown)
 
 
 def print_json(reply: Message) -> None:
@@ -29,11 +31,11 @@ def print_json(reply: Message) -> None:
     print(json.dumps(fields, indent=2))
 
 
-def print_rows(headings: tuple[str, ...], rows: Iterable[Sequence[object]]) -> None:
+def table_of(headings: tuple[str, ...], rows: Iterable[Sequence[object]]) -> Table:
     table = Table(*headings)
     for row in rows:
         table.add_row(*map(str, row))
-    tables.print(table)
+    return table
 
 
 def progress(*columns: ProgressColumn) -> Progress:
