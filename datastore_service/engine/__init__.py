@@ -7,8 +7,12 @@ from pathlib import Path
 def _digest_of_sources() -> str:
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    for path in sorted([*here.glob("*.py"), *(here.parent / "protocol").glob("*.py")]):
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    for path in sorted([*here.rglob("*.py"), *(here.parent / "protocol").glob("*.py")]):
+        digest.update(
+            path.relative_to(here.parent).as_posix().encode()
+            + b"\0"
+            + hashlib.sha256(path.read_bytes()).digest()
+        )
     return digest.hexdigest()[:16]
 
 

@@ -18,8 +18,9 @@ from datastore_service.engine import batch
 from datastore_service.engine.checking import check_entries, joined_tokens
 from datastore_service.engine.conversations import Conversations
 from datastore_service.engine.fusion import FusionWeights
-from datastore_service.engine.live import LiveTier, LiveView
-from datastore_service.engine.live_store import LiveStore
+from datastore_service.engine.live.store import LiveStore
+from datastore_service.engine.live.tier import LiveTier
+from datastore_service.engine.live.view import LiveView
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import MAX_VOCAB, Segment, build_segment
 from datastore_service.engine.session import MAX_TOKENS, SessionIndex
@@ -321,7 +322,7 @@ class Engine:
         }
         logs = self._live.log_stats()
         return EngineStats(
-            len(opened), len(conversations), counts.drafts, self._live.failures, tiers,
+            len(opened), len(conversations), counts.drafts, self._live.merge_failures, tiers,
             logs.nbytes, logs.unsynced, self._live.log_failures,
         )  # fmt: skip
 

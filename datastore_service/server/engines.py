@@ -7,7 +7,7 @@ from pathlib import Path
 
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.fusion import FusionWeights
-from datastore_service.engine.live_store import LiveStore
+from datastore_service.engine.live.store import LiveStore
 from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.protocol.types import Namespace
 from datastore_service.server.namespaces import NewEngine

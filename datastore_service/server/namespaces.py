@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.live_store import LiveStore
+from datastore_service.engine.live.store import LiveStore
 from datastore_service.engine.segment import Segment, damaged
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Entry, Namespace, Reply

@@ -17,14 +17,14 @@ from pathlib import Path
 from datastore_service.protocol.types import Namespace
 from datastore_service.storage.atomic import TEMPORARY, sync_directory
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.live_manifest import MANIFEST, LiveManifest
-from datastore_service.storage.live_store import (
+from datastore_service.storage.folder_store import (
     FolderStore,
     SnapshotInfo,
     create_folder,
     list_snapshots,
     snapshot_path,
 )
+from datastore_service.storage.live_manifest import MANIFEST, LiveManifest
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datastore_service.engine.live_store import LogStats, Recovered
+from datastore_service.engine.live.store import LogStats, Recovered
 from datastore_service.engine.segment import Segment
 from datastore_service.storage.atomic import TEMPORARY, sync_directory
 from datastore_service.storage.errors import StorageError

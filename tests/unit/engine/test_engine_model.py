@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from datastore_service.engine import live
 from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.live import merge_policy
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import DraftTree, Tier
 from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, Reply, Status
@@ -66,7 +66,7 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(live, "FRESH_TOKENS", FRESH_TOKENS)
+        self.patch.setattr(merge_policy, "FRESH_TOKENS", FRESH_TOKENS)
 
     @initialize(vocab_size=vocabularies, limits=limits)
     def begin(self, vocab_size: int, limits: Limits) -> None:
@@ -208,11 +208,11 @@ class EngineMachine(RuleBasedStateMachine):
     def _settle(self) -> None:
         """Waits for the live tier's background work and tells the model what it has dropped."""
         self.engine.settle()
-        view = self.engine._live._view
+        view = self.engine._live.view
         for segment in view.segments:
             segment.check_integrity()
         sealed = (segment.document(i) for segment in view.segments for i in range(segment.documents))
-        fresh = (document for index in reversed(view.fresh) for document in live._documents(index))
+        fresh = (document for index in reversed(view.fresh) for document in index.documents())
         self.model.left(_texts(sealed), _texts(fresh))
 
 

@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from datastore_service.engine import live
 from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.live import merge_policy
 from datastore_service.engine.segment import build_segment, damaged
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
@@ -16,8 +16,8 @@ from datastore_service.server.engines import engine_maker
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import Namespaces
 from datastore_service.storage.errors import StorageError
+from datastore_service.storage.folder_store import FolderStore, create_folder
 from datastore_service.storage.live_manifest import LiveManifest, read_live_manifest
-from datastore_service.storage.live_store import FolderStore, create_folder
 from datastore_service.storage.manifest import (
     MANIFEST,
     Manifest,
@@ -47,7 +47,7 @@ def prior(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "FRESH_TOKENS", 64)
+    monkeypatch.setattr(merge_policy, "FRESH_TOKENS", 64)
     create_folder(tmp_path / "live", LiveManifest("m", FINGERPRINT, "", VOCAB))
     return tmp_path / "live"
 
