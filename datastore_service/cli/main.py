@@ -178,7 +178,7 @@ def serve(
 ) -> None:
     """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
     from datastore_service.engine.engine import Limits
-    from datastore_service.server.engines import engine_maker
+    from datastore_service.server.engine_factory import engine_factory
     from datastore_service.server.limits import ServiceLimits
     from datastore_service.server.logs import log_to_stderr
     from datastore_service.server.service import Service
@@ -200,7 +200,7 @@ def serve(
         refusals=refusals,
     )
     weights = FusionWeights(policy=Policy[fusion.name])
-    maker = engine_maker(prior or _prior_in(data), vocab_size, limits, weights)
+    maker = engine_factory(prior or _prior_in(data), vocab_size, limits, weights)
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
     service = Service(

@@ -19,7 +19,7 @@ from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Namespace
 from datastore_service.server import wire
 from datastore_service.server.admin_replies import namespace_stats, session_list, snapshot_list
-from datastore_service.server.calls import answering
+from datastore_service.server.calls import traced_call
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
@@ -51,12 +51,12 @@ def _admin_call(method: Callable[[Admin, Any], Any]) -> Callable[[Admin, Any, gr
 
     @wraps(method)
     def reply(self: Admin, request: Any, context: grpc.ServicerContext) -> Any:
-        with self._answering(method.__name__, context):
+        with self._call(method.__name__, context):
             return method(self, request)
 
     @wraps(method)
     def stream(self: Admin, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        with self._answering(method.__name__, context):
+        with self._call(method.__name__, context):
             yield from method(self, request)
 
     return stream if isgeneratorfunction(method) else reply
@@ -143,7 +143,7 @@ class Admin(AdminServicer):
         try:
             segments = hosted.engine.snapshot(request.name)
         except ValueError:
-            hosted.check_kept()
+            hosted.check_not_dropped()
             raise
         log.info("snapshot made", extra={"model": hosted.namespace.model, "snapshot": request.name})
         return pb.SnapshotReply(segments=len(segments), tokens=_tokens_in(segments))
@@ -163,8 +163,8 @@ class Admin(AdminServicer):
         return snapshot_list(self._data().snapshots(namespace))
 
     @contextmanager
-    def _answering(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
-        with answering(f"{ADMIN}/{method}", context, self._metrics):
+    def _call(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
+        with traced_call(f"{ADMIN}/{method}", context, self._metrics):
             self._authorize(context)
             try:
                 yield

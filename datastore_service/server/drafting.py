@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import grpc
 
 from datastore_service.server import wire
-from datastore_service.server.calls import answering
+from datastore_service.server.calls import traced_call
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
@@ -36,7 +36,7 @@ class Drafting(DraftingServicer):
         metrics.count_streams(lambda: self.streams)
 
     def Draft(self, request_iterator: Iterator[pb.DraftRequest], context: grpc.ServicerContext):  # noqa: N802
-        with answering(f"{DRAFTING}/Draft", context, self._metrics):
+        with traced_call(f"{DRAFTING}/Draft", context, self._metrics):
             self._admit(context)
             yield from self._replies(request_iterator, context)
 

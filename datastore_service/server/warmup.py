@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from datastore_service.server import wire
-from datastore_service.server.corpora import Corpora, naming
+from datastore_service.server.corpora import Corpora, hiding_path
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
 from datastore_service.server.refusal import exhausted, invalid, precondition
@@ -49,7 +49,7 @@ class Warmup:
         hosted = self._namespaces.open(namespace)
         added = pb.WarmupProgress()
         rows = read_tokens(path, request.field or "text", tokenizer, hosted.engine.vocab_size)
-        documents = naming(request.file, rows)
+        documents = hiding_path(request.file, rows)
         for group in groups(documents, SEGMENT_TOKENS):
             _add(hosted, group, added)
             yield added
@@ -87,6 +87,6 @@ def _add(
         hosted.engine.warmup(documents)
     except ValueError as error:  # the ids were checked: the tier is full
         raise exhausted(str(error)) from error
-    hosted.check_kept()
+    hosted.check_not_dropped()
     added.documents += len(documents)
     added.tokens += sum(map(len, documents))
