@@ -122,7 +122,7 @@ def _draft(datastore: Datastore, tokens: np.ndarray, nodes: int) -> DraftTree:
 
 
 def _fields(tree: DraftTree) -> list[dict]:
-    """parent: index of the parent in this list, -1 for the context."""
+    """The tree's nodes. parent: index of the parent in this list, -1 for the context."""
     columns = tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), tree.sources.tolist()
     return [
         {"token": token, "parent": parent, "prob": round(prob, 4), "tier": Tier(tier).name.lower()}

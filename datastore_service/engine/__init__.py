@@ -16,6 +16,6 @@ def _digest_of_sources() -> str:
     return digest.hexdigest()[:16]
 
 
-# Taken here, before any other module of the package is read: were a file replaced during the import, the digest is the
-# old one, and what is compiled from the new file is never taken for what the complete new version compiles to.
-SOURCES = _digest_of_sources()
+# Computed before any other module of the package is read. If a file is replaced during the import, kernels of the new
+# file get the old digest, so the complete new version never takes them for its own.
+SOURCES_DIGEST = _digest_of_sources()
