@@ -60,7 +60,7 @@ class ResilientDatastore(Datastore):
         self._record(wanted)
         for link, rows in self._shares(wanted):
             share = [wanted[row] for row in rows]
-            if link.asks:
+            if link.allows_calls:
                 link.post(share)
             else:
                 _tell_closings(link, share)
@@ -94,7 +94,7 @@ class ResilientDatastore(Datastore):
     def _shares(self, entries: list[Entry]) -> list[tuple[Link, Sequence[int]]]:
         """The links of the entries' sessions, each with the rows of its entries."""
         for link in self.links.values():
-            if not link.asks:
+            if not link.allows_calls:
                 link.probe()
         if len(self.links) == 1:
             return [(link, range(len(entries))) for link in self.links.values() if entries]
@@ -129,7 +129,7 @@ class ResilientDatastore(Datastore):
 
     def _ask(self, link: Link, entries: list[Entry]) -> int | None:
         """Sends the step; None if the service is not asked or cannot be."""
-        if not link.asks:
+        if not link.allows_calls:
             _tell_closings(link, entries)
             return None
         return link.submit(entries)

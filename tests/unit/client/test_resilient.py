@@ -8,7 +8,7 @@ import pytest
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.breaker import BreakerState, CircuitBreaker
 from datastore_service.client.link import Link
-from datastore_service.client.remote import DeadlineMissedError, Fate
+from datastore_service.client.remote import DeadlineMissedError, StepState
 from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.tree import DraftTree, Tier
@@ -45,11 +45,11 @@ class Primary:
         return [self._reply(entry) for entry in self.asked[step - 1]]
 
     @property
-    def trouble(self):
+    def disconnect_reason(self):
         return "gone" if self.mode == "gone" else ""
 
-    def fate(self, step):
-        return Fate.ANSWERED if self.mode == "ok" else Fate.PENDING
+    def state_of(self, step):
+        return StepState.ANSWERED if self.mode == "ok" else StepState.PENDING
 
     def post(self, entries) -> None:
         self.posted += entries
