@@ -12,7 +12,7 @@ from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
 class ServiceLimits:
     """Sessions and bytes are the engine's own limits and come back as a status of the entry.
 
-    grace: seconds after which the sessions of a broken stream are closed, unless another stream takes them up.
+    grace: seconds after which the sessions of a broken stream are closed, unless another stream holds them.
     """
 
     message_bytes: int = 64 << 20
