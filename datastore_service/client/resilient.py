@@ -15,7 +15,7 @@ from datastore_service.client.base import Datastore
 from datastore_service.client.link import Link
 from datastore_service.client.token_log import TokenLog
 from datastore_service.engine.engine import Engine
-from datastore_service.protocol.tree import EMPTY_TREE
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Entry, Reply, Status
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class ResilientDatastore(Datastore):
         self._texts = TokenLog()
         self._placed: dict[str, Link] = {}
         self._skipped: set[str] = set()
+        self._earlier: set[str] = set()  # links that do not know queries
 
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         started = time.monotonic()
@@ -137,11 +138,23 @@ class ResilientDatastore(Datastore):
     def _choose(self, link: Link, entry: Entry, remote: Reply | None, local: Reply) -> Reply:
         if remote is None:
             return _fallen_back(local)
-        if remote.status is Status.OK:
+        if remote.status is Status.OK and len(remote.trees) == len(entry.queries):
             return remote
+        if remote.status is Status.OK:
+            return self._answered_here(link, remote, local)
         if remote.status is not Status.OVER_BUDGET:
             self._resend(link, entry.session, remote.known if remote.status is Status.GAP else 0)
         return _fallen_back(local)
+
+    def _answered_here(self, link: Link, remote: Reply, local: Reply) -> Reply:
+        """Of a service of an earlier version, which passes over queries."""
+        if link.name not in self._earlier:
+            self._earlier.add(link.name)
+            log.warning(
+                "datastore %s: does not answer queries; they are answered from sessions alone", link.name
+            )
+        metrics.FALLBACK_DRAFTS.inc(_drafted(local.trees))
+        return replace(remote, trees=local.trees)
 
     def _resend(self, link: Link, session: str, known: int) -> None:
         missing = self._texts.missing(session, known)
@@ -199,10 +212,13 @@ def _private(entry: Entry) -> Entry:
 
 
 def _fallen_back(reply: Reply) -> Reply:
-    if len(reply.tree):
-        metrics.FALLBACK_DRAFTS.inc()
+    metrics.FALLBACK_DRAFTS.inc(_drafted((reply.tree, *reply.trees)))
     return reply
 
 
+def _drafted(trees: Sequence[DraftTree]) -> int:
+    return sum(1 for tree in trees if len(tree))
+
+
 def _no_draft(entry: Entry) -> Reply:
-    return Reply(Status.OK, entry.start + len(entry.tokens), EMPTY_TREE)
+    return Reply(Status.OK, entry.start + len(entry.tokens), EMPTY_TREE, (EMPTY_TREE,) * len(entry.queries))

@@ -61,15 +61,18 @@ from datastore_service.engine.session import (
     REFUSED,
     SessionIndex,
     append_tokens,
+    follow_with,
 )
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from datastore_service.protocol.types import Budget
 
-# Fields of a request: the session's descriptor, its part of the appended tokens, where its known text starts, the
-# budget, where its nodes are written and, from the kernel, where they end. Address 0: nothing to do.
-SESSION, BEGIN, END, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(9)
-REQUEST_FIELDS = 9
-_CONTEXT, _INTERVALS, _COUNTS = range(INTEGER_ROWS, INTEGER_ROWS + 3)
+# Fields of a request: the session's descriptor, its part of the tokens, whether they are a query's, which are not kept,
+# where its known text starts, the budget, where its nodes are written and, from the kernel, where they end. Address 0:
+# nothing to do.
+SESSION, BEGIN, END, TENTATIVE, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(10)
+REQUEST_FIELDS = 10
+_CONTEXT, _INTERVALS, _COUNTS, _DESCRIPTOR = range(INTEGER_ROWS, INTEGER_ROWS + 4)
+_SCRATCH_ROWS = INTEGER_ROWS + 4
 _TIERS = max(Tier) + 1
 FEWEST = 8  # occurrences of one prefix length and tier that are looked at, and two more for each node wanted
 WORTH = 2.0  # unclaimed probability times nodes below which no shorter prefix is looked up
@@ -88,12 +91,12 @@ class Counts:
 class Work:
     """One kernel call at a time: what it is asked, and its working memory, 2 MB of which it touches a few KB.
 
-    Use: `begin`, then `add` or `add_nothing` for each entry, then `run`."""
+    Use: `begin`, then `add` or `add_nothing` for each entry, then for each query, then `run`."""
 
     __slots__ = ("_fields", "_integers", "_output", "_reals")
 
     def __init__(self) -> None:
-        self._integers = np.zeros((INTEGER_ROWS + 3, COLUMNS), dtype=np.int64)
+        self._integers = np.zeros((_SCRATCH_ROWS, COLUMNS), dtype=np.int64)
         self._reals = np.zeros((REAL_ROWS, COLUMNS), dtype=np.float64)
 
     def begin(self) -> None:
@@ -101,27 +104,28 @@ class Work:
         self._output = 0
 
     def add_nothing(self) -> None:
-        """An entry that neither appends nor drafts."""
-        self._fields += (0, 0, 0, 0, 0, 0, 0, self._output, 0)
+        """An entry that neither appends nor drafts, or a query that is not answered."""
+        self._fields += (0, 0, 0, 0, 0, 0, 0, 0, self._output, 0)
 
-    def add(self, index: SessionIndex, begin: int, end: int, budget: Budget) -> None:
-        """index: has reserved room for the tokens [begin, end) of those that `run` gets, and for the budget's nodes."""
+    def add(self, index: SessionIndex, begin: int, end: int, budget: Budget, tentative: bool = False) -> None:
+        """index: has reserved room for the tokens [begin, end) of those that `run` gets, and for the budget's nodes.
+        tentative: a query, after its session's entry."""
         nodes = budget.nodes
         self._fields += (
-            index.address, begin, end, index.text_start, nodes, budget.depth, budget.children, self._output, 0
+            index.address, begin, end, tentative, index.text_start, nodes, budget.depth, budget.children, self._output, 0
         )  # fmt: skip
         self._output += nodes
 
-    def run(self, appended: np.ndarray, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
-        """A tree for each entry. appended: int32, the new tokens of all. table: of `source_table`, whose texts the caller
-        keeps alive meanwhile."""
+    def run(self, tokens_of_all: np.ndarray, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
+        """A tree for each entry and query. tokens_of_all: int32. table: of `source_table`, whose texts the caller keeps
+        alive meanwhile."""
         requests = np.array(self._fields, dtype=np.int64).reshape(-1, REQUEST_FIELDS)
         tokens = np.empty(self._output, dtype=np.int32)
         parents = np.empty(self._output, dtype=np.int32)
         probs = np.empty(self._output, dtype=np.float32)
         tiers = np.empty(self._output, dtype=np.uint8)
         run_batch(
-            requests, appended, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
+            requests, tokens_of_all, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
         )  # fmt: skip
         return [
             DraftTree(tokens[i:j], parents[i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE
@@ -165,9 +169,8 @@ def source_table(
 
 
 @njit(inline="always")
-def _context(address, text_start, context):
+def _context(descriptor, text_start, context):
     """Copies the last tokens of the request's own text. Returns how many, at most MAX_MATCH."""
-    descriptor = view_i64(address, DESCRIPTOR_FIELDS)
     length = descriptor[LENGTH]
     tokens = view_i32(descriptor[BUFFER], length)
     size = min(MAX_MATCH, length - text_start)
@@ -275,7 +278,7 @@ def _occurrences(address, sources, bounds, context, size, nodes, weights, interv
 def run_batch(requests, appended, sources, weights, integers, reals, tokens, parents, probs, tiers):
     """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order.
 
-    appended: int32, the new tokens of all. sources: see source_table; the session's rows are overwritten, so a call owns
+    appended: int32, the tokens of all entries and queries. sources: see source_table; the session's rows are overwritten, so a call owns
     its copy. tokens, parents: int32, probs: float32, tiers: uint8, each of the total budget."""
     live, prior = _borders(sources)
     bounds = live, prior, len(sources)
@@ -289,13 +292,18 @@ def run_batch(requests, appended, sources, weights, integers, reals, tokens, par
         if address == 0:
             continue
         descriptor = view_i64(address, DESCRIPTOR_FIELDS)
-        if request[BEGIN] < request[END]:
+        tentative = request[TENTATIVE] != 0
+        if tentative:
+            descriptor = integers[_DESCRIPTOR, :DESCRIPTOR_FIELDS]
+            follow_with(address, appended, request[BEGIN], request[END], descriptor)
+            address = descriptor.ctypes.data
+        elif request[BEGIN] < request[END]:
             if descriptor[DRAFT_NODES] > 0:
                 _count_accepted(descriptor, appended, request[BEGIN], request[END], count)
             append_tokens(address, appended, request[BEGIN], request[END])
         if request[NODES] == 0:
             continue
-        size = _context(address, request[TEXT_START], context)
+        size = _context(descriptor, request[TEXT_START], context)
         begin, end = request[OUTPUT], request[OUTPUT] + request[NODES]
         if size > 0:
             sources[SESSION_ROW, TOKENS] = descriptor[BUFFER]
@@ -311,5 +319,6 @@ def run_batch(requests, appended, sources, weights, integers, reals, tokens, par
             else:
                 size = grow_tree(integers, reals, found, sources, length, weights, budget, *out)
         end = request[DRAFTED] = begin + size
-        _count_nodes(tiers[begin:end], count)
-        _keep_draft(descriptor, tokens[begin:end], parents[begin:end], tiers[begin:end])
+        if not tentative:
+            _count_nodes(tiers[begin:end], count)
+            _keep_draft(descriptor, tokens[begin:end], parents[begin:end], tiers[begin:end])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import MAX_VOCAB, Segment, build_segment
 from datastore_service.engine.session import MAX_TOKENS, SessionIndex
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Opening, Reply, Status
+from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Opening, Query, Reply, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,8 @@ class Engine:
         self._load_kernels()
 
     def step(self, entries: Sequence[Entry]) -> list[Reply]:
-        """Applies the entries in order and drafts for those with a budget; one Reply an Entry, in the same order.
+        """Applies the entries in order, drafts for those with a budget and answers their queries, of which nothing is kept
+        or counted; one Reply an Entry, in the same order.
 
         A Reply's tree is empty before the session has a token and where nothing matches. Its probabilities estimate
         how likely the target accepts the path up to a node, so their sum over the k likeliest nodes estimates the
@@ -414,16 +416,24 @@ class Engine:
                 work.add_nothing()
                 continue
             index, budget = session.index, entry.budget
-            index.reserve(end - begin, budget.nodes)
+            index.reserve(end - begin, budget.nodes, _longest(entry.queries) if entry.queries else 0)
             if entry.rejected and self.limits.refusals:
                 self._refuse(entry, index, end - begin)
             work.add(index, begin, end, budget)
+        if any(entry.queries for entry in entries):
+            _add_queries(work, entries, sessions, statuses)
         snapshot = self._snapshot  # held until the kernel returns: its table has only addresses
         trees = work.run(tokens, snapshot.table, self._weights)
         self._idle.append(work)
+        answers = iter(trees[len(entries) :])
         return [
-            Reply(status, 0 if session is None else session.index.known, tree)
-            for session, status, tree in zip(sessions, statuses, trees, strict=True)
+            Reply(
+                status,
+                0 if session is None else session.index.known,
+                tree,
+                tuple(islice(answers, len(entry.queries))) if entry.queries else (),
+            )
+            for entry, session, status, tree in zip(entries, sessions, statuses, trees, strict=False)
         ]
 
     def _refuse(self, entry: Entry, index: SessionIndex, new: int) -> None:
@@ -516,6 +526,35 @@ def _split_at_repeats(entries: Sequence[Entry]) -> list[list[Entry]]:
         runs[-1].append(entry)
         names.add(entry.session)
     return runs
+
+
+def _add_queries(
+    work: batch.Work,
+    entries: Sequence[Entry],
+    sessions: Sequence[_Session | None],
+    statuses: Sequence[Status],
+) -> None:
+    """The queries, whose tokens stand behind all entries' in a step's (see `joined_tokens`)."""
+    end = sum(len(entry.tokens) for entry in entries)
+    for entry, session, status in zip(entries, sessions, statuses, strict=True):
+        committed = EMPTY_TOKENS
+        if entry.queries and session is not None:
+            committed = session.index.text()[entry.start + len(entry.tokens) :]
+        for query in entry.queries:
+            begin, end = end, end + len(query.tokens)
+            if session is None or status is not Status.OK or not _agrees(query.tokens, committed):
+                work.add_nothing()
+            else:
+                work.add(session.index, begin + len(committed), end, query.budget, tentative=True)
+
+
+def _longest(queries: Sequence[Query]) -> int:
+    return max(len(query.tokens) for query in queries)
+
+
+def _agrees(tokens: np.ndarray, committed: np.ndarray) -> bool:
+    """Whether a query goes on as the text does that is known beyond its entry's."""
+    return len(committed) == 0 or np.array_equal(tokens[: len(committed)], committed)
 
 
 def _continues(index: SessionIndex, entry: Entry) -> bool:

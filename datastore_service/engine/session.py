@@ -102,12 +102,13 @@ class SessionIndex:
         """int32 [known], a view of the request's own text."""
         return self._buffer[self.text_start : len(self)]
 
-    def reserve(self, extra: int, nodes: int = 0) -> None:
-        """Makes room for `extra` more tokens, which are appended before the next call, and a draft of `nodes`."""
+    def reserve(self, extra: int, nodes: int = 0, tentative: int = 0) -> None:
+        """Makes room for `extra` more tokens, which are appended before the next call, for `tentative` ones after them,
+        which are not, and for a draft of `nodes`."""
         if nodes > self._fields[DRAFT_ROOM]:
             self._allocate_draft(nodes)
-        if extra > self._free:
-            self._grow(extra)
+        if extra + tentative > self._free:
+            self._grow(extra + tentative)
         self._free -= extra
 
     def _grow(self, extra: int) -> None:
@@ -285,6 +286,43 @@ def append_tokens(address, source, begin, end):
         for rest in range(known, LEVELS):
             links[rest, position] = -1
     publish_i64(address, LENGTH, length + end - begin)
+
+
+@njit
+def follow_with(address, source, begin, end, descriptor):
+    """Makes `descriptor` (int64 [DESCRIPTOR_FIELDS]) that of the session at `address` as if its text went on with
+    source[begin:end] (int32), for which it has reserved room.
+
+    The tokens, and links from the last of them, are written where the next appended ones will be. Nothing else of the
+    session changes: an n-gram of them is found by comparison instead of in the hash table."""
+    descriptor[:] = view_i64(address, DESCRIPTOR_FIELDS)
+    if begin == end:
+        return
+    tokens, links = text_of(descriptor)
+    length = descriptor[LENGTH]
+    last = length + end - begin - 1
+    tokens[length : last + 1] = source[begin:end]
+    known = _hash_grams(descriptor, tokens, links, last)
+    for level in range(known):
+        slot, at = np.int64(links[level, last]), last
+        for position in range(last - 1, length - 1, -1):
+            if _same_gram(tokens, position, last, GRAMS[level]):
+                links[level, at] = position
+                at = position
+        _, earlier = find_gram(descriptor, tokens, slot, level, tokens, last)
+        links[level, at] = earlier
+    for rest in range(known, LEVELS):
+        links[rest, last] = -1
+    descriptor[LENGTH] = last + 1
+
+
+@njit(inline="always")
+def _same_gram(tokens, position, last, size):
+    """Whether the same `size` tokens end at both places."""
+    back = 0
+    while back < size and back <= position and tokens[position - back] == tokens[last - back]:
+        back += 1
+    return back == size
 
 
 @kernel

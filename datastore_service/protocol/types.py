@@ -81,14 +81,29 @@ class Rejected:
 
 
 @dataclass(slots=True, eq=False)
+class Query:
+    """What would follow an entry's text if these tokens, which are not committed, came next. Nothing of it is kept.
+
+    tokens: int32, empty for the entry's text alone.
+    """
+
+    tokens: np.ndarray
+    budget: Budget
+
+
+@dataclass(slots=True, eq=False)
 class Entry:
-    """One session's part of a step.
+    """One session's part of a step. The entry's text is the session's up to `start` and then `tokens`.
 
     start: number of the session's tokens that precede `tokens`. It makes a message idempotent: what the datastore
     already has is skipped, what it lacks is reported as a GAP.
-    tokens: int32, accepted since the last message. Processing order: opening, tokens, rejected, draft, closing.
+    tokens: int32, accepted since the last message.
     expected: leading tokens that a service has from another instance, which began the session. They do not travel, unless
     it turns out to lack them.
+    queries: each follows the entry's text. Where another stream has told more of the session already, a query that the
+    text has gone on with is answered all the same; the tree of one that it has left behind is empty.
+
+    Processing order: opening, tokens, rejected, draft, queries, closing.
     """
 
     session: str
@@ -99,12 +114,15 @@ class Entry:
     opening: Opening | None = None
     closing: bool = False
     expected: int = 0
+    queries: tuple[Query, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """Answer to one Entry. known: tokens the datastore now holds of the session (0 if unknown)."""
+    """Answer to one Entry. known: tokens the datastore now holds of the session (0 if unknown), which `tree` follows.
+    trees: one a query of the entry; empty ones unless the status is OK."""
 
     status: Status
     known: int
     tree: DraftTree
+    trees: tuple[DraftTree, ...] = ()

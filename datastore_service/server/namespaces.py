@@ -39,13 +39,8 @@ class HostedNamespace:
         # Whatever the statuses: an opening whose tokens were refused has opened a session all the same, and one message
         # may close a session and open another of its name.
         named = {entry.session for entry in entries}
-        opened = {session for session in named if self.engine.has_session(session)}
         handed_over = {entry.session for entry in entries if entry.opening and entry.opening.handing_over}
-        self.leases.hold(stream, opened - handed_over)
-        if handed_over:
-            self.leases.hand_over(opened & handed_over, time.monotonic())
-        for session in named - opened:
-            self.leases.release(session)
+        self.leases.name(stream, named, self.engine.has_session, handed_over, time.monotonic())
         return replies
 
     def check_not_dropped(self) -> None:

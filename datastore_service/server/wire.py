@@ -16,6 +16,7 @@ from datastore_service.protocol.types import (
     Entry,
     Namespace,
     Opening,
+    Query,
     Rejected,
     Reply,
 )
@@ -46,8 +47,10 @@ def read_name(name: str, field: str, limits: ServiceLimits) -> str:
 
 def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimits) -> list[Entry]:
     _check_limit(len(request.entries), limits.entries, "entries", "entries in one message")
-    entries = []
+    entries, queries = [], 0
     for i, entry in enumerate(request.entries):
+        queries += len(entry.queries)
+        _check_limit(queries, limits.queries, "entries.queries", "queries in one message")
         try:
             entries.append(_entry(entry, vocab_size, limits))
         except RefusalError as refusal:
@@ -73,7 +76,20 @@ def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
         _budget(entry.budget, limits),
         _opening(entry.opening, limits) if entry.HasField("opening") else None,
         entry.closing,
+        queries=_queries(entry.queries, vocab_size, limits) if entry.queries else (),
     )
+
+
+def _queries(queries: Sequence[pb.Query], vocab_size: int, limits: ServiceLimits) -> tuple[Query, ...]:
+    read = []
+    for i, query in enumerate(queries):
+        try:
+            _check_limit(len(query.tokens), limits.query_tokens, "tokens", "tokens")
+            tokens = _tokens(query.tokens, "tokens", vocab_size)
+            read.append(Query(tokens, _budget(query.budget, limits)))
+        except RefusalError as refusal:
+            raise refusal.within(f"queries[{i}]") from None
+    return tuple(read)
 
 
 def _rejected(
@@ -139,7 +155,12 @@ def reply_message(step: int, replies: Sequence[Reply]) -> pb.DraftReply:
         known=[reply.known for reply in replies],
         nodes=[len(tree) for tree in trees],
     )
-    if any(message.nodes):
+    if any(reply.trees for reply in replies):
+        answers = [tree for reply in replies for tree in reply.trees]
+        message.queries.extend([len(reply.trees) for reply in replies])
+        message.query_nodes.extend([len(tree) for tree in answers])
+        trees += answers
+    if any(message.nodes) or any(message.query_nodes):
         message.tokens.extend(np.concatenate([tree.tokens for tree in trees]).tolist())
         message.parents.extend((np.concatenate([tree.parents for tree in trees]) + 1).tolist())
         message.probs.extend(np.concatenate([tree.probs for tree in trees]).tolist())

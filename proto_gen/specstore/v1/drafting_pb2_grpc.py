@@ -48,6 +48,8 @@ class DraftingServicer(object):
 
     def Draft(self, request_iterator, context):
         """One stream a worker, one message a decode step for the whole batch, one reply a message, in order.
+        Several streams may name the same session. It ends with an entry that closes it, or some time after the last of these
+        streams has ended.
         The first message names the namespace. Errors end the stream: INVALID_ARGUMENT names the offending field and
         its limit, RESOURCE_EXHAUSTED a bound of the service, FAILED_PRECONDITION a missing or changed namespace.
         """

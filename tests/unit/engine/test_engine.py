@@ -6,7 +6,7 @@ import pytest
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, Status
+from datastore_service.protocol.types import Budget, Entry, Opening, Query, Rejected, Status
 
 ASK = Budget(nodes=8, depth=8, children=4)
 
@@ -114,6 +114,10 @@ def test_the_largest_id():
     assert tree.tokens.tolist() == [largest, largest, 6]
 
 
+def asked(*tokens):
+    return Query(ids(*tokens), ASK)
+
+
 BAD = {
     r"session: a name has 1 to 256 bytes": Entry(""),
     r"session: .* 'xxx": Entry("x" * 257),
@@ -128,6 +132,11 @@ BAD = {
     r"budget.nodes: -1": Entry("s", budget=Budget(-1)),
     r"budget.depth: 0 is outside 1..64": Entry("s", budget=Budget(4, depth=0)),
     r"budget.children: 0": Entry("s", budget=Budget(4, children=0)),
+    r"queries.tokens: id 100 is outside \[0, 100\)": Entry("s", queries=(asked(1, 100),)),
+    r"queries.tokens: 257 exceed 256": Entry("s", queries=(asked(*[1] * 257),)),
+    r"queries.tokens: 2-D": Entry("s", queries=(Query(ids(1, 2).reshape(1, 2), ASK),)),
+    r"queries.budget.nodes: 257 is outside 0..256": Entry("s", queries=(Query(ids(1), Budget(257)),)),
+    r"queries: 4097 in one step exceed 4096": Entry("s", queries=(asked(1),) * 4097),
     r"opening.conversation": Entry("s", opening=Opening(conversation="c" * 300)),
 }
 

@@ -15,8 +15,8 @@ from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.live import merge_policy
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import DraftTree, Tier
-from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, Reply, Status
-from tests.unit.engine.model import Answer, EngineModel, Text
+from datastore_service.protocol.types import Budget, Entry, Opening, Query, Rejected, Reply, Status
+from tests.unit.engine.model import EngineModel, Sight, Text
 
 # SPECSTORE_FUZZ=20 tries twenty times as many sequences, each twice as long.
 EFFORT = int(os.environ.get("SPECSTORE_FUZZ", "1"))
@@ -59,6 +59,8 @@ def plans(draw) -> dict:
         "closing": draw(st.sampled_from((True, False, False))),
         "budget": draw(budgets),
         "rejected": draw(st.lists(st.integers(0, 4), max_size=2)),
+        "queries": draw(st.lists(st.tuples(token_indices, budgets), max_size=2)),
+        "ahead": draw(st.booleans()),  # queries begin with what is known beyond the entry
     }
 
 
@@ -161,7 +163,10 @@ class EngineMachine(RuleBasedStateMachine):
         replies, answers = self.engine.step(entries), self.model.step(entries)
         for entry, reply, answer in zip(entries, replies, answers, strict=True):
             assert (reply.status, reply.known) == (answer.status, answer.known), entry
-            _check_tree(reply.tree, answer, entry.budget)
+            _check_tree(reply.tree, answer.sight, entry.budget)
+            for query, tree, sight in zip(entry.queries, reply.trees, answer.sights, strict=True):
+                _check_tree(tree, sight, query.budget)
+                event(f"a query: {'nothing' if not len(tree) else 'something'} drafted")
             event(f"{reply.status.name}, {'nothing' if not len(reply.tree) else 'something'} drafted")
             if reply.status is Status.OK and entry.budget.nodes:
                 self.model.count(reply.tree)
@@ -190,11 +195,12 @@ class EngineMachine(RuleBasedStateMachine):
         return tuple(self.ids[indices].tolist())
 
     def _entry(
-        self, session, back, faithful, new, opening, prompt, publish, conversation, closing, budget, rejected
-    ) -> Entry:
+        self, session, back, faithful, new, opening, prompt, publish, conversation, closing, budget, rejected, queries, ahead
+    ) -> Entry:  # fmt: skip
         known = self.model.sessions[session].text if session in self.model.sessions else ()
         start = max(0, len(known) - back)
-        repeated = known[start:] if faithful else known[start:][::-1]
+        repeated = known[start : len(known) - ahead] if faithful else known[start:][::-1]
+        beyond = known[start + len(repeated) + len(new) :] if ahead else ()
         return Entry(
             session,
             start,
@@ -203,6 +209,10 @@ class EngineMachine(RuleBasedStateMachine):
             budget=budget,
             opening=Opening(conversation, publish, prompt) if opening else None,
             closing=closing,
+            queries=tuple(
+                Query(np.array(beyond + self._text(tokens), dtype=np.int32), budget)
+                for tokens, budget in queries
+            ),
         )
 
     def _settle(self) -> None:
@@ -216,14 +226,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.model.left(_texts(sealed), _texts(fresh))
 
 
-def _check_tree(tree: DraftTree, answer: Answer, budget: Budget) -> None:
-    if answer.sight is None:
+def _check_tree(tree: DraftTree, sight: Sight | None, budget: Budget) -> None:
+    if sight is None:
         assert len(tree) == 0
         return
     tree.check_integrity(budget.nodes, budget.depth, budget.children)
     for tier, path in _paths(tree):
-        assert answer.sight.explains(tier, path), (tier, path, answer.sight)
-    assert len(tree) or not answer.sight.goes_on(), answer.sight
+        assert sight.explains(tier, path), (tier, path, sight)
+    assert len(tree) or not sight.goes_on(), sight
 
 
 def _paths(tree: DraftTree) -> Iterator[tuple[Tier, Text]]:
