@@ -177,7 +177,7 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
 ) -> None:
     """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
-    from datastore_service.engine.engine import Limits
+    from datastore_service.engine.limits import Limits
     from datastore_service.server.engine_factory import engine_factory
     from datastore_service.server.limits import ServiceLimits
     from datastore_service.server.logs import log_to_stderr

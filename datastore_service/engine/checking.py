@@ -1,4 +1,4 @@
-"""Whether entries keep the contract; before any of a step's is applied."""
+"""Checks a step's entries before any of them is applied."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from datastore_service.protocol.types import Budget, Entry, Query
 MAX_NAME_BYTES = 256
 MAX_QUERIES = 4096  # of a step
 MAX_QUERY_TOKENS = 256
-_SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit whatever they are
-_FEW = 128
+_SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit in any case: one has at most four bytes
+_FEW = 128  # tokens for which Python is quicker than NumPy
 
 
 def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
-    """Raises ValueError naming the field and its limit. Of the tokens see `joined_tokens`."""
-    asked = 0
+    """Raises ValueError naming the field and its limit. `joined_tokens` checks the tokens."""
+    queries = 0
     for entry in entries:
         if not 0 < len(entry.session) <= _SHORT_NAME:
             _check_name(entry.session)
@@ -38,20 +38,20 @@ def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
         if entry.opening is not None and len(entry.opening.conversation.encode()) > MAX_NAME_BYTES:
             raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
         if entry.queries:
-            asked += len(entry.queries)
+            queries += len(entry.queries)
             _check_queries(entry.queries)
-    if asked > MAX_QUERIES:
-        raise ValueError(f"queries: {asked} in one step exceed {MAX_QUERIES}")
+    if queries > MAX_QUERIES:
+        raise ValueError(f"queries: {queries} in one step exceed {MAX_QUERIES}")
 
 
 def joined_tokens(entries: Sequence[Entry], vocab_size: int) -> np.ndarray:
-    """int32, the entries' tokens one after the other and then their queries', in an array of its own. Raises ValueError
-    naming the field, the id and the limit."""
+    """int32, a new array of all entries' tokens and then of all queries' tokens. Raises ValueError naming the field, the id
+    and the limit."""
     tokens = _joined("tokens", [entry.tokens for entry in entries], vocab_size)
-    tentative = [query.tokens for entry in entries for query in entry.queries]
-    if not tentative:
+    of_queries = [query.tokens for entry in entries for query in entry.queries]
+    if not of_queries:
         return tokens
-    return np.concatenate((tokens, _joined("queries.tokens", tentative, vocab_size)))
+    return np.concatenate((tokens, _joined("queries.tokens", of_queries, vocab_size)))
 
 
 def _joined(name: str, parts: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
@@ -85,7 +85,7 @@ def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
 
 
 def _check_range(name: str, tokens: np.ndarray, vocab_size: int) -> None:
-    if len(tokens) < _FEW:  # NumPy's reductions take microseconds whatever the size
+    if len(tokens) < _FEW:  # a NumPy reduction takes microseconds for any size
         values = tokens.tolist()
         low, high = min(values), max(values)
     else:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from datastore_service.engine.engine import EngineStats
+from datastore_service.engine.stats import EngineStats
 from datastore_service.protocol.tree import Tier
 from datastore_service.server.history import SAMPLE_SECONDS, SAMPLES
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
 from datastore_service.engine.fusion import FusionWeights
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.live.store import LiveStore
 from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.protocol.types import Namespace

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from datastore_service.engine.engine import EngineStats
+from datastore_service.engine.stats import EngineStats
 from datastore_service.protocol.types import Namespace
 from datastore_service.server.namespaces import Namespaces
 

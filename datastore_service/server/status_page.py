@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from datastore_service.engine.engine import EngineStats, TierStats
+from datastore_service.engine.stats import EngineStats, TierStats
 from datastore_service.protocol.tree import Tier
 from datastore_service.server.charts import HEIGHT, NO_VALUE, WIDTH, Chart, charts, count, percent, size
 from datastore_service.server.history import SAMPLE_SECONDS, History

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from datastore_service.engine.engine import Limits
+from datastore_service.engine.limits import Limits
 from datastore_service.protocol.tree import DraftTree, Tier
 from datastore_service.protocol.types import Budget, Entry, Opening, Status
 

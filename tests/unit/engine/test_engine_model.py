@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.live import merge_policy
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import DraftTree, Tier
@@ -75,7 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.vocab_size = vocab_size
         self.ids = np.array([0, 1, 2, vocab_size // 2, vocab_size - 1], dtype=np.int32)
         self.engine, self.model = Engine(vocab_size, limits=limits), EngineModel(limits)
-        self.engine._conversations._clock = lambda: self.model.now
+        self.engine._sessions._conversations._clock = lambda: self.model.now
 
     def teardown(self) -> None:
         self.patch.undo()

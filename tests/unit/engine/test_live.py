@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore_service.engine.batch import source_table
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.live import compactor, merge_policy
 from datastore_service.engine.live.merge_policy import FRESH_TOKENS, MergePolicy
 from datastore_service.engine.live.tier import LiveTier

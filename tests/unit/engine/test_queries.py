@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
 from datastore_service.engine.fusion import CLASSES, MATCH_CLASSES, FusionWeights, Policy
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.retrieval import MAX_MATCH
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import DraftTree, Tier

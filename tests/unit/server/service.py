@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from datastore_service.endpoint import parse_endpoint
-from datastore_service.engine.engine import Limits
+from datastore_service.engine.limits import Limits
 from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import Service

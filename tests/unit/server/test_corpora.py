@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from datastore_service.client.channel import open_channel
-from datastore_service.engine.engine import Limits
+from datastore_service.engine.limits import Limits
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Opening
 from datastore_service.server import warmup

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from datastore_service.client.wire import read_replies
 from datastore_service.endpoint import parse_endpoint
-from datastore_service.engine.engine import Limits
+from datastore_service.engine.limits import Limits
 from datastore_service.protocol.types import Reply
 from datastore_service.server import drafting
 from datastore_service.server.call_limit import MAX_OPEN_CALLS

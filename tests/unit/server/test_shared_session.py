@@ -66,7 +66,7 @@ def sessions(service) -> list[str]:
 
 def text_of(service, name: str = "s") -> list[int]:
     (hosted,) = service.namespaces
-    return hosted.engine._sessions[name].index.text().tolist()
+    return hosted.engine._sessions._open[name].index.text().tolist()
 
 
 def leave(service, datastore) -> list[str]:

@@ -7,7 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.live import merge_policy
 from datastore_service.engine.segment import build_segment, damaged
 from datastore_service.protocol.tree import Tier

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.live import compactor, merge_policy
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
