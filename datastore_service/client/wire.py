@@ -1,4 +1,5 @@
-"""Value types to messages and back, the client's half (the server's is ``datastore_service.server.wire``)."""
+"""Turns value types into messages and messages into value types: the client's half. ``datastore_service.server.wire`` is
+the server's."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, 
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
 ANY_VOCABULARY = 1 << 31  # the engine's MAX_VOCAB, which is not imported: its kernels take half a second
-_STATUSES = {status.value: status for status in Status}  # quicker than Status(), which raises for others
+_STATUSES = {
+    status.value: status for status in Status
+}  # faster than Status(), which raises for other numbers
 
 
 def namespace_message(namespace: Namespace) -> pb.Namespace:
@@ -66,18 +69,18 @@ def _opening(opening: Opening) -> pb.Opening:
 
 
 def read_replies(message: pb.DraftReply, vocab_size: int = ANY_VOCABULARY) -> list[Reply]:
-    """Raises ValueError if the service sent columns of unequal length, a status that this client cannot read or an id that is
-    not below `vocab_size`, OverflowError for a number that is no token id."""
+    """Raises ValueError if the service sent columns of unequal length, an unknown status or an id that is not below
+    `vocab_size`, OverflowError for a number that is no token id."""
     entries, nodes = len(message.statuses), sum(message.nodes) + sum(message.query_nodes)
     _check_columns(message, ("known", "nodes"), entries, "statuses")
-    asked = message.queries or [0] * entries
-    if len(asked) != entries or sum(asked) != len(message.query_nodes):
+    queries = message.queries or [0] * entries
+    if len(queries) != entries or sum(queries) != len(message.query_nodes):
         raise ValueError(
-            f"queries: {sum(asked)} of {len(asked)} entries for {len(message.query_nodes)} trees of {entries}"
+            f"queries: {sum(queries)} of {len(queries)} entries for {len(message.query_nodes)} trees of {entries}"
         )
     _check_columns(message, ("tokens", "parents", "probs", "sources"), nodes, "nodes in all")
     tokens = np.fromiter(message.tokens, np.int32, nodes)
-    if nodes and tokens.max() >= vocab_size:  # which the model has no row for
+    if nodes and tokens.max() >= vocab_size:  # the model has no embedding for it
         raise ValueError(f"tokens: {tokens.max()} is not below the vocabulary's {vocab_size}")
     parents = np.array(message.parents, np.int32) - 1
     probs = np.array(message.probs, np.float32)
@@ -96,9 +99,9 @@ def read_replies(message: pb.DraftReply, vocab_size: int = ANY_VOCABULARY) -> li
             _STATUSES.get(status) or Status(status),
             known,
             tree,
-            tuple(islice(answers, queries)) if queries else (),
+            tuple(islice(answers, count)) if count else (),
         )
-        for status, known, tree, queries in zip(message.statuses, message.known, trees, asked, strict=False)
+        for status, known, tree, count in zip(message.statuses, message.known, trees, queries, strict=False)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Which streams hold which session, so that sessions outlive a broken stream for a while but not for ever."""
+"""Which streams hold which session. A session outlives a broken stream for a limited time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Callable, Collection
 
 
 class Leases:
-    """A session is held by each stream that has named it, but for one that hands it over, and lasts as long as one of them
-    does. Thread-safe; times are seconds of one monotonic clock."""
+    """Each stream that has named a session holds it, except one that hands it over. The session stays open as long as a
+    stream holds it. Thread-safe. Times are seconds of one monotonic clock."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._lock = threading.Lock()
         self._held: dict[int, set[str]] = {}  # by stream
-        self._ends: dict[int, float] = {}  # broken stream -> when it holds its sessions no more
-        self._unclaimed: dict[str, float] = {}  # handed over, held by no stream yet -> when to be closed
+        self._ends: dict[int, float] = {}  # broken stream -> when it stops holding its sessions
+        self._unclaimed: dict[
+            str, float
+        ] = {}  # session handed over, not held by a stream yet -> when it is closed
 
     def name(
         self,
@@ -25,11 +27,11 @@ class Leases:
         handed_over: Collection[str] = (),
         now: float = 0.0,
     ) -> None:
-        """A stream's message has named sessions. It holds those that are open, but for those of them that it hands over:
-        they wait for another stream, unless one has begun already. Nobody holds a session that is not open.
+        """Notes that a stream's message has named sessions. The stream holds those that are open, except those that it
+        hands over: they wait for another stream, unless one holds them already. No stream holds a session that is not open.
 
-        is_open: asked under the lock, so that a session which another stream closes meanwhile is held by none afterwards.
-        now: needed with `handed_over`."""
+        is_open: called under the lock, so that no stream holds a session that another stream closes meanwhile. now:
+        required with `handed_over`."""
         with self._lock:
             opened = {session for session in sessions if is_open(session)}
             for session in sessions - opened:
@@ -52,7 +54,7 @@ class Leases:
             self._ends[stream] = now + self._grace
 
     def take_expired(self, now: float) -> list[str]:
-        """The sessions nobody came back for; they are no longer held."""
+        """The sessions that no stream has claimed in time. They are no longer held."""
         with self._lock:
             unclaimed = [session for session, end in self._unclaimed.items() if end <= now]
             for session in unclaimed:

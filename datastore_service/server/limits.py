@@ -1,4 +1,4 @@
-"""Bounds of the service; what exceeds one is refused with its name."""
+"""Limits of the service. A message that exceeds one is refused, and the refusal names the field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Sessions and bytes are the engine's own limits and come back as a status of the entry.
+    """The engine has limits of its own, on sessions and tokens; an entry that exceeds one gets a status that says so.
 
     grace: seconds after which the sessions of a broken stream are closed, unless another stream holds them.
     """

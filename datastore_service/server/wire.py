@@ -1,4 +1,5 @@
-"""Messages to value types, checked, and back: the server's half (the client's is ``datastore_service.client.wire``).
+"""Turns messages into value types, which it checks, and back: the server's half. ``datastore_service.client.wire`` is the
+client's.
 
 Readers raise RefusalError (INVALID_ARGUMENT) naming the field and its limit.
 """
@@ -25,7 +26,7 @@ from datastore_service.server.refusal import RefusalError, invalid, precondition
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
 INT32_MAX = 2**31 - 1
-_FEW = 32  # tokens for which NumPy's own checks take longer than Python's
+_FEW = 32  # tokens that Python checks faster than NumPy
 
 
 def namespace_message(namespace: Namespace) -> pb.Namespace:
@@ -135,7 +136,7 @@ def _check_limit(value: int, limit: int, field: str, unit: str = "") -> None:
 
 
 def _tokens(tokens: Sequence[int], field: str, vocab_size: int) -> np.ndarray:
-    """int32; the field has uint32."""
+    """int32 array of a field of uint32."""
     if len(tokens) < _FEW:
         values = list(tokens)
         if not values or max(values) < vocab_size:
