@@ -27,7 +27,8 @@ from tokenizers import Tokenizer
 from benchmarks.engine import MILLION, REPLAYED_TOKENS, prior_of, replay, split
 from benchmarks.manifest import manifest
 from benchmarks.sources import source_documents
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Opening

@@ -1,4 +1,4 @@
-"""Where a datastore is reached: the one spelling that client, server and command line share."""
+"""Addresses of a datastore, as client, server and command line spell them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import ipaddress
 from dataclasses import dataclass
 
 FORMS = "HOST:PORT or unix:PATH"
-# A socket's path has to fit into sockaddr_un.sun_path with its final zero.
+# A socket's path and its final zero must fit into sockaddr_un.sun_path.
 UNIX_PATH_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """host and port of a TCP endpoint, or the path of a Unix socket (then host is "" and port 0)."""
+    """Host and port of a TCP endpoint, or the path of a Unix socket (host is "" then, and port 0)."""
 
     host: str = ""
     port: int = 0
@@ -20,7 +20,7 @@ class Endpoint:
 
     @property
     def target(self) -> str:
-        """As gRPC spells it."""
+        """The endpoint as gRPC spells it."""
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -50,7 +50,7 @@ def parse_endpoint(text: str, field: str = "endpoint") -> Endpoint:
 
 
 def parse_endpoints(text: str, field: str = "endpoint") -> dict[str, Endpoint]:
-    """Reads endpoints with commas between them, by their spelling. Raises ValueError naming `field`."""
+    """Reads endpoints separated by commas. The keys are the endpoints as given. Raises ValueError naming `field`."""
     words = [word.strip() for word in text.split(",")]
     if len(set(words)) < len(words):
         raise ValueError(f"{field}: {text!r} names an endpoint twice")

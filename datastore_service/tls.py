@@ -1,5 +1,5 @@
-"""TLS files of a service and of its clients, checked before anything listens or connects: later gRPC would only say that
-a handshake failed."""
+"""TLS files of a service and of its clients. They are checked before anything listens or connects, because gRPC would
+only report a failed handshake."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ File = Path | str | None
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM of one end. certificate, key: its own, None for a client that shows none. ca: whom it trusts; None for a
-    service that asks for no certificate."""
+    """PEM files of one side. certificate, key: its own, None for a client without. ca: the authority that it trusts, None
+    for a service that asks for no certificate."""
 
     certificate: bytes | None
     key: bytes | None
@@ -21,9 +21,9 @@ class Tls:
 
 
 def server_tls(certificate: File, key: File, client_ca: File = None) -> Tls | None:
-    """A service's end; None if no file is given. client_ca: clients must show a certificate that it has signed.
+    """A service's side; None if no file is given. client_ca: clients must show a certificate that it has signed.
 
-    Raises ValueError naming the option of a missing, unreadable or unfit file."""
+    Raises ValueError naming the option of a missing, unreadable or unsuitable file."""
     if client_ca and not certificate:
         raise ValueError("tls-client-ca: needs tls-certificate and tls-key")
     certificate_pem, key_pem = _pair(certificate, key)
@@ -31,10 +31,10 @@ def server_tls(certificate: File, key: File, client_ca: File = None) -> Tls | No
 
 
 def client_tls(ca: File, certificate: File = None, key: File = None) -> Tls | None:
-    """A client's end; None if no file is given. ca: who signed the service's certificate. certificate, key: what to
-    show to a service that asks for them.
+    """A client's side; None if no file is given. ca: has signed the service's certificate. certificate, key: shown to a
+    service that asks for them.
 
-    Raises ValueError naming the option of a missing, unreadable or unfit file."""
+    Raises ValueError naming the option of a missing, unreadable or unsuitable file."""
     if (certificate or key) and not ca:
         raise ValueError(f"tls-{'certificate' if certificate else 'key'}: needs tls-ca")
     certificate_pem, key_pem = _pair(certificate, key)
@@ -53,7 +53,7 @@ def _pair(certificate: File, key: File) -> tuple[bytes | None, bytes | None]:
     try:
         context.load_cert_chain(
             certificate, key, password=lambda: b""
-        )  # a key with a passphrase fails, unasked
+        )  # a key with a passphrase fails and does not prompt
     except ssl.SSLError as error:
         mismatch = error.reason == "KEY_VALUES_MISMATCH"
         why = f"not the key of {certificate}" if mismatch else "not a PEM private key without a passphrase"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from datastore_service.engine import live
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.live import LiveView
+from datastore_service.engine.live.view import LiveView
 
 
 def documents_in(view: LiveView) -> list[list[int]]:
     """Segments' documents first, oldest first, then the fresh texts'."""
     parts = [segment.document(i) for segment in view.segments for i in range(segment.documents)]
-    parts += [part for index in reversed(view.fresh) for part in live._documents(index)]
+    parts += [part for index in reversed(view.fresh) for part in index.documents()]
     return [part.tolist() for part in parts if len(part)]
 
 
 def documents_of(engine: Engine) -> list[list[int]]:
-    return documents_in(engine._live._view)
+    return documents_in(engine._live.view)

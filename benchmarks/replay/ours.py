@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.replay.method import Method
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
 from datastore_service.engine.fusion import CLASSES, FusionWeights, Policy
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import Budget, Entry, Opening, Rejected

@@ -24,14 +24,14 @@ from datastore_service.storage.errors import StorageError
 
 
 class Fusion(StrEnum):
-    """The names of `Policy` as one types them."""
+    """The names of `Policy` on the command line."""
 
     WEIGHTED = auto()
     PRIORITY = auto()
 
 
 class OneLineErrors(TyperGroup):
-    """What a user can cause ends in one line: status 2 for a bad argument, 1 for what went wrong otherwise."""
+    """Reports errors that a user can cause in one line: status 2 for a bad argument, 1 for other errors."""
 
     def invoke(self, ctx):
         try:
@@ -41,7 +41,7 @@ class OneLineErrors(TyperGroup):
         except (StorageError, DatastoreError) as error:
             _fail(error, 1)
         except OSError as error:
-            _fail(_without_number(error), 1)
+            _fail(_without_errno(error), 1)
         except grpc.RpcError as error:
             _fail(f"{error.code().name}: {error.details()}", 1)
 
@@ -51,7 +51,7 @@ def _fail(error: object, status: int) -> None:
     raise typer.Exit(status)
 
 
-def _without_number(error: OSError) -> str:
+def _without_errno(error: OSError) -> str:
     if not error.strerror:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -177,8 +177,8 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
 ) -> None:
     """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
-    from datastore_service.engine.engine import Limits
-    from datastore_service.server.engines import engine_maker
+    from datastore_service.engine.limits import Limits
+    from datastore_service.server.engine_factory import engine_factory
     from datastore_service.server.limits import ServiceLimits
     from datastore_service.server.logs import log_to_stderr
     from datastore_service.server.service import Service
@@ -200,7 +200,7 @@ def serve(
         refusals=refusals,
     )
     weights = FusionWeights(policy=Policy[fusion.name])
-    maker = engine_maker(prior or _prior_in(data), vocab_size, limits, weights)
+    maker = engine_factory(prior or _prior_in(data), vocab_size, limits, weights)
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
     service = Service(

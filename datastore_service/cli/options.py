@@ -1,19 +1,25 @@
-"""Options that several commands share."""
+"""Options that several commands share.
+
+A group of options is a dataclass: a command has one parameter of that type, and `expand_groups` gives typer the options
+that are its fields.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeGuard, get_type_hints
 
 import typer
 
 from datastore_service.client import tokenizer_fingerprint
 from datastore_service.protocol.types import Namespace
-from datastore_service.tls import client_tls
+from datastore_service.tls import Tls, client_tls
 
 TOKEN_VARIABLE = "SPECSTORE_ADMIN_TOKEN"
 ENDPOINT_VARIABLE = "SPECSTORE_ENDPOINT"
@@ -31,14 +37,61 @@ TokenFile = Annotated[
     Path | None, typer.Option("--admin-token-file", help=f"file with the admin token; else {TOKEN_VARIABLE}")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+TlsAuthority = Annotated[
+    Path | None,
+    typer.Option(help="TLS: certificates (PEM) of who signed the service's", envvar="SPECSTORE_TLS_CA"),
+]
+TlsCertificate = Annotated[
+    Path | None,
+    typer.Option(
+        help="certificate (PEM) to show to a service that asks for one", envvar="SPECSTORE_TLS_CERTIFICATE"
+    ),
+]
+TlsKey = Annotated[Path | None, typer.Option(help="its private key", envvar="SPECSTORE_TLS_KEY")]
 DEFAULT_ENDPOINT = "127.0.0.1:50061"
 
-# The variables are those of SGLang's plugin, as is the endpoint's.
-_TLS_OPTIONS = {
-    "tls_ca": "TLS: certificates (PEM) of who signed the service's",
-    "tls_certificate": "certificate (PEM) to show to a service that asks for one",
-    "tls_key": "its private key",
-}
+
+@dataclass
+class TlsOptions:
+    """TLS files, read before the command runs. Their variables are those of SGLang's plugin, as is the endpoint's.
+
+    files: None if no option is given. Raises ValueError naming the option of a file that cannot be used."""
+
+    tls_ca: TlsAuthority = None
+    tls_certificate: TlsCertificate = None
+    tls_key: TlsKey = None
+    files: Tls | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.files = client_tls(self.tls_ca, self.tls_certificate, self.tls_key)
+
+
+@dataclass
+class NamespaceOptions:
+    """Which namespace a command is about."""
+
+    model: Model
+    tokenizer: TokenizerOption
+    tenant: Tenant = ""
+
+    def namespace(self) -> Namespace:
+        """Raises StorageError for a tokenizer folder without tokenizer.json."""
+        return namespace_of(self.model, self.tokenizer, self.tenant)
+
+
+@dataclass(kw_only=True)
+class ServiceOptions:
+    """The service that an admin command calls, and how the command prints the reply."""
+
+    endpoint: Endpoint = DEFAULT_ENDPOINT
+    as_json: AsJson = False
+    admin_token_file: TokenFile = None
+    tls: TlsOptions
+
+    def token(self) -> str:
+        """ "" for none."""
+        file = self.admin_token_file
+        return file.read_text().strip() if file else os.environ.get(TOKEN_VARIABLE, "")
 
 
 def namespace_of(model: str, tokenizer: str, tenant: str) -> Namespace:
@@ -47,28 +100,51 @@ def namespace_of(model: str, tokenizer: str, tenant: str) -> Namespace:
     return Namespace(model, tokenizer if known else tokenizer_fingerprint(tokenizer), tenant)
 
 
-def takes_tls(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command, in place of its parameter `tls`, the options that name the files."""
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command, in place of each parameter whose type is a group, the group's options."""
+    signature = inspect.signature(command, eval_str=True)
+    groups = {name: p.annotation for name, p in signature.parameters.items() if _is_group(p.annotation)}
 
     @wraps(command)
-    def run(
-        tls_ca: Path | None, tls_certificate: Path | None, tls_key: Path | None, **others: object
-    ) -> None:
-        command(tls=client_tls(tls_ca, tls_certificate, tls_key), **others)
+    def run(**given: Any) -> None:
+        built = {name: _build(group, given) for name, group in groups.items()}
+        command(**given, **built)
 
-    signature = inspect.signature(command, eval_str=True)
-    others = [option for option in signature.parameters.values() if option.name != "tls"]
-    run.__signature__ = signature.replace(parameters=others + _tls_parameters())  # type: ignore[attr-defined]
+    options: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        options += _options(groups[name]) if name in groups else [parameter.replace(kind=_KEYWORD)]
+    run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     return run
 
 
-def _tls_parameters() -> list[inspect.Parameter]:
-    return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[Path | None, typer.Option(help=meaning, envvar=f"SPECSTORE_{name.upper()}")],
-        )
-        for name, meaning in _TLS_OPTIONS.items()
-    ]
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def _is_group(kind: object) -> TypeGuard[type]:
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def _members(group: type) -> list[tuple[Field, Any]]:
+    """The fields to fill, each with its type."""
+    types = get_type_hints(group, include_extras=True)
+    return [(member, types[member.name]) for member in fields(group) if member.init]
+
+
+def _options(group: type) -> list[inspect.Parameter]:
+    options: list[inspect.Parameter] = []
+    for member, kind in _members(group):
+        if _is_group(kind):
+            options += _options(kind)
+        else:
+            default = inspect.Parameter.empty if member.default is MISSING else member.default
+            options.append(inspect.Parameter(member.name, _KEYWORD, default=default, annotation=kind))
+    return options
+
+
+def _build(group: type, given: dict[str, Any]) -> Any:
+    """Makes a group of its options, which it removes from `given`."""
+    values = {
+        member.name: _build(kind, given) if _is_group(kind) else given.pop(member.name)
+        for member, kind in _members(group)
+    }
+    return group(**values)

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for scripts, progress on a terminal."""
+"""Prints tables for people, JSON for scripts, and progress on a terminal."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn, T
 from rich.table import Table
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
-tables = Console(markup=False, emoji=False)  # names come from whoever opened the namespace
+tables = Console(markup=False, emoji=False)  # clients choose the names that it prints
 
 
-def print_reply(reply: Message, as_json: bool, sentence: str) -> None:
-    """The reply as JSON, or what it says in words."""
+def print_reply(reply: Message, as_json: bool, shown: str | Table) -> None:
+    """Prints the reply as JSON, or `shown`, which says the same to people."""
     if as_json:
         print_json(reply)
+    elif isinstance(shown, Table):
+        tables.print(shown)
     else:
-        print(sentence)
+        print(shown)
 
 
 def print_json(reply: Message) -> None:
-    """As protobuf spells it: 64-bit numbers are strings."""
+    """Prints protobuf's JSON, in which 64-bit numbers are strings."""
     fields = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     print(json.dumps(fields, indent=2))
 
 
-def print_rows(headings: tuple[str, ...], rows: Iterable[Sequence[object]]) -> None:
+def table_of(headings: tuple[str, ...], rows: Iterable[Sequence[object]]) -> Table:
     table = Table(*headings)
     for row in rows:
         table.add_row(*map(str, row))
-    tables.print(table)
+    return table
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """A line on standard error while something runs, if that is a terminal."""
-    around = SpinnerColumn(), TextColumn("{task.description}"), *columns, TimeElapsedColumn()
-    return Progress(*around, console=errors, transient=True, disable=not errors.is_terminal)
+    """A progress line on standard error, if that is a terminal."""
+    line = SpinnerColumn(), TextColumn("{task.description}"), *columns, TimeElapsedColumn()
+    return Progress(*line, console=errors, transient=True, disable=not errors.is_terminal)

@@ -20,9 +20,10 @@ from datastore_service.cli.options import (
     Endpoint,
     Model,
     Tenant,
+    TlsOptions,
     TokenizerOption,
+    expand_groups,
     namespace_of,
-    takes_tls,
 )
 from datastore_service.client import Datastore
 from datastore_service.engine.segment import MAX_VOCAB
@@ -36,7 +37,7 @@ ANSWER_SECONDS = 10.0
 
 
 def add_command(app: typer.Typer) -> None:
-    app.command()(takes_tls(query))
+    app.command()(expand_groups(query))
 
 
 def query(
@@ -53,7 +54,7 @@ def query(
     tenant: Tenant = "",
     as_json: AsJson = False,
     *,
-    tls: Tls | None,
+    tls: TlsOptions,
 ) -> None:
     """Shows what would be drafted after a context."""
     source = command.get_parameter_source("endpoint")
@@ -62,7 +63,7 @@ def query(
     namespace = namespace_of(model, tokenizer, tenant)
     encoder = None if ids else load_tokenizer(tokenizer)
     tokens = _token_ids(context) if encoder is None else _encoded(context, encoder)
-    datastore = _over_prior(prior, namespace) if prior else _over_service(endpoint, namespace, tls)
+    datastore = _over_prior(prior, namespace) if prior else _over_service(endpoint, namespace, tls.files)
     try:
         tree = _draft(datastore, np.array(tokens, np.int64), nodes)
     finally:
@@ -121,7 +122,7 @@ def _draft(datastore: Datastore, tokens: np.ndarray, nodes: int) -> DraftTree:
 
 
 def _fields(tree: DraftTree) -> list[dict]:
-    """parent: index of the parent in this list, -1 for the context."""
+    """The tree's nodes. parent: index of the parent in this list, -1 for the context."""
     columns = tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), tree.sources.tolist()
     return [
         {"token": token, "parent": parent, "prob": round(prob, 4), "tier": Tier(tier).name.lower()}

@@ -1,4 +1,4 @@
-"""One way to reach a datastore: `open_datastore`, wherever it runs."""
+"""`open_datastore` opens a datastore wherever it runs: in this process or behind gRPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Datastore", "DatastoreError", "open_datastore", "open_postbox", "tok
 log = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
-GREETING_SECONDS = 2.0  # how long a start waits for the service before it goes on without
+GREETING_SECONDS = 2.0  # how long a start waits for the services before it continues without them
 
 
 def open_datastore(
@@ -31,14 +31,14 @@ def open_datastore(
     prior: str | None = None,
     tls: Tls | None = None,
 ) -> Datastore:
-    """The datastore at `endpoint`: "embedded", "embedded:DIR" (with the prior in DIR), "HOST:PORT" or "unix:PATH", or
-    several of the latter two with commas between them, which share the sessions.
+    """The datastore at `endpoint`: "embedded", "embedded:DIR" (with the prior in DIR), "HOST:PORT" or "unix:PATH". Several
+    of the latter two, separated by commas, share the sessions.
 
-    vocab_size: token ids are smaller. prior: the directory, where `endpoint` is plain "embedded". tls: what a service
-    with TLS needs, None for one without.
-    A service need not be there yet: until it answers, drafts come from the sessions alone.
-    Raises ValueError naming the argument if one is malformed, StorageError
-    if the prior cannot be read or was built with another tokenizer.
+    vocab_size: token ids are smaller. prior: the directory, if `endpoint` is plain "embedded". tls: for a service with
+    TLS, None for one without.
+    A service need not be running yet: until it answers, drafts come from the sessions alone.
+    Raises ValueError naming a malformed argument, StorageError if the prior cannot be read or was built with another
+    tokenizer.
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size: {vocab_size} is less than 1")
@@ -59,16 +59,16 @@ def open_datastore(
 
 
 def open_postbox(endpoint: str, namespace: Namespace, tls: Tls | None = None) -> Postbox:
-    """For who sends text to the services at `endpoint` (as above, but not embedded) and asks for no drafts. Raises
-    ValueError for an endpoint that is malformed."""
+    """For a sender of text to the services at `endpoint` (as above, but not embedded) that needs no drafts. Raises
+    ValueError for a malformed endpoint."""
     from datastore_service.client.postbox import Postbox
     from datastore_service.client.remote import GrpcDatastore
 
     return Postbox({name: GrpcDatastore(name, namespace, tls) for name in parse_endpoints(endpoint)})
 
 
-# gRPC and the engine's compiled code are imported when a datastore is opened: whoever only names the types, or forks
-# after importing this, has neither.
+# gRPC and the engine's compiled code are imported when a datastore is opened. A process that only uses the types, or that
+# forks after importing this module, loads neither.
 
 
 def _open_embedded(directory: str | None, namespace: Namespace, vocab_size: int) -> Datastore:
@@ -92,7 +92,7 @@ def _open_services(
     until = time.monotonic() + GREETING_SECONDS
     for endpoint, stream in streams.items():
         if not stream.wait_connected(max(0.0, until - time.monotonic())):
-            log.warning("datastore %s: not there yet (%s)", endpoint, stream.trouble)
+            log.warning("datastore %s: not there yet (%s)", endpoint, stream.disconnect_reason)
     return ResilientDatastore(
         [Link(endpoint, stream) for endpoint, stream in streams.items()], Engine(vocab_size), vocab_size
     )

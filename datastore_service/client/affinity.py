@@ -1,4 +1,4 @@
-"""Which of several services has a session: the same answer on every instance that knows the same endpoints."""
+"""Assigns sessions to services. Every instance with the same endpoints assigns a session to the same service."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from datastore_service.protocol.types import Entry, Opening
 
 
 def affinity_key(entry: Entry, opening: Opening | None) -> str:
-    """What decides where a session goes: its conversation, so that the next request finds the history, else its name."""
+    """The key that decides which service gets a session: its conversation, so that the next request finds the history,
+    or its name."""
     return (opening.conversation if opening else "") or entry.session
 
 
 def ranked(key: str, endpoints: Iterable[str]) -> list[str]:
-    """The endpoints in the order in which they are to serve `key`, by highest random weight (Thaler and Ravishankar,
-    1998): one that goes takes only its own keys with it, and they spread over the others."""
+    """The endpoints in order of preference for `key`, by highest random weight (Thaler and Ravishankar, 1998): if an
+    endpoint leaves, only its own keys move, and they spread over the others."""
     return sorted(endpoints, key=lambda endpoint: _weight(key, endpoint), reverse=True)
 
 

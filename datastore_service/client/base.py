@@ -1,4 +1,4 @@
-"""The one interface through which a drafter reaches a datastore, wherever it runs."""
+"""The interface through which a drafter uses a datastore, wherever it runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Datastore(ABC):
 
     @abstractmethod
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
-        """Applies the entries and drafts for them, one Reply an Entry in the same order.
+        """Applies the entries and drafts for them; one Reply for each Entry, in the same order.
 
-        deadline: seconds this call may take. Raises DatastoreError (the resilient client never does).
+        deadline: seconds that this call may take. Raises DatastoreError (the resilient client never does).
         """
 
     @abstractmethod
     def post(self, entries: Sequence[Entry]) -> None:
-        """Applies entries without waiting (prompts, closings). Ordered before any later step. Never blocks on the
-        service and never raises DatastoreError: a session that was lost shows in a later Reply's status."""
+        """Applies entries without waiting (prompts, closings), before any later step. It never blocks on the service and
+        never raises DatastoreError: the status of a later Reply shows a lost session."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back connections and threads; idempotent."""
+        """Releases connections and threads. May be called twice."""

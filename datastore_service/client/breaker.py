@@ -1,4 +1,4 @@
-"""A circuit breaker for a service that may be slow or gone."""
+"""A circuit breaker for a service that may be slow or down."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from enum import Enum
 
 
 class BreakerState(Enum):
-    CLOSED = "closed"  # the service is asked
-    OPEN = "open"  # it is not
-    HALF_OPEN = "half-open"  # it is, and the next failure opens the breaker again
+    CLOSED = "closed"  # the service is called
+    OPEN = "open"  # the service is not called
+    HALF_OPEN = "half-open"  # the service is called; the next failure opens the breaker again
 
 
 class CircuitBreaker:
-    """Opens after `failures` failures in a row; a probe is due after a delay that doubles with each relapse.
+    """Opens after `failures` failures in a row. A probe is due after a delay, which doubles each time it opens again.
 
-    An answered probe half-opens it, however late the answer: on a busy machine a probe, which nobody waits for, is
-    slower than a step. The next step decides.
+    An answered probe half-opens it, however late the answer is: nobody waits for a probe, so on a busy machine it is
+    slower than a step. The next step closes or opens it.
 
     first_delay, longest_delay: seconds from opening to a probe. clock: seconds, monotonic.
     """
@@ -38,8 +38,8 @@ class CircuitBreaker:
         self._probe_at = 0.0
 
     @property
-    def asks(self) -> bool:
-        """Whether the service is asked for drafts."""
+    def allows_calls(self) -> bool:
+        """Whether steps may call the service."""
         return self.state is not BreakerState.OPEN
 
     @property
@@ -47,20 +47,20 @@ class CircuitBreaker:
         return self.state is BreakerState.OPEN and self._clock() >= self._probe_at
 
     def succeeded(self) -> None:
-        """An answer in time, to a step."""
+        """A step was answered in time."""
         self._failed = 0
         if self.state is BreakerState.HALF_OPEN:
             self.state = BreakerState.CLOSED
             self._delay = self._first_delay
 
     def failed(self) -> None:
-        """A step without an answer in time."""
+        """A step was not answered in time."""
         self._failed += 1
         if self.state is BreakerState.HALF_OPEN or self._failed >= self._limit:
             self._open()
 
     def probe_answered(self) -> None:
-        """The service lives: the next step asks it, and decides."""
+        """A probe was answered: the next step may call the service."""
         self.state = BreakerState.HALF_OPEN
 
     def _open(self) -> None:

@@ -1,4 +1,4 @@
-"""Connections to a service; every client's come from here."""
+"""Opens the gRPC channels of all clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The datastore inside the caller's own process: no service, no socket."""
+"""The datastore in the caller's own process, without a service or a socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datastore_service.protocol.types import Entry, Reply
 
 
 class EmbeddedDatastore(Datastore):
-    """Steps run in the caller's thread, so `deadline` is not enforced: there is nobody to wait for."""
+    """Steps run in the caller's thread, so `deadline` is not enforced."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""One service as a drafter sees it: its stream, and whether it is asked."""
+"""One service as a drafter sees it: its stream and its circuit breaker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datastore_service.client import metrics
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.breaker import BreakerState, CircuitBreaker
-from datastore_service.client.remote import DeadlineMissedError, Fate, GrpcDatastore
+from datastore_service.client.remote import DeadlineMissedError, GrpcDatastore, StepState
 from datastore_service.protocol.types import Entry, Reply
 
 log = logging.getLogger(__name__)
@@ -17,28 +17,28 @@ log = logging.getLogger(__name__)
 class Link:
     """Never raises DatastoreError. Calls come from one thread.
 
-    name: the endpoint, in log lines and for affinity."""
+    name: the endpoint, used in log lines and for affinity."""
 
     def __init__(self, name: str, stream: GrpcDatastore, breaker: CircuitBreaker | None = None) -> None:
         self.name = name
         self.breaker = breaker or CircuitBreaker()
         self._stream = stream
-        self._probe: int | None = None  # the step number of the probe under way
+        self._probe: int | None = None  # step number of the probe that has been sent
         self._reported_open = False
         metrics.BREAKER_OPEN.labels(name).set(0)
 
     @property
-    def asks(self) -> bool:
-        """Whether the service is asked for drafts."""
-        return self.breaker.asks
+    def allows_calls(self) -> bool:
+        """Whether steps may call the service."""
+        return self.breaker.allows_calls
 
     @property
     def usable(self) -> bool:
-        """Whether a session is in good hands there."""
-        return self.breaker.asks and not self._stream.trouble
+        """Whether sessions can be assigned to the service: steps may call it, and a stream is open."""
+        return self.breaker.allows_calls and not self._stream.disconnect_reason
 
     def submit(self, entries: Sequence[Entry]) -> int | None:
-        """A step's number for `collect`; None if the service cannot be asked."""
+        """Sends a step; returns its number for `collect`, None if it cannot be sent."""
         try:
             return self._stream.submit(entries)
         except DatastoreError as error:
@@ -46,7 +46,7 @@ class Link:
             return None
 
     def collect(self, step: int, size: int, until: float) -> list[Reply] | None:
-        """The replies to a step of `size` entries, None if they do not come until `until`."""
+        """The replies to a step of `size` entries, None if they do not arrive by `until` (of time.monotonic())."""
         try:
             replies = self._stream.collect(step, until)
             if len(replies) != size:
@@ -58,26 +58,26 @@ class Link:
             self._failed("unreachable", error)
             return None
         self.breaker.succeeded()
-        self._note_transition("answers in time")
+        self._report_transition("answers in time")
         return replies
 
     def post(self, entries: Sequence[Entry]) -> None:
-        """Also while the service is not asked; lost while it is not there."""
+        """Sends entries even while steps may not call the service. They are lost while no stream is open."""
         self._stream.post(entries)
 
     def probe(self) -> None:
-        """While the service is not asked, called once a step: sends a probe, an empty step which nobody waits for, or
-        looks after the one sent some steps ago.
+        """Called at each step while steps may not call the service. Sends a probe, an empty step that nobody waits for, or
+        checks whether the last probe has been answered.
 
-        While there is no connection a probe stays due, so that the first step after it is back sends one.
+        While no stream is open a probe stays due, so the first step after a new connection sends one.
         """
         if self._probe is not None:
-            fate = self._stream.fate(self._probe)
-            if fate is not Fate.PENDING:
+            state = self._stream.state_of(self._probe)
+            if state is not StepState.PENDING:
                 self._probe = None
-            if fate is Fate.ANSWERED:
+            if state is StepState.ANSWERED:
                 self.breaker.probe_answered()
-        elif self.breaker.probe_due and not self._stream.trouble:
+        elif self.breaker.probe_due and not self._stream.disconnect_reason:
             self._send_probe()
 
     def close(self) -> None:
@@ -92,11 +92,11 @@ class Link:
     def _failed(self, reason: str, error: DatastoreError) -> None:
         metrics.FAILURES.labels(reason).inc()
         self.breaker.failed()
-        self._note_transition(str(error))
+        self._report_transition(str(error))
 
-    def _note_transition(self, why: str) -> None:
-        """One log line when the service stops being asked and one when it is relied on again."""
-        opened = not self.breaker.asks
+    def _report_transition(self, why: str) -> None:
+        """Logs one line when the breaker opens and one when it closes."""
+        opened = not self.breaker.allows_calls
         if opened and not self._reported_open:
             log.warning("datastore %s: %s; not asked until it answers again", self.name, why)
         if self.breaker.state is BreakerState.CLOSED and self._reported_open:

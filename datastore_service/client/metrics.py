@@ -22,7 +22,7 @@ TAKEOVERS = Counter(
     "First steps of sessions that another instance had begun: whether the service held them",
     ["session"],
 )
-# Several scheduler processes may share one /metrics: the gauge says whether any of them has an open breaker.
+# Several scheduler processes may share one /metrics: the gauge is 1 if any of them has an open breaker.
 BREAKER_OPEN = Gauge(
     "specstore_client_breaker_open",
     "1 while the service is not asked",

@@ -1,4 +1,4 @@
-"""Sends text to where somebody else will ask for drafts from it."""
+"""Sends text to the services from which another instance will get drafts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from datastore_service.protocol.types import Entry
 
 
 class Postbox:
-    """Posts each session's opening to the service that an instance with the same endpoints will look for it in. Keeps
-    nothing: what is posted while no service is there is lost.
+    """Posts each session's opening to the service to which an instance with the same endpoints assigns the session. It
+    keeps nothing: what is posted while no service is connected is lost.
 
     streams: by endpoint. Calls come from one thread."""
 
@@ -22,7 +22,7 @@ class Postbox:
         """Never blocks on a service and never raises DatastoreError."""
         for entry in openings:
             for endpoint in ranked(affinity_key(entry, entry.opening), self._streams):
-                if not self._streams[endpoint].trouble:
+                if not self._streams[endpoint].disconnect_reason:
                     self._streams[endpoint].post([entry])
                     break
 

@@ -1,4 +1,4 @@
-"""The datastore behind a gRPC stream."""
+"""The datastore of a service, over a gRPC stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 64 << 20
-UNANSWERED = 256  # messages; a service that is this far behind is treated as lost
+MAX_UNANSWERED = 256  # messages; with more the stream is treated as lost
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
 KEEPALIVE_SECONDS = 20
 
@@ -36,12 +36,12 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_SECONDS * 1000),
-    # No bound, or the third ping of an idle stream would wait a minute.
+    # No limit, or the third ping of an idle stream would wait a minute.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_DELAY * 1000)),
     ("grpc.min_reconnect_backoff_ms", int(FIRST_DELAY * 1000)),
     ("grpc.max_reconnect_backoff_ms", int(LONGEST_DELAY * 1000)),
-    # A channel of its own: another client in this process must not share its back-off or its connection.
+    # Another client in this process must not share the connection or its back-off.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -50,24 +50,24 @@ class DeadlineMissedError(DatastoreError):
     """The service has not answered yet."""
 
 
-class Fate(Enum):
-    """Of a submitted step."""
+class StepState(Enum):
+    """State of a submitted step."""
 
     PENDING = "pending"
     ANSWERED = "answered"  # in time or not
-    LOST = "lost"  # with its stream
+    LOST = "lost"  # its stream has ended
 
 
 class GrpcDatastore(Datastore):
     """One Draft stream of one namespace, opened and reopened by a background thread.
 
-    The stream's thread reads replies; the caller's thread only appends to a queue and waits for the reply that
-    carries its step's number. Replies that come after their deadline are dropped by that number. While no stream is
-    open, `step` raises at once and `post` drops (a later Reply's status shows what the service lacks).
+    The background thread reads replies. The caller's thread only appends to a queue and waits for the reply with its
+    step's number; a reply that arrives after its deadline is dropped by that number. While no stream is open, `step`
+    raises immediately and `post` drops its entries (a later Reply's status shows what the service lacks).
 
-    endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed. vocab_size: a reply with an id that
-    is not below it is no answer. The streams belong to the
-    OpenTelemetry trace in which the object is made, if there is one.
+    endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed. vocab_size: a reply with an id
+    that is not below it is an error. The streams belong to the OpenTelemetry trace in which the object is made, if there
+    is one.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class GrpcDatastore(Datastore):
         self._namespace = wire.namespace_message(namespace)
         self._state = threading.Condition()
         self._outbound: queue.SimpleQueue[pb.DraftRequest | None] | None = None  # None: no stream is open
-        # Numbers of the last messages sent, answered, awaited by a caller, and sent on a stream that broke.
+        # Numbers of the last message sent, answered, awaited by a caller, and sent on a stream that broke.
         self._sent = self._answered = self._awaited = self._lost = 0
-        # Replies to awaited steps, in order; None: the stream broke. Those that come too late are skipped by `collect`.
+        # Replies to awaited steps, in order; None: the stream broke. `collect` skips those that are too late.
         self._arrived: queue.SimpleQueue[pb.DraftReply | None] = queue.SimpleQueue()
-        self._trouble = "not connected yet"
+        self._disconnect_reason = "not connected yet"
         self._closed = False
         self._channel = open_channel(endpoint, tls, _CHANNEL_OPTIONS)
         self._metadata = _trace_context()
@@ -101,9 +101,9 @@ class GrpcDatastore(Datastore):
             return self._state.wait_for(lambda: self._outbound is not None, timeout)
 
     @property
-    def trouble(self) -> str:
+    def disconnect_reason(self) -> str:
         """Why no stream is open; empty while one is."""
-        return self._trouble
+        return self._disconnect_reason
 
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         until = time.monotonic() + deadline
@@ -127,16 +127,16 @@ class GrpcDatastore(Datastore):
             except queue.Empty:
                 raise DeadlineMissedError("deadline missed") from None
             if reply is None and self._outbound is None:
-                raise DatastoreError(self._trouble)
+                raise DatastoreError(self._disconnect_reason)
             if reply is not None and reply.step == step:
                 return _read(reply, self._vocab_size)
 
-    def fate(self, step: int) -> Fate:
-        """What became of a step of `submit`."""
+    def state_of(self, step: int) -> StepState:
+        """The state of a step of `submit`."""
         with self._state:
             if step <= self._lost:
-                return Fate.LOST
-            return Fate.ANSWERED if step <= self._answered else Fate.PENDING
+                return StepState.LOST
+            return StepState.ANSWERED if step <= self._answered else StepState.PENDING
 
     def close(self) -> None:
         with self._state:
@@ -152,11 +152,11 @@ class GrpcDatastore(Datastore):
         request = wire.request_message(0, entries)
         with self._state:
             if self._outbound is None:
-                raise DatastoreError(self._trouble)
-            if self._sent - self._answered >= UNANSWERED:
+                raise DatastoreError(self._disconnect_reason)
+            if self._sent - self._answered >= MAX_UNANSWERED:
                 self._call.cancel()
-                self._disconnect(f"{UNANSWERED} messages unanswered")
-                raise DatastoreError(self._trouble)
+                self._disconnect(f"{MAX_UNANSWERED} messages unanswered")
+                raise DatastoreError(self._disconnect_reason)
             self._sent += 1
             request.step = self._sent
             if awaited:
@@ -170,20 +170,20 @@ class GrpcDatastore(Datastore):
         delay = FIRST_DELAY
         while not self._closed:
             try:
-                self._converse()
-                trouble = "stream ended by the service"
+                self._run_stream()
+                reason = "stream ended by the service"
             except grpc.RpcError as error:
-                trouble = f"{error.code().name}: {error.details()}"
+                reason = f"{error.code().name}: {error.details()}"
             with self._state:
                 if self._closed:
                     return
                 was_open = self._outbound is not None
-                self._disconnect(trouble)
-                self._report(trouble, was_open)
+                self._disconnect(reason)
+                self._report(reason, was_open)
                 delay = FIRST_DELAY if was_open else min(2 * delay, LONGEST_DELAY)
                 self._state.wait_for(lambda: self._closed, delay * random.uniform(0.5, 1.0))
 
-    def _converse(self) -> None:
+    def _run_stream(self) -> None:
         """One stream, from its greeting to its end."""
         outbound: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
         outbound.put(pb.DraftRequest(namespace=self._namespace))
@@ -206,17 +206,17 @@ class GrpcDatastore(Datastore):
         with self._state:
             self._answered = self._sent
             self._outbound = outbound
-            self._trouble = ""
+            self._disconnect_reason = ""
             self._state.notify_all()
         RECONNECTS.inc()
         log.info("datastore %s: connected", self._target)
 
-    def _disconnect(self, trouble: str) -> None:
+    def _disconnect(self, reason: str) -> None:
         if self._outbound is not None:
             self._arrived.put(None)
             self._lost = self._sent
         self._outbound = None
-        self._trouble = trouble
+        self._disconnect_reason = reason
         self._state.notify_all()
 
     def _deliver(self, reply: pb.DraftReply) -> None:
@@ -224,11 +224,11 @@ class GrpcDatastore(Datastore):
         if reply.step == self._awaited:
             self._arrived.put(reply)
 
-    def _report(self, trouble: str, was_open: bool) -> None:
-        """One line a transition or new reason, not one an attempt."""
-        if was_open or trouble != self._reported:
-            log.warning("datastore %s: %s; connecting again in the background", self._target, trouble)
-        self._reported = trouble
+    def _report(self, reason: str, was_open: bool) -> None:
+        """Logs a lost stream and each new reason, not each attempt to connect."""
+        if was_open or reason != self._reported:
+            log.warning("datastore %s: %s; connecting again in the background", self._target, reason)
+        self._reported = reason
 
 
 def _trace_context() -> tuple[tuple[str, str], ...]:

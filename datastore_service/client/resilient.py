@@ -1,4 +1,4 @@
-"""Drafts whatever happens to the services: deadline, circuit breakers, local fallback, resynchronisation."""
+"""A datastore that drafts even if services fail: deadline, circuit breakers, local fallback, resynchronisation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from datastore_service.client import metrics
-from datastore_service.client.affinity import affinity_key, ranked
 from datastore_service.client.base import Datastore
 from datastore_service.client.link import Link
+from datastore_service.client.placement import Placement
 from datastore_service.client.token_log import TokenLog
 from datastore_service.engine.engine import Engine
-from datastore_service.protocol.tree import EMPTY_TREE
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Entry, Reply, Status
 
 log = logging.getLogger(__name__)
@@ -24,16 +24,14 @@ log = logging.getLogger(__name__)
 class ResilientDatastore(Datastore):
     """`step` never raises DatastoreError and never waits past the deadline.
 
-    The local engine drafts from the sessions alone (prompt lookup). It does so while the services work on their own
-    answers, so a missed deadline costs no further time: its trees are ready. A reply that shows a session lost by its
-    service takes the local tree and has the session sent again; callers see UNKNOWN_SESSION or GAP only for sessions
-    which they have not told of themselves.
+    The local engine drafts from the sessions alone (prompt lookup). It drafts while the services work, so its trees are
+    ready when a deadline is missed. If a reply shows that its service has lost the session, the local tree is taken and
+    the session is sent again. Callers see UNKNOWN_SESSION or GAP only for sessions that they have not sent themselves.
 
-    A session stays with one service, by affinity one of those that answer when it opens. When that one stops answering
-    and another does not, the session is sent there whole.
+    `Placement` decides which service has which session.
 
-    links: the services, at least one. vocab_size: token ids from here on (images, say) are nothing to look up; their
-    sessions get empty trees.
+    links: the services, at least one. vocab_size: token ids from here on (of images, for example) cannot be looked up;
+    sessions that have one get empty trees.
     """
 
     def __init__(self, links: Sequence[Link], local: Engine, vocab_size: int) -> None:
@@ -41,31 +39,32 @@ class ResilientDatastore(Datastore):
         self._local = local
         self._vocab_size = vocab_size
         self._texts = TokenLog()
-        self._placed: dict[str, Link] = {}
+        self._placement = Placement(self.links, self._texts)
         self._skipped: set[str] = set()
+        self._without_queries: set[str] = set()  # links of services that do not know queries
 
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         started = time.monotonic()
-        accepted = [self._accepts(entry) for entry in entries]
-        wanted = [entry for entry, accept in zip(entries, accepted, strict=True) if accept]
-        replies = iter(self._draft(wanted, started + deadline) if wanted else ())
+        supported = [self._supports(entry) for entry in entries]
+        kept = [entry for entry, keep in zip(entries, supported, strict=True) if keep]
+        replies = iter(self._draft(kept, started + deadline) if kept else ())
         metrics.STEP_SECONDS.observe(time.monotonic() - started)
         return [
-            next(replies) if accept else _no_draft(entry)
-            for entry, accept in zip(entries, accepted, strict=True)
+            next(replies) if keep else _no_draft(entry)
+            for entry, keep in zip(entries, supported, strict=True)
         ]
 
     def post(self, entries: Sequence[Entry]) -> None:
-        wanted = [entry for entry in entries if self._accepts(entry)]
-        self._record(wanted)
-        for link, rows in self._shares(wanted):
-            share = [wanted[row] for row in rows]
-            if link.asks:
-                link.post(share)
+        kept = [entry for entry in entries if self._supports(entry)]
+        self._record(kept)
+        for link, rows in self._by_link(kept):
+            of_link = [kept[row] for row in rows]
+            if link.allows_calls:
+                link.post(of_link)
             else:
-                _tell_closings(link, share)
-        if wanted:
-            self._local.step([_private(entry) for entry in wanted])
+                _post_closings(link, of_link)
+        if kept:
+            self._local.step([_for_local(entry) for entry in kept])
 
     def close(self) -> None:
         for link in self.links.values():
@@ -73,11 +72,11 @@ class ResilientDatastore(Datastore):
 
     def _draft(self, entries: list[Entry], until: float) -> list[Reply]:
         self._record(entries)
-        shares = [(link, rows, [entries[row] for row in rows]) for link, rows in self._shares(entries)]
-        steps = [self._ask(link, share) for link, _, share in shares]
-        replies = self._local.step([_private(entry) for entry in entries])
-        for (link, rows, share), step in zip(shares, steps, strict=True):
-            remote = None if step is None else link.collect(step, len(share), until)
+        batches = [(link, rows, [entries[row] for row in rows]) for link, rows in self._by_link(entries)]
+        steps = [self._submit(link, batch) for link, _, batch in batches]
+        replies = self._local.step([_for_local(entry) for entry in entries])
+        for (link, rows, batch), step in zip(batches, steps, strict=True):
+            remote = None if step is None else link.collect(step, len(batch), until)
             for at, row in enumerate(rows):
                 reply = remote[at] if remote else None
                 if entries[row].expected:
@@ -89,59 +88,40 @@ class ResilientDatastore(Datastore):
         for entry in entries:
             self._texts.apply(entry)
 
-    # Which service has which session
-
-    def _shares(self, entries: list[Entry]) -> list[tuple[Link, Sequence[int]]]:
-        """The links of the entries' sessions, each with the rows of its entries."""
+    def _by_link(self, entries: list[Entry]) -> list[tuple[Link, Sequence[int]]]:
+        """See `Placement.by_link`. Probes the services that steps may not call."""
         for link in self.links.values():
-            if not link.asks:
+            if not link.allows_calls:
                 link.probe()
-        if len(self.links) == 1:
-            return [(link, range(len(entries))) for link in self.links.values() if entries]
-        rows: dict[str, list[int]] = {}
-        for row, entry in enumerate(entries):
-            rows.setdefault(self._place(entry).name, []).append(row)
-        return [(self.links[name], share) for name, share in rows.items()]
+        return self._placement.by_link(entries)
 
-    def _place(self, entry: Entry) -> Link:
-        link = self._placed.get(entry.session)
-        if link is None or not link.usable:
-            link = self._move(entry, link)
-        if entry.closing:
-            self._placed.pop(entry.session, None)
-        else:
-            self._placed[entry.session] = link
-        return link
-
-    def _move(self, entry: Entry, old: Link | None) -> Link:
-        """To the first service of the session's that answers; stays, if none does."""
-        order = ranked(affinity_key(entry, self._texts.opening(entry.session)), self.links)
-        usable = [self.links[name] for name in order if self.links[name].usable]
-        if not usable:
-            return old or self.links[order[0]]
-        if old is not None:
-            metrics.MOVES.inc()
-            old.post([Entry(entry.session, closing=True)])  # it may be there, only slow
-            missing = self._texts.missing(entry.session, 0)
-            if missing is not None:
-                usable[0].post([missing])
-        return usable[0]
-
-    def _ask(self, link: Link, entries: list[Entry]) -> int | None:
-        """Sends the step; None if the service is not asked or cannot be."""
-        if not link.asks:
-            _tell_closings(link, entries)
+    def _submit(self, link: Link, entries: list[Entry]) -> int | None:
+        """Sends a step; returns its number for `collect`, None if the service may not or cannot be called."""
+        if not link.allows_calls:
+            _post_closings(link, entries)
             return None
         return link.submit(entries)
 
     def _choose(self, link: Link, entry: Entry, remote: Reply | None, local: Reply) -> Reply:
         if remote is None:
-            return _fallen_back(local)
-        if remote.status is Status.OK:
+            return _counted_fallback(local)
+        if remote.status is Status.OK and len(remote.trees) == len(entry.queries):
             return remote
+        if remote.status is Status.OK:
+            return self._with_local_answers(link, remote, local)
         if remote.status is not Status.OVER_BUDGET:
             self._resend(link, entry.session, remote.known if remote.status is Status.GAP else 0)
-        return _fallen_back(local)
+        return _counted_fallback(local)
+
+    def _with_local_answers(self, link: Link, remote: Reply, local: Reply) -> Reply:
+        """The reply of a service of an earlier version, which ignores queries, with the local answers to them."""
+        if link.name not in self._without_queries:
+            self._without_queries.add(link.name)
+            log.warning(
+                "datastore %s: does not answer queries; they are answered from sessions alone", link.name
+            )
+        metrics.FALLBACK_DRAFTS.inc(_drafted(local.trees))
+        return replace(remote, trees=local.trees)
 
     def _resend(self, link: Link, session: str, known: int) -> None:
         missing = self._texts.missing(session, known)
@@ -149,10 +129,10 @@ class ResilientDatastore(Datastore):
             metrics.RESYNCS.inc()
             link.post([missing])
 
-    def _accepts(self, entry: Entry) -> bool:
-        """Whether the entry's session is one to draft for; once refused, a session stays so until it closes."""
+    def _supports(self, entry: Entry) -> bool:
+        """Whether drafts can be made for the entry's session. Once they cannot, they cannot until it closes."""
         session = entry.session
-        if session not in self._skipped and _within(entry.tokens, self._vocab_size):
+        if session not in self._skipped and _in_vocabulary(entry.tokens, self._vocab_size):
             return True
         if session not in self._skipped:
             self._skip(session)
@@ -161,7 +141,7 @@ class ResilientDatastore(Datastore):
         return False
 
     def _skip(self, session: str) -> None:
-        """Forgets the session everywhere."""
+        """Removes the session here and from its service."""
         metrics.SKIPPED_SESSIONS.inc()
         log.info(
             "datastore: session %s has token ids outside [0, %d): not drafted for", session, self._vocab_size
@@ -170,39 +150,42 @@ class ResilientDatastore(Datastore):
         closing = Entry(session, closing=True)
         self._texts.apply(closing)
         self._local.step([closing])
-        for link, _ in self._shares([closing]):
+        for link, _ in self._by_link([closing]):
             link.post([closing])
 
 
-def _tell_closings(link: Link, entries: Sequence[Entry]) -> None:
-    """To a service that is not asked: it must not keep what the worker has dropped."""
+def _post_closings(link: Link, entries: Sequence[Entry]) -> None:
+    """Closes sessions at a service that steps may not call: it must not keep what the worker has dropped."""
     closings = [Entry(entry.session, closing=True) for entry in entries if entry.closing]
     if closings:
         link.post(closings)
 
 
 def _count_takeover(reply: Reply | None) -> None:
-    """Whether a session that another instance had begun was there for the first step."""
+    """Counts whether the service held a session that another instance had begun, at its first step."""
     held = "unanswered" if reply is None else "held" if reply.status is Status.OK else "missing"
     metrics.TAKEOVERS.labels(held).inc()
 
 
-def _within(tokens: np.ndarray, vocab_size: int) -> bool:
+def _in_vocabulary(tokens: np.ndarray, vocab_size: int) -> bool:
     return len(tokens) == 0 or bool(tokens.min() >= 0 and tokens.max() < vocab_size)
 
 
-def _private(entry: Entry) -> Entry:
-    """For the local engine: nothing of a session survives it there."""
+def _for_local(entry: Entry) -> Entry:
+    """The entry for the local engine, which keeps nothing of a session after its end."""
     if entry.opening is None:
         return entry
     return replace(entry, opening=replace(entry.opening, conversation="", publish=False))
 
 
-def _fallen_back(reply: Reply) -> Reply:
-    if len(reply.tree):
-        metrics.FALLBACK_DRAFTS.inc()
+def _counted_fallback(reply: Reply) -> Reply:
+    metrics.FALLBACK_DRAFTS.inc(_drafted((reply.tree, *reply.trees)))
     return reply
 
 
+def _drafted(trees: Sequence[DraftTree]) -> int:
+    return sum(1 for tree in trees if len(tree))
+
+
 def _no_draft(entry: Entry) -> Reply:
-    return Reply(Status.OK, entry.start + len(entry.tokens), EMPTY_TREE)
+    return Reply(Status.OK, entry.start + len(entry.tokens), EMPTY_TREE, (EMPTY_TREE,) * len(entry.queries))

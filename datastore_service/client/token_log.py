@@ -1,4 +1,4 @@
-"""What the worker has told of its sessions, to tell it again to a service that has lost them."""
+"""The texts of open sessions, to be sent again to a service that has lost them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Text:
     tokens: np.ndarray = field(default_factory=lambda: np.empty(_FIRST_CAPACITY, np.int32))
 
     def extend(self, start: int, tokens: np.ndarray) -> None:
-        """Appends what is new of `tokens`; leaves a gap alone, which the datastore reports."""
+        """Appends the new part of `tokens`. Ignores tokens after a gap, which the datastore reports."""
         new = tokens[max(0, self.size - start) :]
         end = self.size + len(new)
         if start > self.size or not len(new):
@@ -30,7 +30,7 @@ class _Text:
 
 
 class TokenLog:
-    """The open sessions' texts, 4 bytes a token (at most twice that while a text grows)."""
+    """Takes 4 bytes a token, at most twice that while a text grows."""
 
     def __init__(self) -> None:
         self._texts: dict[str, _Text] = {}
@@ -48,12 +48,12 @@ class TokenLog:
             self._texts.pop(entry.session, None)
 
     def opening(self, session: str) -> Opening | None:
-        """None if the session is not open here."""
+        """The session's opening, None if it is not open here."""
         text = self._texts.get(session)
         return text.opening if text else None
 
     def missing(self, session: str, known: int) -> Entry | None:
-        """The entry that brings a datastore which knows `known` leading tokens up to date; None if not open here."""
+        """The entry that sends a datastore all but the first `known` tokens; None if the session is not open here."""
         text = self._texts.get(session)
         if text is None:
             return None

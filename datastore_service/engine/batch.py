@@ -1,19 +1,14 @@
-"""One kernel call for a whole step: append what each session accepted, then draft for it."""
+"""The kernel of a step: for each session it appends the accepted tokens and then drafts."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 
 from datastore_service.engine.fusion import (
-    COLUMNS,
     INTEGER_ROWS,
     POLICY,
     PRIORITY_GRAM,
-    REAL_ROWS,
     Policy,
     count_votes,
     draft_chain,
@@ -61,92 +56,28 @@ from datastore_service.engine.session import (
     REFUSED,
     SessionIndex,
     append_tokens,
+    follow_with,
 )
-from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
-from datastore_service.protocol.types import Budget
+from datastore_service.protocol.tree import Tier
 
-# Fields of a request: the session's descriptor, its part of the appended tokens, where its known text starts, the
-# budget, where its nodes are written and, from the kernel, where they end. Address 0: nothing to do.
-SESSION, BEGIN, END, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(9)
-REQUEST_FIELDS = 9
-_CONTEXT, _INTERVALS, _COUNTS = range(INTEGER_ROWS, INTEGER_ROWS + 3)
-_TIERS = max(Tier) + 1
-FEWEST = 8  # occurrences of one prefix length and tier that are looked at, and two more for each node wanted
-WORTH = 2.0  # unclaimed probability times nodes below which no shorter prefix is looked up
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """drafts: asked for. By Tier: drafts with a node of it, nodes of it, and those that came true."""
-
-    drafts: int
-    hits: list[int]
-    drafted: list[int]
-    accepted: list[int]
-
-
-class Work:
-    """One kernel call at a time: what it is asked, and its working memory, 2 MB of which it touches a few KB.
-
-    Use: `begin`, then `add` or `add_nothing` for each entry, then `run`."""
-
-    __slots__ = ("_fields", "_integers", "_output", "_reals")
-
-    def __init__(self) -> None:
-        self._integers = np.zeros((INTEGER_ROWS + 3, COLUMNS), dtype=np.int64)
-        self._reals = np.zeros((REAL_ROWS, COLUMNS), dtype=np.float64)
-
-    def begin(self) -> None:
-        self._fields: list[int] = []  # of all requests
-        self._output = 0
-
-    def add_nothing(self) -> None:
-        """An entry that neither appends nor drafts."""
-        self._fields += (0, 0, 0, 0, 0, 0, 0, self._output, 0)
-
-    def add(self, index: SessionIndex, begin: int, end: int, budget: Budget) -> None:
-        """index: has reserved room for the tokens [begin, end) of those that `run` gets, and for the budget's nodes."""
-        nodes = budget.nodes
-        self._fields += (
-            index.address, begin, end, index.text_start, nodes, budget.depth, budget.children, self._output, 0
-        )  # fmt: skip
-        self._output += nodes
-
-    def run(self, appended: np.ndarray, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
-        """A tree for each entry. appended: int32, the new tokens of all. table: of `source_table`, whose texts the caller
-        keeps alive meanwhile."""
-        requests = np.array(self._fields, dtype=np.int64).reshape(-1, REQUEST_FIELDS)
-        tokens = np.empty(self._output, dtype=np.int32)
-        parents = np.empty(self._output, dtype=np.int32)
-        probs = np.empty(self._output, dtype=np.float32)
-        tiers = np.empty(self._output, dtype=np.uint8)
-        run_batch(
-            requests, appended, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
-        )  # fmt: skip
-        return [
-            DraftTree(tokens[i:j], parents[i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE
-            for i, j in requests[:, OUTPUT : DRAFTED + 1].tolist()
-        ]
-
-    @property
-    def counts(self) -> np.ndarray:
-        return self._integers[_COUNTS, : 1 + 3 * _TIERS]
-
-
-def counts(works: Sequence[Work]) -> Counts:
-    """Over all calls so far."""
-    total = np.zeros(1 + 3 * _TIERS, dtype=np.int64)
-    for work in list(works):
-        total += work.counts
-    hits, drafted, accepted = total[1:].reshape(3, _TIERS).tolist()
-    return Counts(int(total[0]), hits, drafted, accepted)
+# Fields of a request: address of the session's descriptor (0: nothing to do), the range of its tokens, whether they are a
+# query's and so not kept, the start of the request's own text, the budget, where its nodes are written and, set by the
+# kernel, where they end.
+SESSION, BEGIN, END, TENTATIVE, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(10)
+REQUEST_FIELDS = 10
+_CONTEXT, _INTERVALS, COUNTERS_ROW, _DESCRIPTOR = range(INTEGER_ROWS, INTEGER_ROWS + 4)
+SCRATCH_ROWS = INTEGER_ROWS + 4
+TIERS = max(Tier) + 1
+COUNTERS = 1 + 3 * TIERS
+_MIN_SAMPLES = 8  # of each prefix length and tier; two more for each node of the budget
+_MIN_GAIN = 2.0  # unclaimed probability times nodes; below it shorter prefixes are not looked up
 
 
 def source_table(
     fresh: tuple[SessionIndex, ...], live: tuple[Segment, ...], prior: tuple[Segment, ...]
 ) -> np.ndarray:
-    """int64 [FIRST_ROW + sources, SOURCE_FIELDS]: rows for the session and what was refused in it, then fresh texts, live
-    and prior segments.
+    """int64 [FIRST_ROW + sources, SOURCE_FIELDS]: rows for the session and for the tokens refused in it, then for fresh
+    texts, live segments and prior segments.
 
     The caller keeps the sources alive as long as the table is used."""
     table = np.zeros((FIRST_ROW + len(fresh) + len(live) + len(prior), SOURCE_FIELDS), dtype=np.int64)
@@ -165,9 +96,8 @@ def source_table(
 
 
 @njit(inline="always")
-def _context(address, text_start, context):
-    """Copies the last tokens of the request's own text. Returns how many, at most MAX_MATCH."""
-    descriptor = view_i64(address, DESCRIPTOR_FIELDS)
+def _context(descriptor, text_start, context):
+    """Copies the last tokens of the request's own text, at most MAX_MATCH. Returns how many."""
     length = descriptor[LENGTH]
     tokens = view_i32(descriptor[BUFFER], length)
     size = min(MAX_MATCH, length - text_start)
@@ -178,7 +108,7 @@ def _context(address, text_start, context):
 
 @njit(inline="always")
 def _borders(sources):
-    """The first live segment's row and the first prior segment's."""
+    """The rows of the first live segment and of the first prior segment."""
     live = FIRST_ROW
     while live < len(sources) and sources[live, INDEX] != 0:
         live += 1
@@ -190,13 +120,13 @@ def _borders(sources):
 
 @njit(inline="always")
 def _count_nodes(tiers, count):
-    """Adds one draft to the counts."""
+    """Adds one draft to the counters."""
     count[0] += 1
-    for tier in range(1, _TIERS):
-        before = count[1 + _TIERS + tier]
+    for tier in range(1, TIERS):
+        before = count[1 + TIERS + tier]
         for drafted in tiers:
-            count[1 + _TIERS + tier] += drafted == tier
-        count[1 + tier] += count[1 + _TIERS + tier] > before
+            count[1 + TIERS + tier] += drafted == tier
+        count[1 + tier] += count[1 + TIERS + tier] > before
 
 
 @njit(inline="always")
@@ -210,7 +140,7 @@ def _count_accepted(descriptor, appended, begin, end, count):
             break
         parent, token = draft[DRAFT_PARENTS * room + node], draft[DRAFT_TOKENS * room + node]
         if parent == last and token == appended[begin]:
-            count[1 + 2 * _TIERS + draft[DRAFT_TIERS * room + node]] += 1
+            count[1 + 2 * TIERS + draft[DRAFT_TIERS * room + node]] += 1
             last = node
             begin += 1
     descriptor[DRAFT_NODES] = 0
@@ -228,9 +158,9 @@ def _keep_draft(descriptor, tokens, parents, tiers):
 
 
 @njit(inline="always")
-def _enough(gram, nodes, count, weights, integers, reals):
-    """Whether occurrences of no more than the last `gram` tokens would change next to nothing: for `weighted`, if what is
-    left to claim is too little for places among `nodes`; for `priority`, if a longer n-gram has been found."""
+def _is_enough(gram, nodes, count, weights, integers, reals):
+    """Whether matches of `gram` tokens or fewer would change almost nothing. `weighted`: the unclaimed probability is too
+    small for a place among `nodes`. `priority`: a longer n-gram has been found."""
     if count == 0:
         return False
     if np.int64(weights[POLICY]) == Policy.PRIORITY:
@@ -238,21 +168,21 @@ def _enough(gram, nodes, count, weights, integers, reals):
         for i in range(count):
             longest = max(longest, integers[MATCH, i])
         return gram < PRIORITY_GRAM and longest > gram
-    return unclaimed(reals, weights) * nodes < WORTH
+    return unclaimed(reals, weights) * nodes < _MIN_GAIN
 
 
 @njit
 def _occurrences(address, sources, bounds, context, size, nodes, weights, intervals, integers, reals):
-    """Retrieval from all tiers, the longest n-grams first; returns how many occurrences there are."""
+    """Searches all tiers, longest n-grams first. Returns the number of occurrences."""
     live, prior, end = bounds
-    most = min(SAMPLES, FEWEST + 2 * nodes)
+    most = min(SAMPLES, _MIN_SAMPLES + 2 * nodes)
     count = np.int64(0)
     longer_live = longer_prior = MAX_MATCH + 1
     for level in range(LEVELS - 1, -1, -1):
         gram = GRAMS[level]
         if gram > size:
             continue
-        if _enough(gram, nodes, count, weights, integers, reals):
+        if _is_enough(gram, nodes, count, weights, integers, reals):
             break
         before = count
         count = session_occurrences(address, level, most, integers, count)
@@ -275,12 +205,12 @@ def _occurrences(address, sources, bounds, context, size, nodes, weights, interv
 def run_batch(requests, appended, sources, weights, integers, reals, tokens, parents, probs, tiers):
     """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order.
 
-    appended: int32, the new tokens of all. sources: see source_table; the session's rows are overwritten, so a call owns
-    its copy. tokens, parents: int32, probs: float32, tiers: uint8, each of the total budget."""
+    appended: int32, the tokens of all entries and queries. sources: a copy of a `source_table`, whose rows of the session
+    are overwritten. tokens, parents: int32, probs: float32, tiers: uint8, each as long as the sum of the budgets."""
     live, prior = _borders(sources)
     bounds = live, prior, len(sources)
     context = integers[_CONTEXT]
-    count = integers[_COUNTS]
+    count = integers[COUNTERS_ROW]
     intervals = integers[_INTERVALS, : 4 * MAX_SEGMENTS].reshape((2, MAX_SEGMENTS, 2))
     for entry in range(len(requests)):
         request = requests[entry]
@@ -289,13 +219,18 @@ def run_batch(requests, appended, sources, weights, integers, reals, tokens, par
         if address == 0:
             continue
         descriptor = view_i64(address, DESCRIPTOR_FIELDS)
-        if request[BEGIN] < request[END]:
+        tentative = request[TENTATIVE] != 0
+        if tentative:
+            descriptor = integers[_DESCRIPTOR, :DESCRIPTOR_FIELDS]
+            follow_with(address, appended, request[BEGIN], request[END], descriptor)
+            address = descriptor.ctypes.data
+        elif request[BEGIN] < request[END]:
             if descriptor[DRAFT_NODES] > 0:
                 _count_accepted(descriptor, appended, request[BEGIN], request[END], count)
             append_tokens(address, appended, request[BEGIN], request[END])
         if request[NODES] == 0:
             continue
-        size = _context(address, request[TEXT_START], context)
+        size = _context(descriptor, request[TEXT_START], context)
         begin, end = request[OUTPUT], request[OUTPUT] + request[NODES]
         if size > 0:
             sources[SESSION_ROW, TOKENS] = descriptor[BUFFER]
@@ -311,5 +246,6 @@ def run_batch(requests, appended, sources, weights, integers, reals, tokens, par
             else:
                 size = grow_tree(integers, reals, found, sources, length, weights, budget, *out)
         end = request[DRAFTED] = begin + size
-        _count_nodes(tiers[begin:end], count)
-        _keep_draft(descriptor, tokens[begin:end], parents[begin:end], tiers[begin:end])
+        if not tentative:
+            _count_nodes(tiers[begin:end], count)
+            _keep_draft(descriptor, tokens[begin:end], parents[begin:end], tiers[begin:end])

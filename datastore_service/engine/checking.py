@@ -1,4 +1,4 @@
-"""Whether entries keep the contract; before any of a step's is applied."""
+"""Checks a step's entries before any of them is applied."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
-from datastore_service.protocol.types import Budget, Entry
+from datastore_service.protocol.types import Budget, Entry, Query
 
 MAX_NAME_BYTES = 256
-_SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit whatever they are
-_FEW = 128
+MAX_QUERIES = 4096  # of a step
+MAX_QUERY_TOKENS = 256
+_SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit in any case: one has at most four bytes
+_FEW = 128  # tokens for which Python is quicker than NumPy
 
 
 def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
-    """Raises ValueError naming the field and its limit. Of the tokens see `joined_tokens`."""
+    """Raises ValueError naming the field and its limit. `joined_tokens` checks the tokens."""
+    queries = 0
     for entry in entries:
         if not 0 < len(entry.session) <= _SHORT_NAME:
             _check_name(entry.session)
@@ -31,22 +34,42 @@ def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
             and 0 < budget.depth <= MAX_DEPTH
             and 0 < budget.children <= MAX_NODES
         ):
-            _check_budget(budget)
+            _check_budget(budget, "budget")
         if entry.opening is not None and len(entry.opening.conversation.encode()) > MAX_NAME_BYTES:
             raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
+        if entry.queries:
+            queries += len(entry.queries)
+            _check_queries(entry.queries)
+    if queries > MAX_QUERIES:
+        raise ValueError(f"queries: {queries} in one step exceed {MAX_QUERIES}")
 
 
 def joined_tokens(entries: Sequence[Entry], vocab_size: int) -> np.ndarray:
-    """int32, the entries' tokens one after the other, in an array of its own. Raises ValueError naming the id and the
-    limit."""
-    parts = [entry.tokens for entry in entries]
+    """int32, a new array of all entries' tokens and then of all queries' tokens. Raises ValueError naming the field, the id
+    and the limit."""
+    tokens = _joined("tokens", [entry.tokens for entry in entries], vocab_size)
+    of_queries = [query.tokens for entry in entries for query in entry.queries]
+    if not of_queries:
+        return tokens
+    return np.concatenate((tokens, _joined("queries.tokens", of_queries, vocab_size)))
+
+
+def _joined(name: str, parts: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
     for part in parts:
         if part.ndim != 1 or (part.dtype.kind not in "iu" and len(part)):
-            raise ValueError(f"tokens: {part.ndim}-D {part.dtype}, not a 1-D integer array")
+            raise ValueError(f"{name}: {part.ndim}-D {part.dtype}, not a 1-D integer array")
     tokens = np.concatenate(parts)
     if len(tokens):
-        _check_range("tokens", tokens, vocab_size)
+        _check_range(name, tokens, vocab_size)
     return tokens.astype(np.int32, copy=False)
+
+
+def _check_queries(queries: Sequence[Query]) -> None:
+    for query in queries:
+        if len(query.tokens) > MAX_QUERY_TOKENS:
+            raise ValueError(f"queries.tokens: {len(query.tokens)} exceed {MAX_QUERY_TOKENS}")
+        if query.budget.nodes:
+            _check_budget(query.budget, "queries.budget")
 
 
 def _check_name(name: str) -> None:
@@ -62,7 +85,7 @@ def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
 
 
 def _check_range(name: str, tokens: np.ndarray, vocab_size: int) -> None:
-    if len(tokens) < _FEW:  # NumPy's reductions take microseconds whatever the size
+    if len(tokens) < _FEW:  # a NumPy reduction takes microseconds for any size
         values = tokens.tolist()
         low, high = min(values), max(values)
     else:
@@ -71,10 +94,10 @@ def _check_range(name: str, tokens: np.ndarray, vocab_size: int) -> None:
         raise ValueError(f"{name}: id {low if low < 0 else high} is outside [0, {vocab_size})")
 
 
-def _check_budget(budget: Budget) -> None:
+def _check_budget(budget: Budget, name: str) -> None:
     if not 0 <= budget.nodes <= MAX_NODES:
-        raise ValueError(f"budget.nodes: {budget.nodes} is outside 0..{MAX_NODES}")
+        raise ValueError(f"{name}.nodes: {budget.nodes} is outside 0..{MAX_NODES}")
     if not 1 <= budget.depth <= MAX_DEPTH:
-        raise ValueError(f"budget.depth: {budget.depth} is outside 1..{MAX_DEPTH}")
+        raise ValueError(f"{name}.depth: {budget.depth} is outside 1..{MAX_DEPTH}")
     if not 1 <= budget.children <= MAX_NODES:
-        raise ValueError(f"budget.children: {budget.children} is outside 1..{MAX_NODES}")
+        raise ValueError(f"{name}.children: {budget.children} is outside 1..{MAX_NODES}")

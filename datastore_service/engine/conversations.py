@@ -1,4 +1,4 @@
-"""Texts of closed sessions, kept under a name for the conversation's next request."""
+"""Texts of closed sessions, kept by conversation for its next request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datastore_service.engine.session import SessionIndex
 
 
 class Conversations:
-    """At most `count` texts and `nbytes` bytes, none older than `seconds`; the longest unused leaves first.
+    """Keeps at most `count` texts and `nbytes` bytes, none longer than `seconds`. The oldest leaves first.
 
     Not thread-safe: the engine calls it under its lock."""
 
@@ -27,7 +27,7 @@ class Conversations:
         return len(self._kept)
 
     def keep(self, name: str, index: SessionIndex) -> None:
-        """Retains an index, in place of an earlier one of that name."""
+        """Keeps an index, in place of an earlier one of that name."""
         self.take(name)
         self._kept[name] = self._clock(), index
         self.nbytes += index.nbytes
@@ -35,7 +35,7 @@ class Conversations:
         self._evict()
 
     def take(self, name: str) -> SessionIndex | None:
-        """Moves an index out, None if there is none."""
+        """Removes and returns an index, None if there is none."""
         self._evict()
         if name not in self._kept:
             return None

@@ -1,21 +1,21 @@
-"""From occurrences to a draft tree, by one of two policies.
+"""Makes a draft tree from occurrences, by one of two policies.
 
 `weighted` (SSSD, section 3.1.4 and Algorithm 3). Every occurrence votes for the text that follows it. Votes are grouped
-by tier and by match length, longest match and nearest tier first; a group claims a share of the probability that the
-groups before it have left (its *trust*, less when it has few occurrences), and its occurrences divide the share. What
-nobody claims is the estimate that all are wrong. So a node's probability is the sum over all sources, where Algorithm 3
-takes the largest of separate estimates.
+by match length and tier: longest match first, then nearest tier. A group claims a share of the probability that the
+groups before it have left: its *trust*, reduced if it has few occurrences. Its occurrences divide the share. The
+probability that no group claims is the estimate that all are wrong. So a node's probability is a sum over all sources;
+Algorithm 3 takes the largest of separate estimates instead.
 
 The tree grows best first: the likeliest candidate becomes a node, and the occurrences that agree with it are split by
-their next token into its candidates. Below the first level, a group's share is multiplied by *hold*, the estimate that
-the target goes on agreeing. Only nodes that are drafted are ever split, and splitting permutes a range of indices in
+their next token into its candidates. Below the first level a group's share is multiplied by *hold*, the estimated
+probability that the target keeps agreeing. Only drafted nodes are split, and splitting permutes a range of indices in
 place: no trie is built.
 
-A token that the target refused where the context occurred before (rejected tier) votes too, last of all; if others vote
-for it as the first token, their votes are multiplied by *keep*: what was refused here is less likely to be right here.
+A token that the target refused at an earlier occurrence of the context (rejected tier) votes too, after all others. If
+others vote for it as the first token, their votes are multiplied by *keep*, because it is less likely to be right.
 
-`priority` (Double, Algorithm 3). One chain: the text after the longest n-gram that occurs anywhere, n at most 3; of
-equal n the tier that comes first in the order prior, live, session, rejected.
+`priority` (Double, Algorithm 3). One chain: the text after the longest n-gram that occurs anywhere, n at most 3. Among
+equal n the tier decides, in the order prior, live, session, rejected.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Row = tuple[float, ...]
 
 
 class Policy(IntEnum):
-    """How occurrences become a draft."""
+    """How a draft is made from occurrences."""
 
     WEIGHTED = 0
     PRIORITY = 1
@@ -68,22 +68,22 @@ class Policy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FusionWeights:
-    """Constants of the merge; each row has one value a class of MATCH_CLASSES, shortest match first.
+    """Constants of the fusion. Each row has one value for each class of MATCH_CLASSES, shortest match first.
 
     trust_*: share of the remaining probability that a tier's occurrences of that match length claim.
     hold_*: probability that the target follows them one token further, by match length including drafted tokens.
     keep: factor on the other tiers' votes for a token that was refused after a match of that length.
-    doubt: occurrences at which a group claims half of its trust (0: one occurrence claims it all).
+    doubt: number of occurrences at which a group claims half of its trust (0: one occurrence claims all of it).
     floor: candidates less likely than this are not drafted.
-    odds: the odds of every estimate are multiplied by it before it is returned, so that the probabilities of a tree
-    add up to the tokens it gets accepted (the order of candidates does not depend on it).
+    odds: factor on the odds of every estimate that is returned. It makes the probabilities of a tree add up to its
+    accepted tokens, and does not change the order of candidates.
 
-    The paper's constants are, in these terms: trust 0.6 for the session and 1 for the datastore; hold 0.6 + 0.1 P for
-    a session match of length P, 1 for the datastore; no doubt, no floor, odds 1. The defaults are a coordinate search
-    for accepted tokens and squared error of the probabilities, on replays of held-out Python sources and grade-school
-    mathematics. On other held-out documents, at 16 nodes, they accept more tokens a step than the hand-set values the
-    search started from: 2.72 for 2.57 (Python), 2.42 for 2.20 (mathematics), 1.81 for 1.79 (Python without a prior).
-    The live tier has the prior's values.
+    The paper's constants in these terms: trust 0.6 for the session and 1 for the datastore; hold 0.6 + 0.1 P for a
+    session match of length P, 1 for the datastore; no doubt, no floor, odds 1. The defaults were found by coordinate
+    search for accepted tokens and squared error of the probabilities, on replays of held-out Python sources and
+    grade-school mathematics. On other held-out documents, at 16 nodes, they accept more tokens a step than the hand-set
+    values that the search started from: 2.72 against 2.57 (Python), 2.42 against 2.20 (mathematics), 1.81 against 1.79
+    (Python without a prior). The live tier has the prior's values.
     """
 
     trust_session: Row = (0.35, 0.37, 0.52, 0.68, 0.68, 0.90, 0.95)
@@ -133,7 +133,7 @@ _REJECTED = TIERS.index(Tier.REJECTED)
 _PRIORITY_OF = np.array([[Tier.REJECTED, Tier.SESSION, Tier.LIVE, Tier.PRIOR].index(tier) for tier in TIERS])
 
 # Scratch: int64 [INTEGER_ROWS, COLUMNS] and float64 [REAL_ROWS, COLUMNS]; a name is a row.
-COLUMNS = 8192 + 8  # not a power of two: rows must not share the lines of one cache set
+COLUMNS = 8192 + 8  # not a power of two, or the rows would share cache sets
 _SLOTS = 4096  # hash table from a token to its group, at most a quarter full
 assert MAX_OCCURRENCES <= _SLOTS // 4
 _ORDER, _MOVED, _NEXT, _GROUP, _TABLE, _TAKEN = range(4, 10)
@@ -162,7 +162,7 @@ def _keep(weights, match):
 
 @njit
 def count_votes(integers, reals, begin, end, sources):
-    """Counts occurrences [begin, end) by match class and tier; begin 0 starts anew."""
+    """Counts occurrences [begin, end) by match class and tier. With begin 0 it resets the counts first."""
     shares = reals[_SHARES]
     if begin == 0:
         shares[: CLASSES * RANKS] = 0.0
@@ -174,7 +174,7 @@ def count_votes(integers, reals, begin, end, sources):
 
 @njit
 def unclaimed(reals, weights):
-    """The probability that the occurrences counted so far leave to others."""
+    """The probability that no occurrence counted so far claims."""
     left = 1.0
     for group in range(CLASSES * RANKS - 1, -1, -1):
         number = reals[_SHARES, group]
@@ -185,7 +185,7 @@ def unclaimed(reals, weights):
 
 @njit
 def _cast_votes(integers, reals, count, weights):
-    """Divides the probability among the counted occurrences: reals[_VOTE, i] for occurrence i, in all at most 1."""
+    """Divides the probability among the counted occurrences: occurrence i gets reals[_VOTE, i]. The sum is at most 1."""
     left, shares = 1.0, reals[_SHARES]
     for match_class in range(CLASSES - 1, -1, -1):
         for rank in range(RANKS):
@@ -201,10 +201,10 @@ def _cast_votes(integers, reals, count, weights):
 
 @njit(inline="always")
 def _following(integers, occurrence, sources, length, tokens, parents, node, depth):
-    """The token `depth` tokens after an occurrence's first, or -1 where its document ends or what follows is no token.
+    """The token at `depth` in the continuation of an occurrence, or -1 at the end of the document and for an invalid token.
 
-    A session's occurrence that reaches the end of the text goes on with the drafted path itself: it is periodic. A refused
-    token stands alone."""
+    If a session's continuation reaches the end of the text, it continues with the drafted path itself, which is periodic.
+    A refused token has no continuation."""
     row = integers[SOURCE, occurrence]
     cursor = integers[CURSOR, occurrence] + depth
     if row == REJECTED_ROW:
@@ -221,7 +221,7 @@ def _following(integers, occurrence, sources, length, tokens, parents, node, dep
 
 @njit(inline="always")
 def _group_of(integers, reals, token, groups):
-    """The group of a token, a new one if it has none. Returns the group and the number of groups."""
+    """The group of a token; creates one if there is none. Returns the group and the number of groups."""
     slot = (token * 2654435761 >> 7) & (_SLOTS - 1)
     while True:
         group = integers[_TABLE, slot] - 1
@@ -267,7 +267,7 @@ def _gather(integers, reals, sources, length, tokens, parents, low, high, node, 
 
 @njit(inline="always")
 def _permute(integers, low, high, groups):
-    """Makes each group's occurrences adjacent; afterwards _NEXT[group] is where the group ends."""
+    """Makes each group's occurrences adjacent. Afterwards _NEXT[group] is the end of the group."""
     at = low
     for group in range(groups):
         integers[_NEXT, group] = at
@@ -283,7 +283,7 @@ def _permute(integers, low, high, groups):
 
 @njit(inline="always")
 def _demote_refused(integers, reals, groups, weights):
-    """A refused token that others propose keeps a part of their votes; its own vote is for where none do."""
+    """Multiplies the votes for refused tokens by *keep*. The vote of the refusal itself counts only if there is no other."""
     for group in range(groups):
         refused = integers[_GROUP_REFUSED, group]
         own = reals[_GROUP_RANK_VOTE + _REJECTED, group]
@@ -359,7 +359,7 @@ def _expand(
     used,
     heap_size,
 ):
-    """Splits a range of occurrences into candidates below `node`; parent is the candidate it came from (-1: root).
+    """Splits a range of occurrences into candidates below `node`. parent: the candidate that became the node (-1: root).
 
     Returns the numbers of candidates and of heap elements."""
     groups = _gather(integers, reals, sources, length, tokens, parents, low, high, node, depth)
@@ -436,8 +436,8 @@ def grow_tree(integers, reals, count, sources, length, weights, budget, tokens, 
 
 @njit
 def draft_chain(integers, count, sources, length, weights, budget, tokens, parents, probs, tiers):
-    """The `priority` policy; arguments and result as `grow_tree`. Of the occurrences that rank equal, the first one with
-    the longest match."""
+    """The `priority` policy. Arguments and result are those of `grow_tree`. Among occurrences of equal rank it takes the
+    first with the longest match."""
     limit, deepest, _ = budget
     chosen, best = np.int64(-1), np.int64(-1)
     for i in range(count):

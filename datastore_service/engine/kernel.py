@@ -1,14 +1,14 @@
-"""Compiled entry points of the engine, and where their machine code is kept between processes.
+"""Compiles the engine's entry points and caches their machine code between processes.
 
-Numba caches a compiled function with everything it calls inlined or linked, but tells whether the cache is stale from
-the file of the function alone: after an edit of another module, or an upgrade in place, it would go on running old
-code. Its cache files are named after the qualified name of the function, so a digest of all sources in that name keeps
-versions apart. The files are beside the sources, or where that is not writable in a directory of the user's
-(NUMBA_CACHE_DIR, else ~/.cache/numba).
+Numba caches a compiled function together with everything that it calls, but decides from the file of the function alone
+whether the cache is stale. After an edit of another module, or an upgrade in place, it would keep running old code. Its
+cache files are named after the function's qualified name, so a digest of all sources in that name keeps versions apart.
+The files are next to the sources, or in a directory of the user's (NUMBA_CACHE_DIR, else ~/.cache/numba) if that is not
+writable.
 
-Concurrent processes. Numba replaces cache files atomically, but two processes that add *different* signatures of one
-function to its index at the same time can leave the index naming the wrong file. So an entry point has one signature
-(arrays whose type varies are passed by address), and what only other kernels call is not cached by itself.
+Concurrent processes: Numba replaces cache files atomically. But if two processes add *different* signatures of one
+function to its index at the same time, the index can name the wrong file. So an entry point has one signature (arrays
+of varying type are passed by address), and a function that only kernels call is not cached by itself.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 
 from numba import njit
 
-from datastore_service.engine import SOURCES
+from datastore_service.engine import SOURCES_DIGEST
 
 log = logging.getLogger(__name__)
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles an entry point, which releases the GIL; cached for exactly this version of the engine's sources."""
-    function.__qualname__ += f"_{SOURCES}"
+    """Compiles an entry point, which releases the GIL, and caches it for exactly this version of the engine's sources."""
+    function.__qualname__ += f"_{SOURCES_DIGEST}"
     try:
         return njit(nogil=True, cache=True)(function)
     except RuntimeError:  # no directory is writable

@@ -1,8 +1,8 @@
-"""Arrays behind addresses, for kernels that take a table of arrays of different widths in one argument.
+"""Access to arrays by address, for kernels that take many arrays of different types as one table of addresses.
 
-A Numba call costs about 0.2 us for each array argument, and its argument types must not depend on how many segments
-there are or how wide their tokens are. So kernels receive int64 addresses and look through them here. Whoever calls
-such a kernel keeps the arrays alive during the call.
+A Numba call costs about 0.2 us for each array argument, and its argument types must not depend on the number of segments
+or on the width of their tokens. So kernels receive int64 addresses and read the arrays through these functions. The
+caller of a kernel keeps the arrays alive during the call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _pointer(typing_context, address):
 
 @intrinsic
 def _store_release(typing_context, address, value):
-    """Writes a number (its type's width) at an address after every earlier write has become visible."""
+    """Writes a number, in the width of its type, at an address, after every earlier write has become visible."""
 
     def codegen(context, builder, signature, args):
         value_type = context.get_value_type(signature.args[1])
@@ -35,7 +35,7 @@ def _store_release(typing_context, address, value):
 
 
 def _load_acquire(result):
-    """An intrinsic that reads a number before any later read."""
+    """Makes an intrinsic that reads a number of type `result` before any later read."""
 
     @intrinsic
     def load(typing_context, address):
@@ -51,7 +51,7 @@ def _load_acquire(result):
 
 @intrinsic
 def load_word(typing_context, address):
-    """The uint64 at any address, aligned or not."""
+    """The uint64 at an address, which need not be aligned."""
 
     def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(args[0], context.get_value_type(types.uint64).as_pointer())
@@ -62,7 +62,7 @@ def load_word(typing_context, address):
 
 @intrinsic
 def prefetch(typing_context, address):
-    """Asks for the cache line at an address, without waiting for it."""
+    """Requests the cache line at an address and does not wait for it."""
 
     def codegen(context, builder, signature, args):
         byte, number = ir.IntType(8), ir.IntType(32)
@@ -82,7 +82,7 @@ _load_acquire_i64 = _load_acquire(types.int64)
 
 @njit(inline="always")
 def publish_i32(address, index, value):
-    """Writes element `index` of the int32 array at `address`; who reads it with `read_i32` sees what was written before."""
+    """Writes element `index` of the int32 array at `address`. A reader that gets it by `read_i32` sees all earlier writes."""
     _store_release(address + 4 * index, np.int32(value))
 
 

@@ -1,6 +1,6 @@
-"""Integers in as few bits as the largest needs, one after the other without gaps, lowest bit first.
+"""Packs integers: each has as many bits as the largest needs, with no gaps between them, lowest bit first.
 
-An element is read as the 64-bit word that starts at its first byte, so the array ends with `PADDING` bytes more.
+An element is read as part of the 64-bit word that starts at its first byte, so `PADDING` more bytes end the array.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MAX_BITS = 31
 
 
 def bits_for(largest: int) -> int:
-    """Bits of one element where `largest` is the largest value; at least 1."""
+    """Bits of one element if `largest` is the largest value; at least 1."""
     return max(1, largest.bit_length())
 
 
 def packed_size(count: int, bits: int) -> int:
-    """Bytes of `count` elements, padding included; 0 for none."""
+    """Bytes of `count` elements with their padding; 0 for none."""
     return -(-count * bits // 8) + PADDING if count else 0
 
 
@@ -34,7 +34,7 @@ def pack(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """int32 [count], what `pack` was given. packed: uint8, C-contiguous."""
+    """int32 [count], the values that `pack` was given. packed: uint8, C-contiguous."""
     values = np.empty(count, dtype=np.int32)
     if count:
         _unpack(address_of(packed), bits, count, address_of(values))

@@ -1,12 +1,12 @@
-"""Where the current context occurred before: in the session (SSSD, Algorithm 1), in fresh text and in segments
+"""Finds where the current context occurred before: in the session (SSSD, Algorithm 1), in fresh text and in segments
 (Algorithm 2).
 
-All write *occurrences*: places in some text whose preceding tokens equal the end of the context. An occurrence knows
-its source, the place of the token after it, and its *match length*, how far back the equality goes (at most
-`MAX_MATCH`). Each place is listed once, under its longest match. No continuation is copied.
+Every search lists *occurrences*: places in a text whose preceding tokens equal the end of the context. An occurrence has
+its source, the position of the token after it, and its *match length*: how many tokens before the place equal the end of
+the context, at most `MAX_MATCH`. Each place is listed once, with its longest match. No continuation is copied.
 
-A source is a row of an int64 table; fields below. Row 0 is the session and row 1 what was refused in it; the live tier's
-fresh texts follow, newest first, then segments grouped by tier.
+A source is a row of an int64 table, whose fields are below. Row 0 is the session, row 1 the tokens refused in it. The
+live tier's fresh texts follow, newest first, then the segments, grouped by tier.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from datastore_service.engine.session import (
 
 MAX_MATCH = 32
 
-# Fields of a source: the segment's descriptor, its tier, of fresh text the address of its index's descriptor, and what its
-# tokens are below, unless a segment's file is damaged.
+# Fields of a source: the segment's descriptor, the tier, the address of the index's descriptor (for fresh text alone), and
+# the vocabulary's size. A token is below it unless the segment's file is damaged.
 TOKENS, WIDTH, STOP, SUFFIXES, BITS, ROWS, KEYS, KEY_BITS, TIER, INDEX, VOCAB = range(11)
 SOURCE_FIELDS = 11
 INDEX_STOP = (1 << 32) - 1  # SEPARATOR read as unsigned
@@ -45,29 +45,29 @@ OCCURRENCE_FIELDS = 4
 
 SESSION_ROW, REJECTED_ROW, FIRST_ROW = range(
     3
-)  # of a source table; FIRST_ROW: of what does not change with the session
+)  # of a source table; from FIRST_ROW on rows are the same for every session
 
-FRESH_WALK = 8  # most occurrences visited for each n-gram length, all fresh texts together
-SAMPLES = 12  # most rows taken from an interval, all segments of a tier together; the paper takes 100; more were slower and no better
-LARGE = 8 * BLOCK  # rows of an interval whose exact ends do not matter
+FRESH_WALK = 8  # occurrences visited for each n-gram length, in all fresh texts together
+SAMPLES = 12  # rows taken of a prefix in all segments of a tier; the paper takes 100, which was slower and no better
+LARGE = 8 * BLOCK  # rows of an interval from which its exact ends do not matter
 FIRST_GRAM = 4  # length of the first searched prefix, the paper's P
-LONG_GRAM = 8  # searched too where the first interval is larger than the sample
+LONG_GRAM = 8  # also searched if the first interval is larger than the sample
 MAX_SEGMENTS = 64  # of one tier; the paper caps them at 8
 MAX_OCCURRENCES = (
     LEVELS * (3 * SAMPLES + FRESH_WALK) + 2 * (FIRST_GRAM + 1) * SAMPLES
-)  # of one place two tokens were refused
+)  # two refused tokens of each place
 
 
 @njit(inline="always")
 def _longer(level):
-    """Matches of at least so many tokens were listed with a longer n-gram."""
+    """Matches of at least this many tokens are listed with a longer n-gram."""
     return GRAMS[level + 1] if level + 1 < LEVELS else MAX_MATCH + 1
 
 
 @njit
 def session_occurrences(address, level, walk, occurrences, count):
-    """Lists earlier occurrences of the session's last n-gram of GRAMS[level] tokens, newest first, at most `walk` visited.
-    Returns the number of occurrences after it."""
+    """Lists earlier occurrences of the session's last n-gram of GRAMS[level] tokens, newest first. Visits at most `walk`.
+    Returns the new number of occurrences."""
     descriptor = view_i64(address, DESCRIPTOR_FIELDS)
     tokens, links = text_of(descriptor)
     last = descriptor[LENGTH] - 1
@@ -92,8 +92,8 @@ def session_occurrences(address, level, walk, occurrences, count):
 
 @njit
 def refused_occurrences(address, occurrences, begin, end):
-    """Lists what the target refused after the session's occurrences [begin, end), which are the last in the list; its
-    position is the place in the list of refusals. Returns the number of occurrences after it."""
+    """Lists what the target refused after the session's occurrences [begin, end), which are the last in the list. The
+    cursor of such an occurrence is an index into the list of refusals. Returns the new number of occurrences."""
     descriptor = view_i64(address, DESCRIPTOR_FIELDS)
     refusals, count = descriptor[REFUSALS], end
     if refusals == 0:
@@ -121,8 +121,7 @@ def refused_occurrences(address, occurrences, begin, end):
 @njit
 def fresh_occurrences(sources, begin, end, level, context, size, occurrences, count):
     """Lists where the context's last n-gram of GRAMS[level] tokens ends in fresh texts (source rows begin..end), newest
-    first. Another thread may be appending: what it has not finished is not seen. Returns the number of occurrences
-    after it."""
+    first. Another thread may be appending; an unfinished document is not seen. Returns the new number of occurrences."""
     hashed = np.uint64(0)
     for back in range(GRAMS[level]):
         hashed = mix(hashed, context[size - 1 - back])
@@ -136,7 +135,7 @@ def fresh_occurrences(sources, begin, end, level, context, size, occurrences, co
 
 @njit(inline="always")
 def _walk_fresh(source, row, level, hashed, longer, context, size, walked, occurrences, count):
-    """One fresh text's part of a level. Matches that reach `longer` were listed before."""
+    """Does one fresh text's part of a level. Matches of at least `longer` tokens are listed already."""
     length = read_i64(source[INDEX], LENGTH)  # complete documents up to here
     descriptor = view_i64(source[INDEX], DESCRIPTOR_FIELDS)
     tokens, links = text_of(descriptor)
@@ -159,7 +158,7 @@ def _walk_fresh(source, row, level, hashed, longer, context, size, walked, occur
 
 @njit(inline="always")
 def _keys_below(keys, key, low, high):
-    """Binary search in keys [low, high) for the first that is not below `key`."""
+    """Index of the first of keys [low, high) that is not below `key`, by binary search."""
     while low < high:
         middle = (low + high) >> 1
         if keys[middle] < key:
@@ -171,7 +170,7 @@ def _keys_below(keys, key, low, high):
 
 @njit(inline="always")
 def _keys_upto(keys, key, low):
-    """How many keys are at most `key`, given that the first `low` are: mostly not many more."""
+    """The number of keys that are at most `key`. The first `low` are; usually there are few more."""
     high, step = low, 1
     while high < len(keys) and keys[high] <= key:
         low = high + 1
@@ -189,15 +188,15 @@ def _keys_upto(keys, key, low):
 
 @njit(inline="always")
 def _suffix(source, row):
-    """Where the suffix of a row starts; within the text even if the file is damaged."""
+    """Start of a row's suffix. It is within the text even if the file is damaged."""
     return min(packed_value(source[SUFFIXES], source[BITS], row), source[ROWS] - 1)
 
 
 @njit(inline="always")
 def _suffix_order(source, position, query, size):
-    """Negative, zero or positive: the suffix is below, begins with, or is above the query.
+    """Negative, zero or positive if the suffix is below, begins with, or is above the query.
 
-    No bounds check: text ends with a separator, which no query contains."""
+    It needs no bounds check: text ends with a separator, which no query contains."""
     order = np.int64(0)
     for i in range(size):
         order = load_token(source[TOKENS], source[WIDTH], position + i) - query[i]
@@ -208,8 +207,8 @@ def _suffix_order(source, position, query, size):
 
 @njit(inline="always")
 def _narrow(source, query, size, low, high, or_equal):
-    """Binary search in suffix array rows [low, high) until at most BLOCK are left among which the first row not below the
-    query (or beginning with it) is."""
+    """Narrows suffix array rows [low, high) by binary search to at most BLOCK rows. The first row that is not below the
+    query (or_equal: that is above it) is among them, or is the row after them."""
     while high - low > BLOCK:
         middle = (low + high) >> 1
         order = _suffix_order(source, _suffix(source, middle), query, size)
@@ -222,8 +221,8 @@ def _narrow(source, query, size, low, high, or_equal):
 
 @njit(inline="always")
 def _scan(source, query, size, low, high):
-    """The first row of [low, high) that is not below the query, and the first above it. Rows lie in random places of the
-    text: all are asked for before the first is read."""
+    """The first row of [low, high) that is not below the query, and the first that is above it. The suffixes are in random
+    places of the text, so all are prefetched before the first is read."""
     for row in range(low, high):
         prefetch(source[TOKENS] + _suffix(source, row) * source[WIDTH])
     first, last = low, low
@@ -236,8 +235,8 @@ def _scan(source, query, size, low, high):
 
 @njit
 def interval(source, query, size):
-    """First and last + 1 suffix array row of the suffixes that begin with query[:size]; size >= 1. Of more than LARGE
-    rows, up to BLOCK at either end are left out: so many are sampled anyway.
+    """The suffix array rows [first, end) of the suffixes that begin with query[:size]; size >= 1. Of more than LARGE rows
+    up to BLOCK are missing at either end, which does not matter because they are sampled.
 
     source: int64 [SOURCE_FIELDS]. query: int64."""
     rows, key_bits = source[ROWS], source[KEY_BITS]
@@ -268,7 +267,7 @@ def interval(source, query, size):
 
 @njit(inline="always")
 def _refined(source, query, size, start, end):
-    """The rows of [start, end), whose keys agree with the query, that begin with all of it."""
+    """The rows of [start, end) that begin with all of the query. The keys of the range agree with it."""
     low, high = _narrow(source, query, size, start, end, False)
     first, last = _scan(source, query, size, low, high)
     if last < high or high == end:
@@ -280,7 +279,7 @@ def _refined(source, query, size, start, end):
 
 @njit(inline="always")
 def _match_length(source, position, context, size, gram):
-    """How far back the text before position + gram equals the end of the context, at least `gram`."""
+    """Number of tokens before position + gram that equal the end of the context; at least `gram`."""
     match = gram
     while match < size and match - gram < position:
         token = load_token(source[TOKENS], source[WIDTH], position - (match - gram) - 1)
@@ -292,9 +291,9 @@ def _match_length(source, position, context, size, gram):
 
 @njit(inline="always")
 def _sample(source, row, bounds, step, phase, gram, longer, context, size, occurrences, count):
-    """Takes every step-th row of one source's interval. Returns the number of occurrences after it.
+    """Lists every step-th row of one source's interval. Returns the new number of occurrences.
 
-    Rows whose match reaches `longer` were taken with that longer prefix already."""
+    Rows that match at least `longer` tokens are listed already, with the longer prefix."""
     end = count
     for at in range(bounds[0] + phase, bounds[1], step):
         if end == occurrences.shape[1]:
@@ -320,7 +319,7 @@ def _sample(source, row, bounds, step, phase, gram, longer, context, size, occur
 
 @njit(inline="always")
 def _locate(sources, begin, end, query, size, intervals):
-    """The prefix's interval in each source of a tier; returns the rows of all of them."""
+    """Finds the prefix's interval in each source of a tier; returns the number of rows in all of them."""
     total = np.int64(0)
     for row in range(begin, end):
         first, last = interval(sources[row], query, size)
@@ -331,7 +330,7 @@ def _locate(sources, begin, end, query, size, intervals):
 
 @njit(inline="always")
 def _take(sources, begin, end, intervals, total, samples, gram, longer, context, size, occurrences, count):
-    """Interval sampling over a tier's intervals, as if they were one. Returns the occurrences after it."""
+    """Samples a tier's intervals as if they were one. Returns the new number of occurrences."""
     step = max(np.int64(1), (total + samples - 1) // samples)
     passed = np.int64(0)
     for row in range(begin, end):
@@ -348,12 +347,12 @@ def _take(sources, begin, end, intervals, total, samples, gram, longer, context,
 def segment_occurrences(
     sources, begin, end, gram, longer, samples, context, size, intervals, occurrences, count
 ):
-    """Where the context's last `gram` tokens occur in one tier (source rows begin..end): one turn of Algorithm 2, which
-    backs off to shorter prefixes. `longer`: the prefix of the turn before, whose matches are listed already.
+    """Lists where the context's last `gram` tokens occur in one tier (source rows begin..end). It is one turn of Algorithm
+    2, which backs off to shorter prefixes. longer: the prefix of the turn before, whose matches are listed already.
 
     context: int64 [size], the last tokens of the text. intervals: int64 [2, MAX_SEGMENTS, 2], scratch. Beyond the paper:
-    where the first prefix has more occurrences than are sampled, those that match longer are listed before, because a
-    sample would miss most of them. Returns the number of occurrences after it and the next turn's `longer`."""
+    if the first prefix has more occurrences than are sampled, those with a longer match are listed first, because a
+    sample would miss most of them. Returns the new number of occurrences and the next turn's `longer`."""
     found, found_long = intervals[0], intervals[1]
     total = _locate(sources, begin, end, context[size - gram :], gram, found)
     if gram == FIRST_GRAM and total > samples and size >= LONG_GRAM:

@@ -1,13 +1,13 @@
 """A segment: immutable text with its suffix array.
 
-Layout. The documents stand one after the other in one token array, each followed by a *separator*, a value that no
-query contains. It makes three checks unnecessary in the hot loops: a comparison always ends at a separator at the
-latest, so it neither runs past the array nor into the next document, and a continuation stops where it meets one.
+Layout. One token array holds all documents. A *separator*, a value that no query contains, follows each document. It
+makes three checks unnecessary in the hot loops: a comparison ends at a separator at the latest, so it runs neither past
+the array nor into the next document, and a continuation stops at a separator.
 
 The suffix array lists all positions in the order of the text that follows them, packed in as many bits as a position
-needs. For every `BLOCK`-th row the first tokens of its suffix stand in a *key*, one 64-bit number, whose order is the
-order of the text: a search compares numbers in a table an eighth the size of the text and then the rows of one block,
-instead of log2(n) random places of the suffix array and of the text.
+needs. Every `BLOCK`-th row has a *key*: the first tokens of its suffix in one 64-bit number, so that keys are ordered as
+the texts are. A search compares numbers in the key table, which has an eighth of the text's size, and then the rows of
+one block. Without keys it would read log2(n) random places of the suffix array and of the text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHUNK = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The file that a segment is mapped from. checksums: CRC-32 of each of PARTS, when it was written."""
+    """The file that a segment is mapped from. checksums: CRC-32 of each of PARTS when the file was written."""
 
     path: str
     checksums: tuple[int, ...]
@@ -45,16 +45,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Documents that can be searched; every array is read-only and C-contiguous.
+    """Documents that can be searched. Every array is read-only and C-contiguous.
 
     tokens: uint8, uint16 or uint32 [size], the documents with a separator after each.
-    suffixes: uint8, see packing; positions of `tokens` in lexicographic order of the text that starts there.
+    suffixes: uint8, packed (see `packing`); positions of `tokens` in lexicographic order of the text that starts there.
     offsets: int64 [documents + 1], where each document starts; document i ends before offsets[i + 1] - 1.
-    keys: uint64 [ceil(size / BLOCK)], the first `key_tokens` tokens of every BLOCK-th suffix, `key_bits` each, the first
-    one highest, zeros for what lies past the end.
-    separator: the value after each document. Where the vocabulary leaves no unused value of the token width (65,536
-    ids in two bytes), it is the segment's rarest id, which then is stored but never matched or proposed.
-    origin: None for a segment that is in memory alone.
+    keys: uint64 [ceil(size / BLOCK)], the first `key_tokens` tokens of every BLOCK-th suffix, with `key_bits` each, the
+    first token in the highest bits, zeros past the end.
+    separator: the value after each document. If the vocabulary uses all values of the token width (65,536 ids in two
+    bytes), it is the segment's rarest id, which then is stored but never matched or proposed.
+    origin: None for a segment in memory alone.
     """
 
     tokens: np.ndarray
@@ -94,8 +94,8 @@ class Segment:
         return self.tokens[self.offsets[index] : self.offsets[index + 1] - 1]
 
     def descriptor(self) -> np.ndarray:
-        """int64 [8]: what kernels need (token address, width, separator, suffix address and bits, rows, key address and
-        bits). Valid while the segment lives."""
+        """int64 [8] for kernels: token address, width, separator, suffix address and bits, rows, key address and bits. Valid
+        while the segment lives."""
         tokens, suffixes, keys = map(address_of, (self.tokens, self.suffixes, self.keys))
         return np.array(
             [
@@ -106,7 +106,7 @@ class Segment:
         )  # fmt: skip
 
     def damage(self) -> str:
-        """Which part of its file is no longer what was written, "" if all is well. Reads all of it."""
+        """A description of the first part that differs from its checksum, "" if none does. Reads the whole segment."""
         if self.origin is not None:
             for part, checksum in zip(PARTS, self.origin.checksums, strict=True):
                 if checksum_of(getattr(self, part)) != checksum:
@@ -114,7 +114,7 @@ class Segment:
         return ""
 
     def check_integrity(self) -> None:
-        """Raises ValueError naming the first invariant that does not hold. Linear in the size, up to long repeats."""
+        """Raises ValueError naming the first invariant that does not hold. Takes linear time, longer for long repeats."""
         _check_shape(self)
         size = len(self.tokens)
         ends = self.offsets[1:] - 1
@@ -134,7 +134,7 @@ class Segment:
 
 
 def damaged(segments: Iterable[Segment]) -> set[Segment]:
-    """Those whose files have changed since they were written, each with a line in the log."""
+    """The segments whose files have changed since they were written. Logs a line for each."""
     found = {segment: reason for segment in segments if (reason := segment.damage())}
     for reason in found.values():
         log.error("segment taken out: %s", reason)
@@ -142,7 +142,7 @@ def damaged(segments: Iterable[Segment]) -> set[Segment]:
 
 
 def checksum_of(array: np.ndarray) -> int:
-    """CRC-32 of an array's bytes, in chunks: it may be larger than memory."""
+    """CRC-32 of an array's bytes, read in chunks because the array may be larger than memory."""
     data = np.ascontiguousarray(array).data.cast("B") if array.size else b""
     value = 0
     for start in range(0, len(data), _CHUNK):
@@ -151,14 +151,14 @@ def checksum_of(array: np.ndarray) -> int:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Narrowest unsigned type for the ids and, where it fits, a separator."""
+    """The narrowest unsigned type for the ids and, if it fits, a separator."""
     if vocab_size <= 255:
         return np.dtype(np.uint8)
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def build_segment(documents: Iterable[np.ndarray], vocab_size: int, threads: int = 1) -> Segment:
-    """Concatenates and sorts documents (1-D integer arrays of token ids). threads: see sort_suffixes.
+    """Builds a segment of documents, 1-D integer arrays of token ids. threads: see sort_suffixes.
 
     Raises ValueError for a vocabulary outside 1..2^31, an id outside [0, vocab_size), or more text than fits.
     """
@@ -180,7 +180,7 @@ def build_segment(documents: Iterable[np.ndarray], vocab_size: int, threads: int
 def assemble_segment(
     tokens: np.ndarray, suffix_array: np.ndarray, offsets: np.ndarray, vocab_size: int, separator: int
 ) -> Segment:
-    """A segment of sorted text; suffix_array: int32, the rest as in Segment."""
+    """A segment of text that is already sorted. suffix_array: int32. The other arguments are Segment's."""
     keys = _key_table(tokens, suffix_array, bits_for(max(vocab_size - 1, separator)))
     suffixes = pack(suffix_array, suffix_bits(len(tokens)))
     for array in (tokens, suffixes, offsets, keys):
@@ -212,7 +212,7 @@ def _choose_separator(tokens: np.ndarray, offsets: np.ndarray, vocab_size: int) 
     if vocab_size <= np.iinfo(tokens.dtype).max:
         return vocab_size
     counts = np.bincount(tokens, minlength=vocab_size)
-    counts[0] -= len(offsets) - 1  # the places kept free for separators
+    counts[0] -= len(offsets) - 1  # the places of the separators are still 0
     return int(counts.argmin())
 
 
@@ -225,7 +225,7 @@ def _key_table(tokens: np.ndarray, suffix_array: np.ndarray, key_bits: int) -> n
 
 @njit(inline="always")
 def key_tokens(key_bits):
-    """How many tokens of `key_bits` a key holds."""
+    """The number of tokens in a key, with `key_bits` each."""
     return min(MAX_KEY_TOKENS, 64 // key_bits)
 
 
@@ -250,7 +250,7 @@ def _fill_keys(tokens, width, suffixes, size, key_bits, keys):
 
 @kernel
 def _first_unordered(tokens, width, suffixes, size):
-    """First row whose suffix is not smaller than the next row's, or -1. Arguments: see _addressed."""
+    """The first row whose suffix is not smaller than the next row's, or -1. Arguments: see _addressed."""
     suffix_array = view_i32(suffixes, size)
     for row in range(size - 1):
         a, b = np.int64(suffix_array[row]), np.int64(suffix_array[row + 1])

@@ -1,18 +1,18 @@
-"""Text that grows, indexed token by token: the session tier's, one request each, and the live tier's newest.
+"""Text that grows and is indexed token by token: a session's text, and the live tier's fresh text.
 
-One int32 buffer holds three parts: the tokens, for each length in `GRAMS` a link from every position to the previous
-position where the same n-gram ends, and one hash table from an n-gram to the last position where it ends. The
-occurrences of the current n-gram are the chain of links from the text's last position: what a counting trie (SSSD,
-Algorithm 1) would count, one by one and with their surroundings, so that how far back each matches can be seen too.
+One int32 buffer has three parts: the tokens; for each length in `GRAMS`, a link from every position to the previous
+position where the same n-gram ends; and one hash table from an n-gram to the last position where it ends. The chain of
+links from the last position of the text leads through all occurrences of the current n-gram. A counting trie (SSSD,
+Algorithm 1) would count the same occurrences; here each one is visited in its context, so its match length is known.
 
-A buffer has room for the next tokens before a kernel appends them (`SessionIndex.reserve`), so kernels never allocate.
+`SessionIndex.reserve` makes room for the next tokens before a kernel appends them, so kernels never allocate.
 
-What the target refused stands beside the text: (position, token) pairs in the order of their positions, so that an
-occurrence finds with a binary search what was refused where it ends. The last draft is kept until text follows, to count
-what of it came true.
+Refused tokens are kept next to the text: (position, token) pairs in the order of their positions, so that a binary
+search finds what was refused at an occurrence. The last draft is kept until text follows, to count how many of its nodes
+came true.
 
-A reader beside the writer (live tier) is safe as long as the buffer is not replaced: tokens and links are written
-before the slot that leads to them, and the length after everything it covers.
+A reader may run at the same time as the writer (live tier) as long as the buffer is not replaced: tokens and links are
+written before the slot that leads to them, and the length after everything that it covers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DRAFT_TOKENS, DRAFT_PARENTS, DRAFT_TIERS = range(3)
 DRAFT_ROWS = 3
 _MIN_CAPACITY = 128
 _GROWTH = 1.25
-_REFUSED_AT_ONE_PLACE = 2  # tokens kept of each position; a tree lists the likeliest first
+_REFUSED_AT_ONE_PLACE = 2  # tokens kept for each position; a tree lists the likeliest first
 _MIN_REFUSALS = 32
 
 
@@ -54,20 +54,20 @@ _NO_DRAFT = np.empty((DRAFT_ROWS, 0), dtype=np.int32)
 
 
 class SessionIndex:
-    """Text of one session, its n-gram index and what was refused in it; about 50-90 bytes a token.
+    """Text of one session, its n-gram index and the tokens refused in it; 50 to 90 bytes a token.
 
-    text_start: where the request's own text starts (earlier tokens belong to earlier requests of the conversation).
+    text_start: start of the request's own text. Tokens before it belong to earlier requests of the conversation.
     """
 
     __slots__ = ("_buffer", "_descriptor", "_draft", "_fields", "_free", "_refused", "address", "text_start")
 
     def __init__(self, capacity: int = _MIN_CAPACITY) -> None:
-        """capacity: tokens for which the first buffer has room."""
+        """capacity: tokens that fit the first buffer."""
         self._descriptor = np.zeros(DESCRIPTOR_FIELDS, dtype=np.int64)
         self._refused = _NOTHING_REFUSED
         self._draft = _NO_DRAFT
-        self._free = 0  # tokens for which there certainly is room
-        self._fields = self._descriptor.data  # the same, read as Python integers
+        self._free = 0  # tokens that certainly fit
+        self._fields = self._descriptor.data  # the same memory, read as Python integers
         self.address = address_of(self._descriptor)
         self.text_start = 0
         self._allocate(capacity, _slots_for(0, capacity))
@@ -102,12 +102,13 @@ class SessionIndex:
         """int32 [known], a view of the request's own text."""
         return self._buffer[self.text_start : len(self)]
 
-    def reserve(self, extra: int, nodes: int = 0) -> None:
-        """Makes room for `extra` more tokens, which are appended before the next call, and a draft of `nodes`."""
+    def reserve(self, extra: int, nodes: int = 0, tentative: int = 0) -> None:
+        """Makes room for `extra` more tokens, which are appended before the next call, for `tentative` tokens of a query
+        after them, and for a draft of `nodes`."""
         if nodes > self._fields[DRAFT_ROOM]:
             self._allocate_draft(nodes)
-        if extra > self._free:
-            self._grow(extra)
+        if extra + tentative > self._free:
+            self._grow(extra + tentative)
         self._free -= extra
 
     def _grow(self, extra: int) -> None:
@@ -128,9 +129,10 @@ class SessionIndex:
         append_tokens(self.address, np.array(tokens, dtype=np.int32), 0, len(tokens))
 
     def refuse(self, position: int, tokens: np.ndarray, limit: int) -> None:
-        """Notes that the target refused `tokens` after `position` tokens of the request's own text.
+        """Notes that the target refused `tokens` after `position` tokens of the request's own text. Keeps at most `limit`
+        in all.
 
-        At most `limit` are kept in all. Positions rise; one that does not is a repeated message's and changes nothing."""
+        Positions rise. A position that does not rise comes from a repeated message and is ignored."""
         place, count = self.text_start + position, self._fields[REFUSALS]
         last = int(self._refused[count - 1, 0]) if count else -1
         kept = min(len(tokens), _REFUSED_AT_ONE_PLACE, limit - count)
@@ -143,7 +145,7 @@ class SessionIndex:
         self._fields[REFUSALS] = count + kept
 
     def forget_drafting(self) -> None:
-        """Of a request that ends: what was refused and the last draft."""
+        """Forgets the refused tokens and the last draft, when the request ends."""
         self.forget_refused()
         self._draft = _NO_DRAFT
         self._descriptor[DRAFT : DRAFT_NODES + 1] = 0
@@ -158,7 +160,7 @@ class SessionIndex:
         return self._refused[: self._fields[REFUSALS]]
 
     def begin_document(self) -> None:
-        """What follows is a new document and the request's own text."""
+        """Begins a new document, the request's own text."""
         if len(self):
             self.append(np.array([SEPARATOR], dtype=np.int32))
         self.text_start = len(self)
@@ -183,7 +185,7 @@ class SessionIndex:
         self._descriptor[: USED + 1] = (address_of(self._buffer), capacity, slots, 0, 0)
 
     def _allocate_draft(self, nodes: int) -> None:
-        """In place of the last draft, of which nothing will be counted."""
+        """Replaces the last draft, whose nodes will not be counted."""
         self._draft = np.empty((DRAFT_ROWS, nodes), dtype=np.int32)
         self._descriptor[DRAFT : DRAFT_NODES + 1] = address_of(self._draft), nodes, 0
 
@@ -199,13 +201,13 @@ def _fits(used: int, slots: int) -> bool:
 
 
 def _slots_for(used: int, extra: int) -> int:
-    """Power of two that keeps the hash table at most three quarters full."""
+    """The power of two that keeps the hash table at most three quarters full."""
     return 1 << max(6, (4 * (used + LEVELS * extra) // 3).bit_length())
 
 
 @njit(inline="always")
 def text_of(descriptor):
-    """The tokens of a session and their links [LEVELS, capacity]."""
+    """The tokens of a session, and their links [LEVELS, capacity]."""
     capacity = descriptor[CAPACITY]
     buffer = view_i32(descriptor[BUFFER], capacity * (1 + LEVELS))
     return buffer[:capacity], buffer[capacity:].reshape((LEVELS, capacity))
@@ -225,14 +227,14 @@ def _slots(descriptor):
 
 @njit(inline="always")
 def first_slot(descriptor, hashed):
-    """Where the search for an n-gram of that hash begins."""
+    """The slot where the search for an n-gram of that hash begins."""
     return np.int64(hashed >> np.uint64(20)) & (descriptor[SLOTS] - 1)
 
 
 @njit(inline="always")
 def find_gram(descriptor, tokens, slot, level, text, last):
-    """Looks up the n-gram that ends at text[last], from its first slot on. Returns its slot, or the free one where it
-    belongs, and the last position in `tokens` where it ends, or -1."""
+    """Looks up the n-gram that ends at text[last]; `slot` is its first slot. Returns its slot and the last position in
+    `tokens` where it ends, or the free slot where it belongs and -1."""
     slots, mask = _slots(descriptor), descriptor[SLOTS] - 1
     while True:
         entry = read_i32(slots, slot) - 1
@@ -250,8 +252,8 @@ def find_gram(descriptor, tokens, slot, level, text, last):
 
 @njit(inline="always")
 def _hash_grams(descriptor, tokens, links, position):
-    """Writes the first slot of each n-gram that ends at `position` where its link will be, and asks for all of them, which
-    lie in random places. Returns how many n-grams there are."""
+    """Writes the first slot of each n-gram that ends at `position` to the place of its link, and prefetches the slots, which
+    are in random places. Returns the number of n-grams."""
     level = 0
     hashed = np.uint64(0)
     for back in range(LONGEST_GRAM):
@@ -268,7 +270,7 @@ def _hash_grams(descriptor, tokens, links, position):
 
 @kernel
 def append_tokens(address, source, begin, end):
-    """Appends source[begin:end] (int32) to the session at `address`, which has reserved room for them."""
+    """Appends source[begin:end] (int32) to the session at `address`, which has reserved the room."""
     descriptor = view_i64(address, DESCRIPTOR_FIELDS)
     tokens, links = text_of(descriptor)
     length = descriptor[LENGTH]
@@ -287,9 +289,46 @@ def append_tokens(address, source, begin, end):
     publish_i64(address, LENGTH, length + end - begin)
 
 
+@njit
+def follow_with(address, source, begin, end, descriptor):
+    """Fills `descriptor` (int64 [DESCRIPTOR_FIELDS]) as that of the session at `address` would be if source[begin:end]
+    (int32) followed its text. The session has reserved the room.
+
+    The tokens, and links from the last of them, are written to the places of the next appended tokens. Nothing else of
+    the session changes: n-grams within these tokens are found by comparison, not in the hash table."""
+    descriptor[:] = view_i64(address, DESCRIPTOR_FIELDS)
+    if begin == end:
+        return
+    tokens, links = text_of(descriptor)
+    length = descriptor[LENGTH]
+    last = length + end - begin - 1
+    tokens[length : last + 1] = source[begin:end]
+    known = _hash_grams(descriptor, tokens, links, last)
+    for level in range(known):
+        slot, at = np.int64(links[level, last]), last
+        for position in range(last - 1, length - 1, -1):
+            if _same_gram(tokens, position, last, GRAMS[level]):
+                links[level, at] = position
+                at = position
+        _, earlier = find_gram(descriptor, tokens, slot, level, tokens, last)
+        links[level, at] = earlier
+    for rest in range(known, LEVELS):
+        links[rest, last] = -1
+    descriptor[LENGTH] = last + 1
+
+
+@njit(inline="always")
+def _same_gram(tokens, position, last, size):
+    """Whether the same `size` tokens end at both positions."""
+    back = 0
+    while back < size and back <= position and tokens[position - back] == tokens[last - back]:
+        back += 1
+    return back == size
+
+
 @kernel
 def _refill(old_address, new_address):
-    """Copies a session into a larger buffer; where the hash table has grown, hashes its n-grams again."""
+    """Copies a session to a larger buffer. If the hash table has grown, it is filled again."""
     old, new = view_i64(old_address, DESCRIPTOR_FIELDS), view_i64(new_address, DESCRIPTOR_FIELDS)
     old_tokens, old_links = text_of(old)
     tokens, links = text_of(new)
@@ -314,6 +353,6 @@ def _refill(old_address, new_address):
         for back in range(GRAMS[level]):
             hashed = mix(hashed, tokens[position - back])
         slot = first_slot(new, hashed)
-        while table[slot] != 0:  # by another n-gram: each stands in the old table once
+        while table[slot] != 0:  # used by another n-gram: each is in the old table once
             slot = (slot + 1) & mask
         table[slot] = entry + 1

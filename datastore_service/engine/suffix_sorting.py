@@ -1,8 +1,8 @@
-"""Suffix arrays of token texts, by pydivsufsort.
+"""Builds suffix arrays of token texts with pydivsufsort.
 
-pydivsufsort sorts bytes: given integers it spells each with 1, 2 or 4 bytes, sorts all byte suffixes and keeps those
-that start a token. The cost is the number of bytes, so ids are first replaced by their rank among the ids that occur
-(the order, and with it the suffix array, stays the same) and spelled with as few bytes as ranks need.
+pydivsufsort sorts bytes: it spells each integer with 1, 2 or 4 bytes, sorts all byte suffixes and keeps those that start
+at a token. The cost grows with the number of bytes. So each id is first replaced by its rank among the ids that occur,
+which keeps the order and so the suffix array, and ranks are spelled with as few bytes as they need.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from datastore_service.engine.memory import address_of, load_token, view_i32, vi
 
 
 def sort_suffixes(tokens: np.ndarray, threads: int = 1) -> np.ndarray:
-    """int32 suffix array of a token array of any unsigned type. threads: for parts of the work; beside queries one, because
-    more would take the processors that the queries run on."""
+    """int32 suffix array of a token array of any unsigned type. threads: used for parts of the work; one in a service, where
+    more would take processors from the queries."""
     if len(tokens) == 0:
         return np.empty(0, dtype=np.int32)
     ranks, distinct = _ranks(tokens)
@@ -32,16 +32,16 @@ def sort_suffixes(tokens: np.ndarray, threads: int = 1) -> np.ndarray:
 
 
 def _byte_suffixes(spelled: np.ndarray, threads: int) -> np.ndarray:
-    """int32, or int64 where the text needs it; spelled: uint8, C-contiguous.
+    """Suffix array of bytes: int32, or int64 if the text needs it. spelled: uint8, C-contiguous.
 
-    Calls pydivsufsort's library itself: its Python half allocates and clears the result under the interpreter's lock,
-    for which queries would wait milliseconds."""
+    It calls pydivsufsort's C library directly: the Python half allocates and clears the result while it holds the GIL,
+    and queries would wait milliseconds for that."""
     size = spelled.size
     large = size > np.iinfo(np.int32).max
     suffixes = np.empty(size, dtype=np.int64 if large else np.int32)
     number = ctypes.c_int64 if large else ctypes.c_int32
     sort = libdivsufsort64.divsufsort64 if large else libdivsufsort.divsufsort
-    libdivsufsort.omp_set_num_threads(threads)  # of what this thread begins, in the library's own OpenMP
+    libdivsufsort.omp_set_num_threads(threads)  # of this thread, in the library's own OpenMP
     failed = sort(ctypes.c_void_p(address_of(spelled)), ctypes.c_void_p(address_of(suffixes)), number(size))
     if failed:
         raise MemoryError(f"sorting {size} bytes: libdivsufsort's status {failed}")
@@ -49,9 +49,9 @@ def _byte_suffixes(spelled: np.ndarray, threads: int) -> np.ndarray:
 
 
 def _ranks(tokens: np.ndarray) -> tuple[np.ndarray, int]:
-    """uint32, each token's rank among the distinct tokens, and how many there are."""
+    """Each token's rank among the distinct tokens, uint32, and the number of distinct tokens."""
     span = int(tokens.max()) + 1
-    if span > max(1 << 20, 2 * len(tokens)):  # a table by id would outweigh the text
+    if span > max(1 << 20, 2 * len(tokens)):  # a table by id would be larger than the text
         distinct, ranks = np.unique(tokens, return_inverse=True)
         return ranks.astype(np.uint32), len(distinct)
     ranks = np.empty(len(tokens), dtype=np.uint32)
@@ -61,8 +61,8 @@ def _ranks(tokens: np.ndarray) -> tuple[np.ndarray, int]:
 
 @kernel
 def _rank(address, width, table, ranks):
-    """Fills ranks (uint32 [size]) for the tokens at `address`; returns how many distinct ones there are. table: uint32
-    [largest id + 1], zeros. A kernel, because NumPy would hold the interpreter's lock, for which queries would wait."""
+    """Fills ranks (uint32 [size]) for the tokens at `address`; returns the number of distinct tokens. table: uint32
+    [largest id + 1], zeros. It is a kernel because NumPy would hold the GIL, and queries would wait for it."""
     for i in range(len(ranks)):
         table[load_token(address, width, i)] = 1
     distinct = 0

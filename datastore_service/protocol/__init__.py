@@ -1,1 +1,1 @@
-"""The value types that cross the datastore's boundary: both halves import them, they import neither."""
+"""The value types that cross the datastore's boundary. Plugin and datastore import them; they import neither."""

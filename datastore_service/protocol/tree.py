@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Tier(IntEnum):
-    """Where a drafted token came from."""
+    """The source of a drafted token."""
 
     PRIOR = 1
     LIVE = 2
@@ -21,7 +21,8 @@ class Tier(IntEnum):
 class DraftTree:
     """Candidate continuations of a context, to be verified in one target forward, best first.
 
-    The root is the context's last token and is not stored. All arrays have one element a node, in topological order.
+    The root is the context's last token and is not stored. Each array has one element for each node, in topological
+    order.
 
     tokens: int32. parents: int32, index of the parent node, -1 for a child of the root; always smaller than the
     node's own index. probs: float32, estimated probability that the target accepts the path up to the node, never
@@ -37,20 +38,20 @@ class DraftTree:
         return len(self.tokens)
 
     def first(self, nodes: int) -> DraftTree:
-        """The first `nodes` nodes: the likeliest ones, since a drafter lists its nodes best first."""
+        """The first `nodes` nodes. They are the likeliest, because a drafter lists its nodes best first."""
         if len(self) <= nodes:
             return self
         return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.probs[:nodes], self.sources[:nodes])
 
     def depths(self) -> np.ndarray:
-        """int32 depth of each node, 1 for a child of the root."""
+        """int32, the depth of each node: 1 for a child of the root."""
         depths = np.zeros(len(self), dtype=np.int32)
         for node, parent in enumerate(self.parents):
             depths[node] = 1 if parent < 0 else depths[parent] + 1
         return depths
 
     def no_deeper(self, depth: int) -> DraftTree:
-        """The nodes down to this depth, 1 being the root's children."""
+        """The nodes down to this depth; the root's children have depth 1."""
         if len(self) <= depth:
             return self
         kept = self.depths() <= depth
@@ -61,7 +62,7 @@ class DraftTree:
     def check_integrity(
         self, nodes: int | None = None, depth: int | None = None, children: int | None = None
     ) -> None:
-        """Raises ValueError naming the first invariant that does not hold; the arguments are a Budget's bounds."""
+        """Raises ValueError naming the first invariant that does not hold. The arguments are the limits of a Budget."""
         size = len(self)
         for name in ("parents", "probs", "sources"):
             if len(getattr(self, name)) != size:

@@ -1,10 +1,10 @@
-"""The value types that cross the engine's boundary: what a decode step sends and what it gets back.
+"""The value types that cross the engine's boundary: what a decode step sends, and what it gets back.
 
-The same types serve the embedded client, the gRPC client and the server; the wire
-messages of ``protos/specstore/v1/drafting.proto`` carry exactly these fields.
+The embedded client, the gRPC client and the server use the same types. The messages of
+``protos/specstore/v1/drafting.proto`` carry exactly these fields.
 
-None of them is changed once made. Those that are made by the dozen in each step are not frozen all the same: that would
-cost two thirds more time to make one.
+An object is never changed after its construction. The types of which each step makes dozens are not frozen nevertheless:
+that would make the construction two thirds slower.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ EMPTY_TOKENS = np.empty(0, dtype=np.int32)
 
 
 class Status(IntEnum):
-    """What became of one entry."""
+    """The result of one entry."""
 
     OK = 1
     UNKNOWN_SESSION = 2  # resend the whole text with `opening` set
     GAP = 3  # `start` lies beyond what is known: resend from `Reply.known`
-    OVER_BUDGET = 4  # a bound on sessions or bytes refused the entry, or the disk a closing one's output
+    OVER_BUDGET = (
+        4  # a limit on sessions or tokens refused the entry, or the disk refused a closing entry's output
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Whose text may be proposed to whom: nothing crosses from one namespace to another."""
+    """A set of texts. Text of one namespace is never proposed in another."""
 
     model: str
     tokenizer: str  # fingerprint, see datastore_service.storage
@@ -39,9 +41,9 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bounds of one draft tree, the root (the last accepted token) not counted.
+    """Bounds of one draft tree. The root, which is the last accepted token, is not counted.
 
-    nodes: drafted tokens in all, 0 asks for no draft. depth: longest path. children: most children of a node.
+    nodes: drafted tokens in all, 0 for no draft. depth: longest path. children: most children of a node.
     """
 
     nodes: int
@@ -56,10 +58,10 @@ NO_DRAFT = Budget(nodes=0)
 class Opening:
     """Present in the first entry of a session.
 
-    conversation: name under which the session's text outlives the request and is found again ("" = it does not).
+    conversation: name under which the session's text is kept for the next request; "" keeps nothing.
     publish: whether the session's output may enter the live tier when it closes.
-    prompt_length: how many leading tokens are the prompt, the rest is output.
-    handing_over: another stream goes on with the session, this one does not hold it.
+    prompt_length: number of leading tokens that are the prompt; the rest is output.
+    handing_over: another stream continues the session, and this one does not hold it.
     """
 
     conversation: str = ""
@@ -70,10 +72,10 @@ class Opening:
 
 @dataclass(slots=True, eq=False)
 class Rejected:
-    """Drafted tokens which the target refused.
+    """Drafted tokens that the target refused.
 
-    position: number of session tokens that precede them (the context they were refused in).
-    tokens: int32, the refused siblings, all at that position.
+    position: number of the session's tokens before them.
+    tokens: int32, the refused siblings at that position.
     """
 
     position: int
@@ -81,14 +83,29 @@ class Rejected:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """One session's part of a step.
+class Query:
+    """Asks what would follow if these tokens, which are not committed, came after the entry's text. Nothing of it is kept.
 
-    start: number of the session's tokens that precede `tokens`. It makes a message idempotent: what the datastore
-    already has is skipped, what it lacks is reported as a GAP.
-    tokens: int32, accepted since the last message. Processing order: opening, tokens, rejected, draft, closing.
-    expected: leading tokens that a service has from another instance, which began the session. They do not travel, unless
-    it turns out to lack them.
+    tokens: int32, empty for the entry's text alone.
+    """
+
+    tokens: np.ndarray
+    budget: Budget
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One session's part of a step. The entry's text is the session's up to `start`, followed by `tokens`.
+
+    start: number of the session's tokens before `tokens`. It makes a message idempotent: the datastore skips tokens that
+    it has already, and reports a GAP if it lacks some.
+    tokens: int32, accepted since the last message.
+    expected: leading tokens that a service has already from another instance, which began the session. They are sent only
+    if it turns out to lack them.
+    queries: each continues the entry's text. Another stream may have sent more of the session already: a query that agrees
+    with that text is still answered, the tree of any other is empty.
+
+    Processing order: opening, tokens, rejected, draft, queries, closing.
     """
 
     session: str
@@ -99,12 +116,15 @@ class Entry:
     opening: Opening | None = None
     closing: bool = False
     expected: int = 0
+    queries: tuple[Query, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """Answer to one Entry. known: tokens the datastore now holds of the session (0 if unknown)."""
+    """Answer to one Entry. known: number of the session's tokens that the datastore has now (0 if it is unknown); `tree`
+    continues them. trees: one for each query of the entry; they are empty unless the status is OK."""
 
     status: Status
     known: int
     tree: DraftTree
+    trees: tuple[DraftTree, ...] = ()

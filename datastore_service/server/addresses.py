@@ -1,4 +1,4 @@
-"""Whether an address can be listened on: gRPC alone says why not in a log line of its own."""
+"""Checks that an address can be listened on. gRPC alone would only say in its own log why it cannot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datastore_service.endpoint import Endpoint
 
 
 def check_free(address: Endpoint) -> None:
-    """Raises OSError that says why not."""
+    """Raises OSError with the reason if the address cannot be listened on."""
     try:
         _check_path(Path(address.path)) if address.path else _check_port(address)
     except OSError as error:
@@ -19,16 +19,14 @@ def check_free(address: Endpoint) -> None:
 
 
 def _check_port(address: Endpoint) -> None:
-    """Of a name with several addresses gRPC wants one."""
+    """A name may have several addresses; gRPC needs one that is free."""
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    refusals = [
-        refusal for family, kind, _, _, target in found if (refusal := _refusal(family, kind, target))
-    ]
-    if len(refusals) == len(found):
-        raise refusals[0]
+    errors = [error for family, kind, _, _, target in found if (error := _bind_error(family, kind, target))]
+    if len(errors) == len(found):
+        raise errors[0]
 
 
-def _refusal(family: int, kind: int, target: tuple) -> OSError | None:
+def _bind_error(family: int, kind: int, target: tuple) -> OSError | None:
     try:
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
@@ -39,7 +37,7 @@ def _refusal(family: int, kind: int, target: tuple) -> OSError | None:
 
 
 def _check_path(path: Path) -> None:
-    """A socket that is there is replaced."""
+    """An existing socket is replaced."""
     if path.exists() and not path.is_socket():
         raise OSError(errno.EEXIST, "there is a file that is no socket")
     if not path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""What is around the work of every call: its span and, if it is refused, its end."""
+"""What every gRPC call has around it: a span, and a status, a log line and a count if it is refused."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ _tracer = trace.get_tracer("specstore")
 
 
 @contextmanager
-def answering(method: str, context: grpc.ServicerContext, metrics: ServiceMetrics) -> Iterator[None]:
-    """method: "package.Service/Method". What is logged inside carries the caller's trace id.
-
-    A RefusalError is counted, logged and answered with its status."""
+def traced_call(method: str, context: grpc.ServicerContext, metrics: ServiceMetrics) -> Iterator[None]:
+    """A `checked_call` inside a span. Log lines inside carry the caller's trace id."""
     with _aborting(context), _span(method, context), _reporting(method, context, metrics):
         yield
 
 
 @contextmanager
-def refusing(method: str, context: grpc.ServicerContext, metrics: ServiceMetrics) -> Iterator[None]:
-    """The same without a span."""
+def checked_call(method: str, context: grpc.ServicerContext, metrics: ServiceMetrics) -> Iterator[None]:
+    """Counts and logs a RefusalError, and ends the call with its status. method: "package.Service/Method"."""
     with _aborting(context), _reporting(method, context, metrics):
         yield
 
@@ -49,7 +47,7 @@ def _reporting(method: str, context: grpc.ServicerContext, metrics: ServiceMetri
     except RefusalError as refusal:
         metrics.refusals.labels(refusal.code.name).inc()
         reason = {"method": method, "code": refusal.code.name, "reason": str(refusal)}
-        if refusal.__cause__ is not None:  # names the file, which is no caller's business
+        if refusal.__cause__ is not None:  # it names a file, which the caller must not see
             reason["cause"] = str(refusal.__cause__)
         log.warning("call refused", extra=reason | {"peer": context.peer()})
         raise
@@ -57,8 +55,8 @@ def _reporting(method: str, context: grpc.ServicerContext, metrics: ServiceMetri
 
 @contextmanager
 def _span(method: str, context: grpc.ServicerContext) -> Iterator[None]:
-    """Below the span that the caller's metadata names. By OpenTelemetry's conventions what the caller got wrong is no error
-    of the server's span."""
+    """A child of the span in the caller's metadata. By OpenTelemetry's conventions a caller's mistake is no error of the
+    server's span."""
     service, _, name = method.partition("/")
     with _tracer.start_as_current_span(
         method,

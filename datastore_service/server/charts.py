@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from datastore_service.engine.engine import EngineStats
+from datastore_service.engine.stats import EngineStats
 from datastore_service.protocol.tree import Tier
 from datastore_service.server.history import SAMPLE_SECONDS, SAMPLES
 
 WIDTH, HEIGHT = 360, 100
 SPAN = SAMPLES * SAMPLE_SECONDS
-RATE_SAMPLES = 3  # a rate is that of the minute before
-NOTHING = "–"
+RATE_SAMPLES = 3  # a rate is taken over the last minute
+NO_VALUE = "–"
 
 Samples = Sequence[tuple[float, EngineStats]]  # seconds ago, counters; oldest first
 Points = Sequence[tuple[float, float | None]]  # seconds ago, value; None leaves a gap
@@ -31,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """top: the value at the upper edge, as text; the lower edge is 0, the right one now, the left one an hour ago."""
+    """top: the value at the upper edge, as text. The lower edge is 0, the right edge now, the left edge an hour ago."""
 
     title: str
     top: str
@@ -40,21 +40,21 @@ class Chart:
 
 def charts(samples: Samples) -> list[Chart]:
     hits: dict[str, Points] = {}
-    came_true: dict[str, Points] = {}
+    accepted: dict[str, Points] = {}
     held: dict[str, Points] = {}
     drafts = [stats.drafts for _, stats in samples]
     for tier in Tier:
         name = tier.name.lower()
         counted = [stats.tiers[tier] for _, stats in samples]
-        hits[name] = _shares(samples, [each.hits for each in counted], drafts)
-        came_true[name] = _shares(
+        hits[name] = _ratios(samples, [each.hits for each in counted], drafts)
+        accepted[name] = _ratios(
             samples, [each.accepted for each in counted], [each.drafted for each in counted]
         )
         held[name] = [(age, stats.tiers[tier].nbytes) for age, stats in samples]
     opened: dict[str, Points] = {"sessions": [(age, stats.sessions) for age, stats in samples]}
     return [
         _chart("Drafts with a token of the tier", hits, percent),
-        _chart("Drafted tokens that came true", came_true, percent),
+        _chart("Drafted tokens that came true", accepted, percent),
         _chart("Size", held, size),
         _chart("Open sessions", opened, count),
     ]
@@ -77,9 +77,9 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _shares(samples: Samples, parts: list[int], wholes: list[int]) -> Points:
-    """The share that was counted in the minute before each sample; None where nothing was, or where a dropped namespace
-    of the same name was counted."""
+def _ratios(samples: Samples, parts: list[int], wholes: list[int]) -> Points:
+    """parts / wholes over the minute before each sample. None if nothing was counted, or if the counters fell because the
+    namespace was dropped and created again."""
     points = []
     for number in range(1, len(samples)):
         before = max(0, number - RATE_SAMPLES)
@@ -96,11 +96,11 @@ def _chart(title: str, lines: dict[str, Points], text: Format) -> Chart:
 
 def _line(name: str, points: Points, top: float, text: Format) -> Line:
     latest = points[-1][1] if points else None
-    return Line(name, _path(points, top), NOTHING if latest is None else text(latest))
+    return Line(name, _path(points, top), NO_VALUE if latest is None else text(latest))
 
 
 def _path(points: Points, top: float) -> str:
-    """Starts anew after a gap, with a line of no length: a point alone is a dot."""
+    """A line of zero length begins each part after a gap, so that a single point is drawn as a dot."""
     path, drawing = "", False
     for age, value in points:
         if value is not None:

@@ -1,4 +1,4 @@
-"""The files of the service's own machine that an admin call may name: those below one folder."""
+"""The files on the service's machine that an admin call may name: those in one folder."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PATH_BYTES = 1024
 
 
 class Corpora:
-    """folder: None where no file may be named. Every method raises RefusalError naming the field."""
+    """folder: None if no file may be named. Every method raises RefusalError naming the field."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def find(self, name: str, field: str) -> Path:
-        """The file or folder of a relative name. Links may lead about within the folder, not out of it."""
+        """The file or folder of a relative name. Symbolic links may lead to other places in the folder, not out of it."""
         if self._folder is None:
             raise precondition(f"{field}: the service has no --data directory, so no {FOLDER}/ in it")
         _check_name(name, field)
@@ -48,7 +48,7 @@ class Corpora:
         return path
 
     def find_tokenizer(self, name: str, namespace: Namespace) -> Tokenizer:
-        """name: of a tokenizer.json or of a folder with one; it must be the namespace's."""
+        """name: of a tokenizer.json or of a folder with one. It must be the namespace's tokenizer."""
         path = self.find(name, "tokenizer")
         path = self.find_file(f"{name}/{TOKENIZER_FILE}" if path.is_dir() else name, "tokenizer")
         try:
@@ -62,8 +62,8 @@ class Corpora:
         return tokenizer
 
 
-def naming(name: str, documents: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The documents of a file that was found; refusals call it what the caller does."""
+def hiding_path(name: str, documents: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Passes documents on. A StorageError becomes a refusal that has the caller's name of the file, not its path."""
     try:
         yield from documents
     except StorageError as error:

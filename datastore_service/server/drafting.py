@@ -1,4 +1,4 @@
-"""The Drafting service: one stream a worker, one message a decode step."""
+"""The Drafting service: one stream for each worker, one message for each decode step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import grpc
 
 from datastore_service.server import wire
-from datastore_service.server.calls import answering
+from datastore_service.server.calls import traced_call
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
@@ -23,20 +23,20 @@ GREETING_SECONDS = 10.0
 
 
 class Drafting(DraftingServicer):
-    """A stream takes one thread of the server's pool, hence the bound on streams."""
+    """Each stream takes one thread of the server's pool, so the number of streams is limited."""
 
     def __init__(self, namespaces: Namespaces, limits: ServiceLimits, metrics: ServiceMetrics) -> None:
         self._namespaces, self._limits, self._metrics = namespaces, limits, metrics
         self._numbers = itertools.count(1)
-        self._state = threading.Condition()
-        self._in_flight = 0
+        self._lock = threading.Lock()  # guards `streams` and `_silent`
+        self._in_flight = _InFlight()
         self._draining = False
         self.streams = 0
-        self._silent: dict[grpc.ServicerContext, float] = {}  # streams without a message yet, and since when
+        self._silent: dict[grpc.ServicerContext, float] = {}  # stream without a message yet -> when it began
         metrics.count_streams(lambda: self.streams)
 
     def Draft(self, request_iterator: Iterator[pb.DraftRequest], context: grpc.ServicerContext):  # noqa: N802
-        with answering(f"{DRAFTING}/Draft", context, self._metrics):
+        with traced_call(f"{DRAFTING}/Draft", context, self._metrics):
             self._admit(context)
             yield from self._replies(request_iterator, context)
 
@@ -47,7 +47,7 @@ class Drafting(DraftingServicer):
         try:
             for request in requests:
                 self._silent.pop(context, None)
-                with self._flight():
+                with self._in_flight:
                     started = time.perf_counter()
                     reply = stream.answer(request)
                     self._metrics.step_seconds.observe(time.perf_counter() - started)
@@ -56,51 +56,54 @@ class Drafting(DraftingServicer):
                     raise RefusalError(grpc.StatusCode.UNAVAILABLE, "the service is shutting down")
         finally:
             stream.end()
-            with self._state:
+            with self._lock:
                 self._silent.pop(context, None)
                 self.streams -= 1
 
     def end_silent(self, now: float) -> int:
-        """Cancels the streams whose caller has said nothing for too long: a worker greets at once. Returns how many."""
+        """Cancels streams that have sent no message for too long: a worker sends one immediately. Returns how many."""
         late = [context for context, since in list(self._silent.items()) if now - since > GREETING_SECONDS]
         for context in late:
             context.cancel()
         return len(late)
 
     def drain(self, timeout: float) -> bool:
-        """Waits until no message is being answered and ends each stream after its next reply; False on timeout."""
+        """Waits until every message has been answered, and ends each stream after its next reply; False on timeout."""
         self._draining = True
-        with self._state:
-            return self._state.wait_for(lambda: self._in_flight == 0, timeout)
+        return self._in_flight.wait_for_none(timeout)
 
     def _admit(self, context: grpc.ServicerContext) -> None:
-        with self._state:
+        with self._lock:
             if self.streams >= self._limits.streams:
                 raise exhausted(f"Draft: the service already has {self._limits.streams} streams, its limit")
             self.streams += 1
             self._silent[context] = time.monotonic()
 
-    def _flight(self) -> _Flight:
-        return _Flight(self)
 
+class _InFlight:
+    """Counts the messages that are being answered. Each is answered inside the context."""
 
-class _Flight:
-    """Counts a message that is being answered."""
-
-    def __init__(self, drafting: Drafting) -> None:
-        self._drafting = drafting
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
 
     def __enter__(self) -> None:
-        with self._drafting._state:
-            self._drafting._in_flight += 1
+        with self._changed:
+            self._count += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._drafting._state:
-            self._drafting._in_flight -= 1
-            self._drafting._state.notify_all()
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait_for_none(self, timeout: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._count == 0, timeout)
 
 
 class _Stream:
+    """Answers the messages of one stream. number: identifies the stream in the leases."""
+
     def __init__(
         self, number: int, namespaces: Namespaces, limits: ServiceLimits, metrics: ServiceMetrics
     ) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from datastore_service.engine.engine import EngineStats
+from datastore_service.engine.stats import EngineStats
 from datastore_service.protocol.types import Namespace
 from datastore_service.server.namespaces import Namespaces
 
@@ -23,14 +23,14 @@ class Sample:
 
 
 class History:
-    """samples: oldest first; replaced as a whole, so that readers need no lock."""
+    """samples: oldest first. The tuple is replaced as a whole, so readers need no lock."""
 
     def __init__(self, namespaces: Namespaces, clock: Callable[[], float] = time.monotonic) -> None:
         self._namespaces, self._clock = namespaces, clock
         self.samples: tuple[Sample, ...] = ()
 
     def tick(self) -> None:
-        """Takes a sample if one is due. Called more often than that, by one thread."""
+        """Takes a sample if one is due. One thread calls it, more often than samples are due."""
         now = self._clock()
         if self.samples and now - self.samples[-1].at < SAMPLE_SECONDS:
             return
@@ -38,6 +38,6 @@ class History:
         self.samples = (*self.samples[1 - SAMPLES :], Sample(now, stats))
 
     def of(self, namespace: Namespace) -> list[tuple[float, EngineStats]]:
-        """(seconds ago, counters) of each sample that knows the namespace, oldest first."""
+        """(seconds ago, counters) of each sample that has the namespace, oldest first."""
         now = self._clock()
         return [(now - s.at, s.stats[namespace]) for s in self.samples if namespace in s.stats]

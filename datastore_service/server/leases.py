@@ -1,58 +1,74 @@
-"""Which stream holds which session, so that sessions outlive a broken stream for a while but not for ever."""
+"""Which streams hold which session. A session outlives a broken stream for a limited time."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 
 
 class Leases:
-    """A session belongs to the last stream that named it, but for one that hands it over. Thread-safe; times are seconds
-    of one monotonic clock."""
+    """Each stream that has named a session holds it, except one that hands it over. The session stays open as long as a
+    stream holds it. Thread-safe. Times are seconds of one monotonic clock."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._lock = threading.Lock()
-        self._holder: dict[str, int] = {}
-        self._ends: dict[int, float] = {}  # broken stream -> when its sessions are to be closed
-        self._unclaimed: dict[str, float] = {}  # handed over, held by no stream yet -> when to be closed
+        self._held: dict[int, set[str]] = {}  # by stream
+        self._ends: dict[int, float] = {}  # broken stream -> when it stops holding its sessions
+        self._unclaimed: dict[
+            str, float
+        ] = {}  # session handed over, not held by a stream yet -> when it is closed
 
-    def hold(self, stream: int, sessions: Iterable[str]) -> None:
-        held = dict.fromkeys(sessions, stream)
+    def name(
+        self,
+        stream: int,
+        sessions: set[str],
+        is_open: Callable[[str], bool],
+        handed_over: Collection[str] = (),
+        now: float = 0.0,
+    ) -> None:
+        """Notes that a stream's message has named sessions. The stream holds those that are open, except those that it
+        hands over: they wait for another stream, unless one holds them already. No stream holds a session that is not open.
+
+        is_open: called under the lock, so that no stream holds a session that another stream closes meanwhile. now:
+        required with `handed_over`."""
         with self._lock:
-            self._holder.update(held)
+            opened = {session for session in sessions if is_open(session)}
+            for session in sessions - opened:
+                self._release(session)
+            held = opened.difference(handed_over)
+            self._held.setdefault(stream, set()).update(held)
             if self._unclaimed:
                 for session in held:
                     self._unclaimed.pop(session, None)
-
-    def hand_over(self, sessions: Iterable[str], now: float) -> None:
-        """Sessions that another stream goes on with, if it has not begun to already."""
-        with self._lock:
-            for session in sessions:
-                if session not in self._holder:
+            for session in opened.intersection(handed_over):
+                if not any(session in others for others in self._held.values()):
                     self._unclaimed[session] = now + self._grace
 
     def release(self, session: str) -> None:
         with self._lock:
-            self._holder.pop(session, None)
-            self._unclaimed.pop(session, None)
+            self._release(session)
 
     def stream_broke(self, stream: int, now: float) -> None:
         with self._lock:
             self._ends[stream] = now + self._grace
 
     def take_expired(self, now: float) -> list[str]:
-        """The sessions nobody came back for; they are no longer held."""
+        """The sessions that no stream has claimed in time. They are no longer held."""
         with self._lock:
             unclaimed = [session for session, end in self._unclaimed.items() if end <= now]
             for session in unclaimed:
                 del self._unclaimed[session]
-            over = {stream for stream, end in self._ends.items() if end <= now}
+            over = [stream for stream, end in self._ends.items() if end <= now]
             if not over:
                 return unclaimed
-            expired = [session for session, stream in self._holder.items() if stream in over]
-            for session in expired:
-                del self._holder[session]
+            expired: set[str] = set()
             for stream in over:
                 del self._ends[stream]
-            return unclaimed + expired
+                expired |= self._held.pop(stream, set())
+            return unclaimed + sorted(expired.difference(*self._held.values()))
+
+    def _release(self, session: str) -> None:
+        self._unclaimed.pop(session, None)
+        for held in self._held.values():
+            held.discard(session)

@@ -1,24 +1,26 @@
-"""Bounds of the service; what exceeds one is refused with its name."""
+"""Limits of the service. A message that exceeds one is refused, and the refusal names the field."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from datastore_service.engine.checking import MAX_NAME_BYTES
+from datastore_service.engine.checking import MAX_NAME_BYTES, MAX_QUERIES, MAX_QUERY_TOKENS
 from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Sessions and bytes are the engine's own limits and come back as a status of the entry.
+    """The engine has limits of its own, on sessions and tokens; an entry that exceeds one gets a status that says so.
 
-    grace: seconds after which the sessions of a broken stream are closed, unless another stream takes them up.
+    grace: seconds after which the sessions of a broken stream are closed, unless another stream holds them.
     """
 
     message_bytes: int = 64 << 20
     entries: int = 1024  # a message
     documents: int = 65536  # a Warmup message
     rejected: int = 256  # an entry
+    queries: int = MAX_QUERIES  # a message
+    query_tokens: int = MAX_QUERY_TOKENS
     nodes: int = MAX_NODES
     depth: int = MAX_DEPTH
     children: int = MAX_NODES

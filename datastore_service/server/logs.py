@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line."""
+"""Structured logs: one JSON object on each line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):
-    """time (ISO 8601, UTC), level, logger, message, whatever the call passed as `extra`, the trace and span that the line
-    belongs to, and a traceback if any."""
+    """Fields: time (ISO 8601, UTC), level, logger, message, those of the call's `extra`, the ids of the current trace and
+    span, and a traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {

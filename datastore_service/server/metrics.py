@@ -13,7 +13,7 @@ BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.00
 
 
 class ServiceMetrics:
-    """registry: this service's own, so that two in one process do not collide."""
+    """registry: the service's own, so that two services in one process do not collide."""
 
     def __init__(self, namespaces: Namespaces) -> None:
         self.registry = CollectorRegistry()
@@ -37,12 +37,12 @@ class ServiceMetrics:
         ProcessCollector(registry=self.registry)
 
     def count_streams(self, streams: Callable[[], int]) -> None:
-        """streams: says how many are open."""
+        """streams: returns how many are open."""
         self._streams.set_function(streams)
 
 
 class _NamespaceCollector:
-    """Reads the engines' own counters when Prometheus asks."""
+    """Reads the engines' counters when Prometheus scrapes."""
 
     def __init__(self, namespaces: Namespaces) -> None:
         self._namespaces = namespaces

@@ -1,4 +1,4 @@
-"""One engine a namespace, made on first use."""
+"""The namespaces that the service hosts: an engine for each, made at its first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.live_store import LiveStore
+from datastore_service.engine.live.store import LiveStore
 from datastore_service.engine.segment import Segment, damaged
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Entry, Namespace, Reply
@@ -20,12 +20,12 @@ from datastore_service.storage.errors import StorageError
 
 log = logging.getLogger(__name__)
 
-NewEngine = Callable[[Namespace, "LiveStore | None"], "tuple[Engine, bool]"]
+EngineFactory = Callable[[Namespace, "LiveStore | None"], "tuple[Engine, bool]"]
 
 
 class HostedNamespace:
-    """An engine, and which stream holds which of its sessions. prior: whether the prior is attached. stored: whether
-    the live tier outlives the process."""
+    """An engine and the leases of its sessions. prior: whether the prior is attached. stored: whether the live tier
+    outlives the process."""
 
     def __init__(self, namespace: Namespace, engine: Engine, prior: bool, stored: bool, grace: float) -> None:
         self.namespace, self.engine, self.prior, self.stored = namespace, engine, prior, stored
@@ -33,28 +33,23 @@ class HostedNamespace:
         self.dropped = False
 
     def step(self, stream: int, entries: Sequence[Entry]) -> list[Reply]:
-        """Raises RefusalError if the namespace was dropped, what the engine raises otherwise."""
-        self.check_kept()
+        """Raises RefusalError if the namespace was dropped, and what the engine raises."""
+        self.check_not_dropped()
         replies = self.engine.step(entries)
         # Whatever the statuses: an opening whose tokens were refused has opened a session all the same, and one message
         # may close a session and open another of its name.
         named = {entry.session for entry in entries}
-        opened = {session for session in named if self.engine.has_session(session)}
         handed_over = {entry.session for entry in entries if entry.opening and entry.opening.handing_over}
-        self.leases.hold(stream, opened - handed_over)
-        if handed_over:
-            self.leases.hand_over(opened & handed_over, time.monotonic())
-        for session in named - opened:
-            self.leases.release(session)
+        self.leases.name(stream, named, self.engine.has_session, handed_over, time.monotonic())
         return replies
 
-    def check_kept(self) -> None:
+    def check_not_dropped(self) -> None:
         """Raises RefusalError if the namespace was dropped while a call held it."""
         if self.dropped:
             raise precondition(f"namespace: {self.namespace} was dropped; a new stream creates it anew")
 
     def close_expired(self, now: float) -> int:
-        """Closes the sessions whose stream broke too long ago; returns how many."""
+        """Closes the sessions that no stream has claimed in time; returns how many."""
         expired = self.leases.take_expired(now)
         if expired:
             self.engine.step([Entry(session, closing=True) for session in expired])
@@ -62,13 +57,13 @@ class HostedNamespace:
 
 
 class Namespaces:
-    """The engines of the service. Raises RefusalError when there would be too many or a tokenizer does not fit.
+    """Raises RefusalError for one namespace too many and for a tokenizer that does not fit.
 
-    data: keeps their live tiers, None for in memory alone. What it has is hosted at once; raises StorageError for what
-    cannot be read."""
+    data: keeps the live tiers; None keeps them in memory alone. The namespaces in it are hosted from the start; raises
+    StorageError for one that cannot be read."""
 
     def __init__(
-        self, new_engine: NewEngine, limits: ServiceLimits, data: DataDirectory | None = None
+        self, new_engine: EngineFactory, limits: ServiceLimits, data: DataDirectory | None = None
     ) -> None:
         self._new_engine = new_engine
         self._limits = limits
@@ -94,15 +89,15 @@ class Namespaces:
             return self._hosted.get(namespace) or self._create(namespace)
 
     def drop(self, hosted: HostedNamespace) -> None:
-        """Forgets a namespace without open sessions, its stored text too. Raises RefusalError for one that has some,
-        OSError if the disk refuses: then it takes no more text, and can be dropped again."""
+        """Forgets a namespace and its stored text. Raises RefusalError if it has open sessions, OSError if the disk refuses:
+        then it takes no more text, and can be dropped again."""
         opened = len(hosted.engine.sessions())
         if opened:
             raise precondition(f"namespace: {hosted.namespace} has {opened} open sessions; flush them first")
         hosted.dropped = True
         hosted.engine.close()  # waits for a merge
         with self._lock:
-            if self._hosted.get(hosted.namespace) is hosted:  # else another call has dropped it
+            if self._hosted.get(hosted.namespace) is hosted:  # otherwise another call has dropped it
                 if self.data:
                     self.data.remove(hosted.namespace)
                 del self._hosted[hosted.namespace]
@@ -119,13 +114,13 @@ class Namespaces:
             hosted.engine.sync()
 
     def check_segments(self) -> None:
-        """Compares all that is drafted from with its checksums, and takes out what has changed. Reads all of it."""
+        """Reads every segment, compares it with its checksums, and takes out those that have changed."""
         self._damaged |= damaged({segment for hosted in self for segment in hosted.engine.segments()})
         for hosted in self:
             hosted.engine.take_out(self._damaged)
 
     def close(self) -> None:
-        """Syncs, and lets go of the data directory. Nothing may be published meanwhile or afterwards."""
+        """Syncs and releases the data directory. Nothing may be published meanwhile or afterwards."""
         for hosted in self:
             hosted.engine.close()
         if self.data:
@@ -152,13 +147,13 @@ class Namespaces:
     def _host(self, namespace: Namespace) -> HostedNamespace:
         store = self.data.open(namespace) if self.data else None
         engine, prior = self._new_engine(namespace, store)
-        engine.take_out(self._damaged)  # of the prior, which namespaces share
+        engine.take_out(self._damaged)  # also the prior's: namespaces share it
         hosted = HostedNamespace(namespace, engine, prior, store is not None, self._limits.grace)
         self._hosted[namespace] = hosted
         return hosted
 
     def _check_tokenizer(self, namespace: Namespace) -> None:
-        """One model of one tenant has one tokenizer: another one is a worker set up wrongly."""
+        """A tenant's model has one tokenizer: another one comes from a worker that is configured wrongly."""
         for known in self._hosted:
             if (known.model, known.tenant) == (namespace.model, namespace.tenant):
                 raise precondition(

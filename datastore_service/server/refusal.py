@@ -1,4 +1,4 @@
-"""Why a call was refused, as a gRPC status."""
+"""Refusals of calls, with their gRPC status."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from datastore_service.storage.errors import StorageError
 
 
 class RefusalError(Exception):
-    """code: the status to end the call with. The message names the field and the limit."""
+    """code: the status that ends the call. The message names the field and the limit."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
 
     def within(self, field: str) -> RefusalError:
-        """The same of a message inside `field`."""
+        """The same refusal of a message that is part of `field`."""
         return RefusalError(self.code, f"{field}.{self}")
 
 
@@ -30,19 +30,19 @@ def exhausted(message: str) -> RefusalError:
 
 
 def disk_refused(error: OSError) -> RefusalError:
-    """Says why, but not where: paths are no caller's business."""
+    """The message has the reason and no path: callers must not see paths."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.INTERNAL
     return RefusalError(code, f"data directory: {error.strerror or error}")
 
 
 def storage_refused(error: StorageError) -> RefusalError:
-    """Names the file alone."""
+    """The message names the file without its folder."""
     return RefusalError(grpc.StatusCode.DATA_LOSS, f"{error.path.name}: {without_path(error)}")
 
 
 def without_path(error: StorageError) -> str:
-    """The field at fault, and why."""
+    """The error's field and reason."""
     return str(error).removeprefix(f"{error.path}: ")
 
 

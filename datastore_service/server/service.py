@@ -1,4 +1,4 @@
-"""The running service: gRPC server, health, reflection, metrics, housekeeping, graceful end."""
+"""The running service: gRPC server, health, reflection, metrics, housekeeping, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from grpc_reflection.v1alpha import reflection
 from datastore_service.endpoint import Endpoint
 from datastore_service.server.addresses import check_free
 from datastore_service.server.admin import ADMIN, Admin
+from datastore_service.server.call_limit import MAX_OPEN_CALLS, CallLimit
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import DRAFTING, Drafting
-from datastore_service.server.ending import EndSignals
 from datastore_service.server.history import History
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
-from datastore_service.server.namespaces import Namespaces, NewEngine
-from datastore_service.server.open_calls import MOST, OpenCalls
-from datastore_service.server.reading import Reading
+from datastore_service.server.namespaces import EngineFactory, Namespaces
+from datastore_service.server.request_parsing import RequestParsing
+from datastore_service.server.shutdown import ShutdownSignals
 from datastore_service.server.status_page import StatusPage
 from datastore_service.server.web import application, listen
 from datastore_service.storage.data_directory import DataDirectory
@@ -34,30 +34,32 @@ from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_ser
 log = logging.getLogger(__name__)
 
 SHORT_CALL_THREADS = (
-    8 + 2 * MOST
-)  # for admin and health calls, warm-ups and reflection, beside one thread a stream
+    8 + 2 * MAX_OPEN_CALLS
+)  # for admin and health calls, warm-ups and reflection; each Draft stream has one more thread
 HOUSEKEEPING_SECONDS = 1.0
-CHECK_SECONDS = 3600.0  # between two readings of all segments, which are verified at the start too
-SYNC_SECONDS = 1.0  # what was answered in between, a power failure may take
+CHECK_SECONDS = 3600.0  # between two checks of all segments, which are also verified at the start
+SYNC_SECONDS = 1.0  # a power failure may take what was answered since the last sync
 DRAIN_SECONDS = 10.0
-LAST_REPLY_SECONDS = 0.5  # for what has been answered to leave the process
-CALL_END_SECONDS = 2.0  # for what was cancelled to end
-END_SECONDS = 30.0  # from the signal to the end, merges and threads that do not return included
+LAST_REPLY_SECONDS = 0.5  # for replies to leave the process
+CALL_END_SECONDS = 2.0  # for cancelled calls to end
+END_SECONDS = 30.0  # from the signal to the exit, even if merges or threads do not return
 
 
 class Service:
     """Listens on `address` once started.
 
-    new_engine: makes a namespace's engine and says whether the prior is attached. token: asked of admin calls, "" for
-    none. tls: None for plain text. corpora: folder of the files that WarmupFile may read. data: keeps the live tiers; None
-    keeps them in memory alone. Raises ValueError if the address is reachable from elsewhere and not allowed to be, or has no
-    token; StorageError if stored text cannot be read.
+    new_engine: makes a namespace's engine and returns whether the prior is attached. token: what admin calls must carry,
+    "" for none. tls: None for plain text. corpora: folder of the files that WarmupFile may read. data: keeps the live
+    tiers; None keeps them in memory alone.
+
+    Raises ValueError if other machines can reach the address and that is not allowed or there is no token, StorageError
+    if stored text cannot be read.
     """
 
     def __init__(
         self,
         address: Endpoint,
-        new_engine: NewEngine,
+        new_engine: EngineFactory,
         limits: ServiceLimits | None = None,
         token: str = "",
         allow_remote: bool = False,
@@ -76,7 +78,7 @@ class Service:
         self._address, self._tls = address, tls
         self._server = grpc.server(
             ThreadPoolExecutor(self._limits.streams + SHORT_CALL_THREADS, "specstore-rpc"),
-            interceptors=[OpenCalls(unbounded=f"/{DRAFTING}/Draft"), Reading(self.metrics)],
+            interceptors=[CallLimit(unbounded=f"/{DRAFTING}/Draft"), RequestParsing(self.metrics)],
             options=_server_options(self._limits),
         )
         self._add_servicers(
@@ -104,7 +106,7 @@ class Service:
         return self.endpoint
 
     def stop(self) -> None:
-        """Answers what is being answered, ends the streams, closes the listener and the data directory."""
+        """Finishes the replies in progress, ends the streams, closes the listener and the data directory."""
         self._health.enter_graceful_shutdown()
         self._stopping.set()
         log.info("draining", extra={"streams": self.drafting.streams})
@@ -119,9 +121,10 @@ class Service:
         if self._tls is None:
             return self._server.add_insecure_port(self._address.target)
         pair = self._tls.key, self._tls.certificate
-        asks = self._tls.ca is not None
+        require_client_certificate = self._tls.ca is not None
         return self._server.add_secure_port(
-            self._address.target, grpc.ssl_server_credentials([pair], self._tls.ca, require_client_auth=asks)
+            self._address.target,
+            grpc.ssl_server_credentials([pair], self._tls.ca, require_client_auth=require_client_certificate),
         )
 
     def _add_servicers(self, admin: Admin) -> None:
@@ -155,14 +158,14 @@ class Service:
 
 
 def serve(service: Service, metrics_port: int | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; a second one ends the process at once. metrics_port: HTTP port on
-    loopback for the status page and metrics, None for neither."""
-    ends = EndSignals()
+    """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process immediately. metrics_port: HTTP port
+    on loopback for the status page and metrics, None for neither."""
+    signals = ShutdownSignals()
     if metrics_port is not None:
         listen(application(service.page.html, service.metrics.registry), metrics_port)
     service.start()
-    ends.wait()
-    ends.end_within(END_SECONDS)
+    signals.wait()
+    signals.exit_within(END_SECONDS)
     service.stop()
 
 
@@ -181,10 +184,10 @@ def _server_options(limits: ServiceLimits) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", limits.message_bytes),
         ("grpc.max_send_message_length", limits.message_bytes),
-        # Without this a second service on the same port starts and takes half of the connections.
+        # Otherwise a second service on the same port would start and take half of the connections.
         ("grpc.so_reuseport", 0),
-        # Workers ping an idle stream to notice a dead host. gRPC permits one in 5 minutes and ends the connection at the third
-        # that comes sooner.
+        # Workers ping an idle stream to notice a dead host. By default gRPC permits one ping in 5 minutes and ends the
+        # connection at the third that comes sooner.
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.keepalive_permit_without_calls", 1),
     )

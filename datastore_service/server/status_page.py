@@ -1,4 +1,4 @@
-"""The service in a browser: what the tiers hold, how often they hit, what of it came true."""
+"""The service in a browser: what the tiers hold, how often they hit, how much of the drafts came true."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from importlib.metadata import version
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from datastore_service.engine.engine import EngineStats, TierStats
+from datastore_service.engine.stats import EngineStats, TierStats
 from datastore_service.protocol.tree import Tier
-from datastore_service.server.charts import HEIGHT, NOTHING, WIDTH, Chart, charts, count, percent, size
+from datastore_service.server.charts import HEIGHT, NO_VALUE, WIDTH, Chart, charts, count, percent, size
 from datastore_service.server.history import SAMPLE_SECONDS, History
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
 
@@ -20,7 +20,7 @@ COLUMNS = ("tokens", "size", "segments", "drafts with it", "drafted", "came true
 
 @dataclass(frozen=True, slots=True)
 class _Tier:
-    """A row of the table; cells: one for each of COLUMNS."""
+    """A row of the table. cells: one for each of COLUMNS."""
 
     name: str
     cells: tuple[str, ...]
@@ -35,7 +35,7 @@ class _Namespace:
 
 
 class StatusPage:
-    """Escapes what it shows: the names come from whoever opened the namespace. streams: says how many are open."""
+    """Escapes what it shows, because clients choose the names. streams: returns how many are open."""
 
     def __init__(self, namespaces: Namespaces, history: History, streams: Callable[[], int]) -> None:
         self._namespaces, self._history, self._streams = namespaces, history, streams
@@ -77,7 +77,7 @@ def _cells(tier: TierStats, drafts: int) -> tuple[str, ...]:
 
 
 def _share(part: int, whole: int) -> str:
-    return percent(part / whole) if whole else NOTHING
+    return percent(part / whole) if whole else NO_VALUE
 
 
 def _duration(seconds: float) -> str:

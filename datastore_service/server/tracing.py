@@ -1,4 +1,4 @@
-"""Where spans go: nowhere, or to an OTLP collector when OpenTelemetry's own environment variables name one."""
+"""Exports spans to an OTLP collector if OpenTelemetry's own environment variables name one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _EXPORTERS = {
 def export_spans() -> None:
     """Starts the OpenTelemetry SDK if the environment asks for it; it reads the other OTEL_* variables itself.
 
-    A wish that cannot be met is a warning: traces are no reason not to serve."""
+    If spans cannot be exported it logs a warning: that is no reason not to serve."""
     variables = os.environ
-    asked = "otlp" if any(variables.get(name) for name in ENDPOINTS) else "none"
-    exporter = variables.get("OTEL_TRACES_EXPORTER") or asked
+    default = "otlp" if any(variables.get(name) for name in ENDPOINTS) else "none"
+    exporter = variables.get("OTEL_TRACES_EXPORTER") or default
     protocol = next((variables[name] for name in PROTOCOLS if variables.get(name)), "grpc")
     if exporter == "none" or variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return
@@ -46,7 +46,7 @@ def _export(module: str) -> None:
     except ImportError as error:
         log.warning("no traces: %s; `pip install 'specstore[otel]'` has what is missing", error)
         return
-    named = Resource.create({"service.name": "specstore"}).merge(OTELResourceDetector().detect())
-    provider = TracerProvider(resource=named)
+    resource = Resource.create({"service.name": "specstore"}).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)

@@ -26,7 +26,7 @@ _HEADERS = (
 
 
 def application(html: Callable[[], str], registry: CollectorRegistry) -> WSGIApplication:
-    """html: makes the status page."""
+    """html: returns the status page."""
     metrics = make_wsgi_app(registry)
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -61,4 +61,4 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """A request is not an event."""
+        """Requests are not logged."""

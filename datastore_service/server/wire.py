@@ -1,4 +1,5 @@
-"""Messages to value types, checked, and back: the server's half (the client's is ``datastore_service.client.wire``).
+"""Turns messages into value types, which it checks, and back: the server's half. ``datastore_service.client.wire`` is the
+client's.
 
 Readers raise RefusalError (INVALID_ARGUMENT) naming the field and its limit.
 """
@@ -16,6 +17,7 @@ from datastore_service.protocol.types import (
     Entry,
     Namespace,
     Opening,
+    Query,
     Rejected,
     Reply,
 )
@@ -24,7 +26,7 @@ from datastore_service.server.refusal import RefusalError, invalid, precondition
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
 INT32_MAX = 2**31 - 1
-_FEW = 32  # tokens for which NumPy's own checks take longer than Python's
+_FEW = 32  # tokens that Python checks faster than NumPy
 
 
 def namespace_message(namespace: Namespace) -> pb.Namespace:
@@ -46,8 +48,10 @@ def read_name(name: str, field: str, limits: ServiceLimits) -> str:
 
 def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimits) -> list[Entry]:
     _check_limit(len(request.entries), limits.entries, "entries", "entries in one message")
-    entries = []
+    entries, queries = [], 0
     for i, entry in enumerate(request.entries):
+        queries += len(entry.queries)
+        _check_limit(queries, limits.queries, "entries.queries", "queries in one message")
         try:
             entries.append(_entry(entry, vocab_size, limits))
         except RefusalError as refusal:
@@ -73,7 +77,20 @@ def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
         _budget(entry.budget, limits),
         _opening(entry.opening, limits) if entry.HasField("opening") else None,
         entry.closing,
+        queries=_queries(entry.queries, vocab_size, limits) if entry.queries else (),
     )
+
+
+def _queries(queries: Sequence[pb.Query], vocab_size: int, limits: ServiceLimits) -> tuple[Query, ...]:
+    read = []
+    for i, query in enumerate(queries):
+        try:
+            _check_limit(len(query.tokens), limits.query_tokens, "tokens", "tokens")
+            tokens = _tokens(query.tokens, "tokens", vocab_size)
+            read.append(Query(tokens, _budget(query.budget, limits)))
+        except RefusalError as refusal:
+            raise refusal.within(f"queries[{i}]") from None
+    return tuple(read)
 
 
 def _rejected(
@@ -119,7 +136,7 @@ def _check_limit(value: int, limit: int, field: str, unit: str = "") -> None:
 
 
 def _tokens(tokens: Sequence[int], field: str, vocab_size: int) -> np.ndarray:
-    """int32; the field has uint32."""
+    """int32 array of a field of uint32."""
     if len(tokens) < _FEW:
         values = list(tokens)
         if not values or max(values) < vocab_size:
@@ -139,7 +156,12 @@ def reply_message(step: int, replies: Sequence[Reply]) -> pb.DraftReply:
         known=[reply.known for reply in replies],
         nodes=[len(tree) for tree in trees],
     )
-    if any(message.nodes):
+    if any(reply.trees for reply in replies):
+        answers = [tree for reply in replies for tree in reply.trees]
+        message.queries.extend([len(reply.trees) for reply in replies])
+        message.query_nodes.extend([len(tree) for tree in answers])
+        trees += answers
+    if any(message.nodes) or any(message.query_nodes):
         message.tokens.extend(np.concatenate([tree.tokens for tree in trees]).tolist())
         message.parents.extend((np.concatenate([tree.parents for tree in trees]) + 1).tolist())
         message.probs.extend(np.concatenate([tree.probs for tree in trees]).tolist())

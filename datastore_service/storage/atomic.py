@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TEMPORARY = ".tmp"
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file beside `path`; on success it is synced and renamed over `path`, else removed.
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Opens a temporary file beside `path`. On success it is synced and renamed to `path`, otherwise removed.
 
-    The directory is synced too, so that after return the new name survives a power failure. A killed process leaves
-    at most a file ending in TEMPORARY, which nobody reads and the next writer of the same name overwrites."""
+    The directory is synced too, so the new name survives a power failure. A killed process leaves at most a file that
+    ends in TEMPORARY: nobody reads it, and the next writer of the same name overwrites it."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with open(temporary, "wb") as file:

@@ -1,4 +1,4 @@
-"""From a corpus to a directory of segment files: what `specstore build` does."""
+"""Builds a prior, a directory of segment files, from a corpus: what `specstore build` does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEGMENT_TOKENS = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """documents, tokens: indexed by this build so far, an interrupted run's included in documents only."""
+    """documents, tokens: indexed by this build so far. An interrupted run's are included in documents only."""
 
     documents: int
     tokens: int
@@ -40,14 +40,14 @@ def build_prior(
     segment_tokens: int = SEGMENT_TOKENS,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Manifest:
-    """Tokenises the files (see storage.corpus for kinds) and writes segments of at most `segment_tokens` tokens (one
-    document where it alone is longer).
+    """Tokenises the files (storage.corpus lists their kinds) and writes segments of at most `segment_tokens` tokens. A
+    longer document gets a segment of its own.
 
-    A directory that already holds a finished prior of the same tokenizer is appended to. An interrupted build of the
-    same files goes on after its last finished segment. progress is called after every segment.
+    A finished prior of the same tokenizer in the directory is appended to. An interrupted build of the same files
+    continues after its last finished segment. progress is called after each segment.
 
-    Raises StorageError for an unreadable file, an id outside the vocabulary, a directory of another tokenizer or of
-    another unfinished build and a corpus without tokens."""
+    Raises StorageError for an unreadable file, an id outside the vocabulary, a directory of another tokenizer, a
+    directory of another unfinished build, and a corpus without tokens."""
     directory = Path(directory)
     paths = [Path(source) for source in sources]
     manifest = _begin(directory, paths, tokenizer_folder, field, segment_tokens)
@@ -74,7 +74,7 @@ def vocabulary_size(tokenizer_folder: Path | str) -> int:
 def _begin(
     directory: Path, paths: list[Path], tokenizer_folder: Path | str, field: str, segment_tokens: int
 ) -> Manifest:
-    """The manifest to go on from: a new one, a finished prior's, or that of this build's interrupted run."""
+    """The manifest to start from: a new one, a finished prior's, or the one of this build's interrupted run."""
     if segment_tokens < 1:
         raise ValueError(f"segment_tokens: {segment_tokens} is below 1")
     for path in paths:

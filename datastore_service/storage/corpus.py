@@ -1,4 +1,4 @@
-"""Documents from files: JSONL, plain text, Parquet rows, or token ids in .npy."""
+"""Reads documents from files: JSONL, plain text, Parquet rows, or token ids in .npy."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Row = str | np.ndarray
 def read_documents(path: Path, field: str) -> Iterator[Row]:
     """The documents of one file, text or token ids.
 
-    .jsonl: `field` of each line, a string or a list of ids. .parquet: the column `field`, likewise. .npy: one
-    document of ids for a 1-D array, one a row for a 2-D array. Anything else is one document of UTF-8 text, which, like
-    JSONL, may begin with a byte-order mark.
+    .jsonl: each line's `field` is a document, a string or a list of ids. .parquet: the same for the column `field`.
+    .npy: a 1-D array is one document of ids, each row of a 2-D array is one. Any other file is one document of UTF-8
+    text. Text and JSONL may begin with a byte-order mark.
     Raises StorageError naming the file and the line or column."""
     readers = {".jsonl": _jsonl, ".parquet": _parquet, ".npy": _npy}
     try:
@@ -37,7 +37,7 @@ def read_documents(path: Path, field: str) -> Iterator[Row]:
 
 
 def read_tokens(path: Path, field: str, tokenizer: Tokenizer | None, vocab_size: int) -> Iterator[np.ndarray]:
-    """The documents of one file as token ids, all below `vocab_size`. tokenizer: None for a file without text.
+    """The documents of one file as token ids below `vocab_size`. tokenizer: None for a file of ids.
 
     Raises StorageError naming the file and the document, line or column."""
     rows = read_documents(path, field)
@@ -46,7 +46,7 @@ def read_tokens(path: Path, field: str, tokenizer: Tokenizer | None, vocab_size:
     try:
         for number, tokens in enumerate(documents, start=1):
             yield _checked(path, number, tokens, vocab_size)
-    except ValueError as error:  # of a whole batch of texts
+    except ValueError as error:  # from encoding a whole batch of texts
         raise StorageError(path, f"from document {number + 1} on", str(error)) from error
 
 
@@ -65,7 +65,7 @@ def _without_text(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def tokenize(rows: Iterator[Row], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
-    """Token ids of each document, in order; texts are encoded in parallel batches, without special tokens.
+    """Token ids of each document, in order. Texts are encoded in parallel batches, without special tokens.
 
     tokenizer: None if no row is text. Raises ValueError for a text that it cannot encode."""
     batch: list[Row] = []
@@ -80,7 +80,7 @@ def tokenize(rows: Iterator[Row], tokenizer: Tokenizer | None) -> Iterator[np.nd
 
 
 def groups(documents: Iterator[np.ndarray], limit: int) -> Iterator[list[np.ndarray]]:
-    """Consecutive documents of at most `limit` tokens together; a longer one stands alone."""
+    """Groups of consecutive documents, at most `limit` tokens in each. A longer document is a group of its own."""
     group: list[np.ndarray] = []
     size = 0
     for document in documents:
@@ -114,7 +114,7 @@ def _value(path: Path, place: str, text: str, field: str) -> object:
         return json.loads(text)[field]
     except json.JSONDecodeError as error:
         reason = f"not JSON: {error.msg} at character {error.pos + 1}"
-    except ValueError:  # what Python itself refuses to read
+    except ValueError:  # json passes on what Python refuses to read
         reason = f"not JSON: an integer of more than {sys.get_int_max_str_digits()} digits"
     except RecursionError:
         reason = "not JSON: nested too deeply"
@@ -180,7 +180,7 @@ def _check_text(path: Path, place: str, text: str) -> None:
 
 
 def _check_ids(path: Path, place: str, ids: list[int]) -> None:
-    """So that each fits an array's element; which vocabulary they must fit the reader does not know."""
+    """Checks that each id fits into the array. The reader does not know the vocabulary's size."""
     if ids and not 0 <= min(ids) <= max(ids) < MAX_VOCAB:
         outside = next(token for token in ids if not 0 <= token < MAX_VOCAB)
         raise StorageError(path, place, f"id {shortened(str(outside))} is outside [0, {MAX_VOCAB})")

@@ -1,6 +1,6 @@
-"""The directory of a service: `live/` with a folder for each namespace, `snapshots/` alike, and its prior.
+"""The data directory of a service: `live/` and `snapshots/`, each with a folder for each namespace, and the prior.
 
-One service at a time writes here; a lock that the kernel lets go of with the process keeps a second one out.
+One service at a time writes here. A file lock keeps a second one out; the kernel releases it when the process ends.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from pathlib import Path
 from datastore_service.protocol.types import Namespace
 from datastore_service.storage.atomic import TEMPORARY, sync_directory
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.live_manifest import MANIFEST, LiveManifest
-from datastore_service.storage.live_store import (
+from datastore_service.storage.folder_store import (
     FolderStore,
     SnapshotInfo,
     create_folder,
     list_snapshots,
     snapshot_path,
 )
+from datastore_service.storage.live_manifest import MANIFEST, LiveManifest
 
 log = logging.getLogger(__name__)
 
 LIVE, SNAPSHOTS, LOCK = "live", "snapshots", "lock"
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _FOLDER = re.compile(r".*-[0-9a-f]{16}(\.tmp)?")
-_READABLE = 40  # characters of a namespace's names in its folder's
+_READABLE_CHARACTERS = 40  # of a folder's name: the model and the tenant
 
 
 class DataDirectory:
     """vocab_size: of every namespace; ids are smaller. namespaces: those that were stored here at the start.
 
-    Opening it takes the lock and puts `live/` in order. Raises StorageError if another service has it or if a folder
-    cannot be used, OSError if the disk refuses."""
+    Opening it takes the lock and removes what interrupted services left in `live/`. Raises StorageError if another
+    service uses the directory or if a folder cannot be used, OSError if the disk refuses."""
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -48,10 +48,10 @@ class DataDirectory:
             folder.mkdir(exist_ok=True)
         sync_directory(path)
         sync_directory(self._live)
-        self.namespaces = [store.manifest.namespace for store in self._found()]
+        self.namespaces = [store.manifest.namespace for store in self._open_stores()]
 
     def open(self, namespace: Namespace) -> FolderStore:
-        """The namespace's store, made if it is new. Raises ValueError for a tokenizer that is no fingerprint."""
+        """The namespace's store, created if it is new. Raises ValueError for a tokenizer that is no fingerprint."""
         if not _FINGERPRINT.fullmatch(namespace.tokenizer):
             raise ValueError(
                 f"namespace.tokenizer: {namespace.tokenizer!r} is not a fingerprint of 64 hexadecimal digits; "
@@ -61,10 +61,10 @@ class DataDirectory:
         if not (folder / MANIFEST).exists():
             names = namespace.model, namespace.tokenizer, namespace.tenant
             create_folder(folder, LiveManifest(*names, self._vocab_size))
-        return self._opened(folder)
+        return self._open_store(folder)
 
     def remove(self, namespace: Namespace) -> None:
-        """Removes the folder of a namespace whose store is closed; its snapshots stay."""
+        """Removes the folder of a namespace whose store is closed. Its snapshots stay."""
         folder = self._live / folder_name(namespace)
         gone = folder.with_name(folder.name + TEMPORARY)
         _remove_tree(gone)
@@ -73,18 +73,18 @@ class DataDirectory:
         _remove_tree(gone)
 
     def snapshots(self, namespace: Namespace) -> list[SnapshotInfo]:
-        """Oldest first; also of a namespace that was dropped. Raises StorageError for one that cannot be read."""
+        """The namespace's snapshots, oldest first, even if it was dropped. Raises StorageError for one that cannot be read."""
         return list_snapshots(self._snapshots / folder_name(namespace))
 
     def has_snapshot(self, namespace: Namespace, name: str) -> bool:
-        """Raises ValueError for what is not a snapshot's name."""
+        """Raises ValueError for a name that no snapshot can have."""
         return snapshot_path(self._snapshots / folder_name(namespace), name).is_dir()
 
     def close(self) -> None:
-        """Lets the next service in."""
+        """Releases the lock."""
         os.close(self._lock)
 
-    def _found(self) -> list[FolderStore]:
+    def _open_stores(self) -> list[FolderStore]:
         stores = []
         for folder in sorted(self._live.iterdir()):
             if not _FOLDER.fullmatch(folder.name):
@@ -92,10 +92,10 @@ class DataDirectory:
             elif folder.suffix == TEMPORARY or _was_never_used(folder):
                 shutil.rmtree(folder)
             else:
-                stores.append(self._opened(folder))
+                stores.append(self._open_store(folder))
         return stores
 
-    def _opened(self, folder: Path) -> FolderStore:
+    def _open_store(self, folder: Path) -> FolderStore:
         store = FolderStore(folder, self._snapshots / folder.name)
         namespace, vocab_size = store.manifest.namespace, store.manifest.vocab_size
         if folder_name(namespace) != folder.name:
@@ -114,11 +114,11 @@ class DataDirectory:
 
 
 def folder_name(namespace: Namespace) -> str:
-    """Tells a reader whose it is and differs for every namespace: names as far as a folder may have them, a digest."""
+    """The start of the model's and the tenant's names, for readers, and a digest, which is different for each namespace."""
     names = [namespace.model, namespace.tokenizer, namespace.tenant]
     digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{namespace.model}-{namespace.tenant}").strip("-.")
-    return f"{readable[:_READABLE]}-{digest}"
+    return f"{readable[:_READABLE_CHARACTERS]}-{digest}"
 
 
 def _lock(path: Path) -> int:
@@ -132,7 +132,7 @@ def _lock(path: Path) -> int:
 
 
 def _was_never_used(folder: Path) -> bool:
-    """A folder whose making was interrupted: it got no manifest, so nothing was ever put in."""
+    """Whether the creation of the folder was interrupted: it has no manifest, so nothing was ever stored in it."""
     return all(path.suffix == TEMPORARY for path in folder.iterdir())
 
 

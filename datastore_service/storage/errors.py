@@ -1,4 +1,4 @@
-"""What goes wrong with files."""
+"""Errors of files."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class StorageError(Exception):
 
 
 def shortened(digits: str) -> str:
-    """As much of a number as one line can take."""
+    """A number cut to what fits into one line."""
     return digits if len(digits) <= _DIGITS else digits[:_DIGITS] + "..."

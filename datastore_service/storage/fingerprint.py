@@ -1,4 +1,4 @@
-"""Which tokenizer made the ids: text under one tokenizer means nothing under another."""
+"""Identifies a tokenizer: ids of one tokenizer mean nothing under another."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def tokenizer_fingerprint(folder: Path | str) -> str:
-    """64 hexadecimal digits: SHA-256 over what decides the ids of a Hugging Face tokenizer.
+    """64 hexadecimal digits: SHA-256 of what determines the ids of a Hugging Face tokenizer.
 
-    Covers normalizer, pre-tokenizer, model (vocabulary and merges) and added tokens of `tokenizer.json`; not its
-    formatting, truncation, padding or post-processor, which do not change a token's meaning. The same on every
-    machine. folder: holds `tokenizer.json`, or is that file. Raises StorageError."""
+    It covers the normalizer, pre-tokenizer, model (vocabulary and merges) and added tokens of `tokenizer.json`. It does
+    not cover formatting, truncation, padding and post-processor, which do not change a token's meaning. It is the same
+    on every machine. folder: holds `tokenizer.json`, or is that file. Raises StorageError."""
     path = tokenizer_path(folder)
     try:
         text = json.dumps(_meaning(path), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
@@ -33,7 +33,7 @@ def _meaning(path: Path) -> dict:
 
 
 def _merges(path: Path, merges: object) -> list[str]:
-    """As `"a b"`, which newer files write as `["a", "b"]`."""
+    """Each merge as `"a b"`; newer files write `["a", "b"]`."""
     try:
         return [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]  # type: ignore[attr-defined]
     except TypeError:
@@ -41,7 +41,7 @@ def _merges(path: Path, merges: object) -> list[str]:
 
 
 def _added_tokens(path: Path, tokens: object) -> list[dict]:
-    """In the order of their ids."""
+    """The added tokens in the order of their ids."""
     try:
         return sorted(tokens, key=lambda token: int(token["id"]))  # type: ignore[call-overload]
     except (TypeError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""The manifest of a stored live tier: whose text it is, and which files of its folder count.
+"""The manifest of a stored live tier: which namespace it belongs to, and which files of its folder are valid.
 
 It is replaced atomically. docs/storage-format.md describes it.
 """
@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datastore_service.protocol.types import Namespace
+from datastore_service.storage.checksummed_json import read_object, verified_fields, write_checksummed
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.sealed_json import read_object, unsealed, write_sealed
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -18,7 +18,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class LiveManifest:
-    """segments: file names, oldest first. first_log: logs with a lower number do not count."""
+    """segments: file names, oldest first. first_log: logs with a lower number are not valid."""
 
     model: str
     tokenizer: str
@@ -42,11 +42,11 @@ def read_live_manifest(folder: Path) -> LiveManifest:
             "format",
             f"{fields['format']}, but there is only format {FORMAT} yet: start the specstore that wrote it",
         )
-    fields = unsealed(path, fields)
+    fields = verified_fields(path, fields)
     del fields["format"]
     return LiveManifest(**fields | {"segments": tuple(fields["segments"])})
 
 
 def write_live_manifest(folder: Path, manifest: LiveManifest) -> None:
     """Replaces the manifest atomically and durably."""
-    write_sealed(folder / MANIFEST, {"format": FORMAT, **asdict(manifest)})
+    write_checksummed(folder / MANIFEST, {"format": FORMAT, **asdict(manifest)})

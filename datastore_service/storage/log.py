@@ -18,11 +18,11 @@ from datastore_service.storage.errors import StorageError
 
 MAGIC = b"SPECLOG\x00"
 VERSION = 1
-NAME = re.compile(r"(\d{8,})\.log")
+LOG_NAME = re.compile(r"(\d{8,})\.log")
 _HEADER = struct.Struct("<8sIIQ32s")  # without its own checksum, which follows as u32
 _RECORD = struct.Struct("<III")
 HEADER_BYTES = 64
-_PAGE = 4096  # what the system writes at a time
+_PAGE = 4096  # bytes that the system writes at a time
 
 
 def log_name(number: int) -> str:
@@ -30,9 +30,11 @@ def log_name(number: int) -> str:
 
 
 class LogWriter:
-    """Appends documents to one log, which is created with the first. size: bytes of complete records, header included.
+    """Appends documents to one log; the first one creates the file.
 
-    `append` and `sync` may run beside each other, but neither beside itself."""
+    size: bytes of complete records, header included. synced: how many of them would survive a power failure.
+
+    `append` and `sync` may run at the same time, but two calls of one of them may not."""
 
     def __init__(self, path: Path, tokenizer: str, vocab_size: int) -> None:
         self._path = path
@@ -40,14 +42,14 @@ class LogWriter:
         self._dtype = _payload_dtype(vocab_size)
         self._descriptor: int | None = None
         self._torn = False  # the file may end with part of a record
-        self._spoiled = False
-        self._named = False  # its directory entry is synced
+        self._sync_failed = False
+        self._entry_synced = False  # the directory entry of the file
         self.size = 0
         self.synced = 0
 
     def append(self, tokens: np.ndarray) -> None:
-        """Writes one record with one call, so that only a full disk or the end of the machine tears it. Raises OSError
-        and then has added nothing: what it leaves of the record is cut off before the next, and by whoever reads it."""
+        """Writes one record with one system call, so only a full disk or a power failure can tear it. Raises OSError and
+        then has added nothing: the next append, or the reader, cuts off what is left of the record."""
         record = _record(tokens.astype(self._dtype).tobytes())
         data = record if self.size else self._header + record
         if self._descriptor is None:
@@ -61,18 +63,20 @@ class LogWriter:
         self.size += len(data)
 
     def sync(self) -> None:
-        """Makes what was appended before the call survive a power failure. Raises OSError, after the first time always:
-        the system may have dropped what it could not write, and would call a second try a success."""
+        """Makes what was appended before the call survive a power failure.
+
+        Raises OSError. Once it has failed it fails always: the system may have dropped the pages that it could not
+        write, and would report success at the next try."""
         size = self.size
         if size == self.synced or self._descriptor is None:
             return
-        if self._spoiled:
+        if self._sync_failed:
             raise OSError(errno.EIO, "an earlier sync failed", str(self._path))
-        self._spoiled = True
+        self._sync_failed = True
         os.fsync(self._descriptor)
-        if not self._named:
+        if not self._entry_synced:
             sync_directory(self._path.parent)
-        self._spoiled, self._named = False, True
+        self._sync_failed, self._entry_synced = False, True
         self.synced = size
 
     def close(self) -> None:
@@ -83,18 +87,20 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """documents: int32 arrays. torn: bytes at the end that are no complete record, and were dropped."""
+    """documents: int32 arrays. torn: bytes of an incomplete record at the end, which were dropped."""
 
     documents: list[np.ndarray]
     torn: int
 
 
 def read_log(path: Path, tokenizer: str, vocab_size: int) -> LogContents:
-    """A killed process or a power failure may leave a torn record at the end of a log: one that the file ends in, or whose
-    last pages are zero. That is dropped. A record that is all there and does not match its checksum is damaged.
+    """Reads the documents of a log.
 
-    Raises StorageError for anything else that is not as `LogWriter` leaves it, naming the offset, and for a log of
-    another tokenizer, vocabulary or version."""
+    A killed process or a power failure may leave a torn record at the end: the file ends within it, or its last pages
+    are zero. A torn record is dropped. A complete record that does not match its checksum is damaged.
+
+    Raises StorageError naming the offset of a damaged record, and for a log of another tokenizer, vocabulary or
+    version."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -126,7 +132,7 @@ def _record(payload: bytes) -> bytes:
 
 
 def _is_torn_header(data: bytes, expected: bytes) -> bool:
-    """Whether the first record was never completed: the header alone may stand, part of it, or blocks not written."""
+    """Whether the first record was never completed: the file has (part of) a header and no more, or only zeros."""
     return expected.startswith(data) or not any(data)
 
 
@@ -154,13 +160,13 @@ def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> N
 
 
 def _payload(path: Path, data: bytes, offset: int) -> bytes | None:
-    """The payload of the record at `offset`, None at the end of the log and where a torn record ends it."""
+    """The payload of the record at `offset`. None at the end of the log and for a torn record."""
     begin = offset + _RECORD.size
     if begin > len(data):
         return None
     length, length_checksum, checksum = _RECORD.unpack_from(data, offset)
     if length == 0 or length_checksum != zlib.crc32(data[offset : offset + 4]):
-        if not any(data[offset:]):  # blocks that were added to the file and never written
+        if not any(data[offset:]):  # pages that were added to the file and never written
             return None
         raise StorageError(path, f"offset {offset}", "not a record, the file is damaged")
     end = begin + length
@@ -175,8 +181,8 @@ def _payload(path: Path, data: bytes, offset: int) -> bytes | None:
 
 
 def _is_unwritten(data: bytes, offset: int) -> bool:
-    """Whether the record at `offset` ends, and the file with it, in pages that were added and never written: what a power
-    failure leaves where the file's length reached the disk before its bytes."""
+    """Whether the file ends, within the record at `offset`, in pages that were added and never written. A power failure
+    leaves that if the file's length reached the disk before its bytes."""
     last_page = (len(data) - 1) // _PAGE * _PAGE
     return last_page > offset and not any(data[last_page:])
 

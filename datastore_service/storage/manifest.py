@@ -1,6 +1,6 @@
-"""A prior on disk: a directory of segment files and the `manifest.json` that says which of them count.
+"""A prior on disk: a directory of segment files and the `manifest.json` that lists the valid ones.
 
-A segment file is written first and named in the manifest afterwards, so a file that is not named is a leftover of an
+A segment file is written first and listed in the manifest afterwards, so an unlisted file is left over from an
 interrupted build. The manifest is replaced atomically.
 """
 
@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datastore_service.engine.segment import Segment
+from datastore_service.storage.checksummed_json import read_object, verified_fields, write_checksummed
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.sealed_json import read_object, unsealed, write_sealed
 from datastore_service.storage.segment_file import open_verified
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-UNSEALED = (1,)  # the same without a checksum
+FORMATS_WITHOUT_CHECKSUM = (1,)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """segments: file names in the order they were built. source: digest of the corpus and options of a build in
-    progress, "" when it is complete. documents: of that corpus, how many the segments hold already."""
+    """segments: file names in the order they were built. source: digest of the corpus and options of an unfinished
+    build, "" when it is complete. documents: how many of that corpus the segments hold already."""
 
     tokenizer: str
     vocab_size: int
@@ -39,21 +39,21 @@ def read_manifest(directory: Path | str) -> Manifest:
 
 def write_manifest(directory: Path | str, manifest: Manifest) -> None:
     """Replaces the manifest atomically and durably."""
-    write_sealed(Path(directory) / MANIFEST, {"format": FORMAT, **asdict(manifest)})
+    write_checksummed(Path(directory) / MANIFEST, {"format": FORMAT, **asdict(manifest)})
 
 
 def has_manifest(directory: Path | str) -> bool:
     return (Path(directory) / MANIFEST).is_file()
 
 
-def is_older(directory: Path | str) -> bool:
-    """Whether the manifest is of a format that is read but no longer written."""
-    return read_object(Path(directory) / MANIFEST)["format"] in UNSEALED
+def has_old_format(directory: Path | str) -> bool:
+    """Whether the manifest has a format that is read but no longer written."""
+    return read_object(Path(directory) / MANIFEST)["format"] in FORMATS_WITHOUT_CHECKSUM
 
 
 def open_segments(directory: Path | str, tokenizer: str | None = None) -> list[Segment]:
-    """Reads every segment of a directory, compares it with its checksums and maps it: a second or less for each GB, and
-    the disk's time for what is not in memory. tokenizer: the fingerprint they must have, None for the manifest's.
+    """Reads every segment of a directory, compares it with its checksums and maps it. That takes up to a second for each
+    GB, and longer for what the disk has to read. tokenizer: the fingerprint they must have, None for the manifest's.
 
     Raises StorageError for the first file that cannot be used."""
     directory = Path(directory)
@@ -69,14 +69,14 @@ def open_segments(directory: Path | str, tokenizer: str | None = None) -> list[S
 
 
 def _intact(path: Path, fields: dict) -> dict:
-    """The fields of a format that is known, compared with their checksum if the format has one."""
-    if fields["format"] in UNSEALED:
+    """The fields of a known format, compared with their checksum if the format has one."""
+    if fields["format"] in FORMATS_WITHOUT_CHECKSUM:
         if "checksum" in fields:
             raise StorageError(path, "format", f"{fields['format']} has no checksum, the file is damaged")
         return fields
     if fields["format"] != FORMAT:
         raise StorageError(path, "format", f"{fields['format']}, this program reads 1 and {FORMAT}")
-    return unsealed(path, fields)
+    return verified_fields(path, fields)
 
 
 def _parse(path: Path, fields: dict) -> Manifest:

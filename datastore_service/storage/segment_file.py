@@ -20,12 +20,12 @@ from datastore_service.engine.segment import (
     suffix_bits,
     token_dtype,
 )
-from datastore_service.storage.atomic import replacing
+from datastore_service.storage.atomic import atomic_write
 from datastore_service.storage.errors import StorageError
 
 MAGIC = b"SPECSEG\x00"
 VERSION = 2
-OLDER = (1,)  # what `specstore upgrade` reads
+OLD_VERSIONS = (1,)  # `specstore upgrade` reads them
 SUFFIX = ".seg"
 _ALIGNMENT = 64
 _HEADER = struct.Struct("<8sIIQQ32sQQQ4I")  # without its own checksum, which follows as u32
@@ -37,8 +37,8 @@ _CHUNK = 1 << 20
 class SegmentFile:
     """An open segment file: header fields as attributes, the arrays mapped read-only.
 
-    Opening reads and verifies the header and the file's length, which takes microseconds; `verify` reads the rest. Whoever
-    drafts from a file, or builds another of it, verifies it first.
+    Opening reads and verifies the header and the file's length, which takes microseconds. `verify` reads the rest. A
+    file must be verified before anything is drafted from it or merged from it.
     """
 
     def __init__(self, path: Path | str, tokenizer: str | None = None) -> None:
@@ -51,9 +51,9 @@ class SegmentFile:
         self.segment = self._map()
 
     def verify(self) -> None:
-        """Compares every byte behind the header with what was written. Raises StorageError naming the part that differs.
+        """Compares every byte after the header with its checksum. Raises StorageError naming the part that differs.
 
-        Reads the file rather than its mapping, where a disk that cannot read would end the process."""
+        It reads the file and not the mapping: a read error in a mapping would end the process."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 self._verify(file)
@@ -77,7 +77,9 @@ class SegmentFile:
         actual = self.path.stat().st_size
         if actual != end:
             raise StorageError(self.path, "length", f"{actual} bytes, the header says {end}")
-        whole = np.memmap(self.path, dtype=np.uint8, mode="r")  # holds a descriptor, so one for all parts
+        whole = np.memmap(
+            self.path, dtype=np.uint8, mode="r"
+        )  # one for all parts: each mapping holds a file descriptor
         tokens, suffixes, offsets, keys = (_part(whole, *part) for part in layout)
         if offsets[0] != 0 or offsets[-1] != size:
             raise StorageError(self.path, "offsets", f"do not reach from 0 to {size}")
@@ -86,7 +88,7 @@ class SegmentFile:
 
 
 def open_verified(path: Path, tokenizer: str, vocab_size: int) -> SegmentFile:
-    """One to draft from. Raises StorageError also for another tokenizer or vocabulary."""
+    """Opens and verifies a file. Raises StorageError for a damaged one and for another tokenizer or vocabulary."""
     file = SegmentFile(path, tokenizer)
     if file.vocab_size != vocab_size:
         raise StorageError(path, "vocab_size", f"{file.vocab_size}, the manifest says {vocab_size}")
@@ -103,7 +105,7 @@ def _nbytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
 
 
 def _read_checksum(file: RawIOBase, size: int) -> int:
-    """CRC-32 of the next bytes of a file, of fewer at its end."""
+    """CRC-32 of the next `size` bytes of a file, or of those that are left."""
     buffer, checksum = memoryview(bytearray(min(size, _CHUNK))), 0
     while size and (read := file.readinto(buffer[:size])):
         checksum = zlib.crc32(buffer[:read], checksum)
@@ -114,7 +116,7 @@ def _read_checksum(file: RawIOBase, size: int) -> int:
 def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
     """Writes a segment atomically and durably. tokenizer: fingerprint, 64 hexadecimal digits.
 
-    Raises ValueError for another fingerprint and OSError where the disk refuses."""
+    Raises ValueError for what is no fingerprint, OSError if the disk refuses."""
     if len(tokenizer) != 64:
         raise ValueError(f"tokenizer: a fingerprint has 64 hexadecimal digits, not {len(tokenizer)}")
     sizes = len(segment.tokens), segment.documents, len(segment.keys)
@@ -130,19 +132,19 @@ def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
         *sizes,
         *map(checksum_of, arrays),
     )
-    with replacing(Path(path)) as file:
+    with atomic_write(Path(path)) as file:
         file.write(header + struct.pack("<I", zlib.crc32(header)))
         for (start, dtype, _), array in zip(layout, arrays, strict=True):
             file.write(bytes(start - file.tell()))
             array.astype(dtype, copy=False).tofile(file)
-            file.seek(0, 2)  # tofile writes past Python's own position
+            file.seek(0, 2)  # tofile does not move Python's file position
         file.write(bytes(end - file.tell()))
 
 
 def _layout(
     vocab_size: int, size: int, documents: int, blocks: int
 ) -> tuple[list[tuple[int, np.dtype, tuple[int, ...]]], int]:
-    """Start, type and shape of every part, and the file's length."""
+    """Start, dtype and shape of each part, and the file's length."""
     parts, start = [], HEADER_BYTES
     shapes: tuple[tuple[int, ...], ...] = (
         (size,),
@@ -163,10 +165,10 @@ def read_header(
 ) -> tuple[int, int, str, tuple[int, int, int], tuple[int, ...]]:
     """vocab_size, separator, tokenizer, sizes (tokens, documents, keys) and checksums of a file of `version`.
 
-    Raises StorageError for a file that is none or damaged."""
+    Raises StorageError for a damaged file and for one that is no segment file."""
     found = format_version(path)
     if found != version:
-        hint = "; `specstore upgrade` rewrites its directory" if found in OLDER else ""
+        hint = "; `specstore upgrade` rewrites its directory" if found in OLD_VERSIONS else ""
         raise StorageError(path, "version", f"{found}, this program reads {version}{hint}")
     header = _header_bytes(path)
     _, _, width, vocab_size, separator, tokenizer, *rest = _HEADER.unpack_from(header)

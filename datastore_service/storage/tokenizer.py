@@ -1,4 +1,4 @@
-"""A model's tokenizer, whose library says what is wrong with plain `Exception`s."""
+"""Loads a model's tokenizer. Its library raises plain `Exception`s; here they become StorageError and ValueError."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
-    """In parallel, without special tokens. Raises ValueError for texts that the tokenizer has no ids for."""
+    """Encodes texts in parallel, without special tokens. Raises ValueError for texts that the tokenizer cannot encode."""
     try:
         return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     except Exception as error:
@@ -29,7 +29,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
 
 
 def check_text(text: str) -> None:
-    """Raises ValueError for half a surrogate pair: JSON can write one, UTF-8 and so the tokenizer cannot."""
+    """Raises ValueError for half a surrogate pair: JSON can hold one, but UTF-8, and so the tokenizer, cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

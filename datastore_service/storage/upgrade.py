@@ -1,6 +1,6 @@
-"""Rewrites the files of a prior that are of older formats: what `specstore upgrade` does.
+"""Rewrites files of a prior that have an old format: what `specstore upgrade` does.
 
-Version 1 had the suffix array as int32 and, in place of the keys, a table of four uint32 tokens for every 64th row.
+Version 1 had the suffix array as int32. In place of the keys it had a table of four uint32 tokens for every 64th row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from datastore_service.engine.segment import Segment, assemble_segment, checksum_of, token_dtype
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.manifest import is_older, read_manifest, write_manifest
+from datastore_service.storage.manifest import has_old_format, read_manifest, write_manifest
 from datastore_service.storage.segment_file import (
     HEADER_BYTES,
     format_version,
@@ -24,10 +24,10 @@ _ALIGNMENT = 64
 
 
 def upgrade_segments(directory: Path | str, progress: Callable[[str], None] = lambda _: None) -> int:
-    """Rewrites a directory's segment files one by one, then its manifest, each atomically, so that an interrupted run is
-    simply repeated.
+    """Rewrites a directory's segment files one by one, then its manifest. Each is replaced atomically, so an interrupted
+    run can be repeated.
 
-    progress is told each file's name. Returns how many were rewritten. Raises StorageError for one that is damaged."""
+    progress is called with each file's name. Returns how many were rewritten. Raises StorageError for a damaged file."""
     directory, rewritten = Path(directory), 0
     manifest = read_manifest(directory)
     for name in manifest.segments:
@@ -37,7 +37,7 @@ def upgrade_segments(directory: Path | str, progress: Callable[[str], None] = la
             write_segment(path, segment, tokenizer)
             progress(name)
             rewritten += 1
-    if is_older(directory):
+    if has_old_format(directory):
         write_manifest(directory, manifest)
     return rewritten
 

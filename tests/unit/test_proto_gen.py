@@ -50,8 +50,20 @@ def test_field_numbers_stay():
     numbers = {field.name: field.number for field in drafting_pb2.Entry.DESCRIPTOR.fields}
     assert numbers == {
         "session": 1, "start": 2, "tokens": 3, "rejected": 4, "budget": 5, "opening": 6, "closing": 7,
+        "queries": 8,
     }  # fmt: skip
-    assert [field.number for field in drafting_pb2.DraftReply.DESCRIPTOR.fields] == [1, 3, 4, 5, 6, 7, 8, 9]
+    assert [field.number for field in drafting_pb2.DraftReply.DESCRIPTOR.fields] == [
+        1,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+    ]
 
 
 def test_tiers_have_the_numbers_of_the_engine():

@@ -41,7 +41,7 @@ class DraftRequest(_message.Message):
     def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing")
+    __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing", "queries")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class Entry(_message.Message):
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
     session: str
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -56,7 +57,16 @@ class Entry(_message.Message):
     budget: Budget
     opening: Opening
     closing: bool
-    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: bool = ...) -> None: ...
+    queries: _containers.RepeatedCompositeFieldContainer[Query]
+    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[bool] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ...) -> None: ...
+
+class Query(_message.Message):
+    __slots__ = ("tokens", "budget")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    budget: Budget
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ...) -> None: ...
 
 class Opening(_message.Message):
     __slots__ = ("conversation", "forbid_publish", "prompt_length", "handing_over")
@@ -68,7 +78,7 @@ class Opening(_message.Message):
     forbid_publish: bool
     prompt_length: int
     handing_over: bool
-    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ..., handing_over: bool = ...) -> None: ...
+    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: _Optional[bool] = ..., prompt_length: _Optional[int] = ..., handing_over: _Optional[bool] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("position", "tokens")
@@ -89,7 +99,7 @@ class Budget(_message.Message):
     def __init__(self, nodes: _Optional[int] = ..., depth: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources")
+    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources", "queries", "query_nodes")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +108,8 @@ class DraftReply(_message.Message):
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     PROBS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    QUERY_NODES_FIELD_NUMBER: _ClassVar[int]
     step: int
     statuses: _containers.RepeatedScalarFieldContainer[Status]
     known: _containers.RepeatedScalarFieldContainer[int]
@@ -106,4 +118,6 @@ class DraftReply(_message.Message):
     parents: _containers.RepeatedScalarFieldContainer[int]
     probs: _containers.RepeatedScalarFieldContainer[float]
     sources: bytes
-    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ...) -> None: ...
+    queries: _containers.RepeatedScalarFieldContainer[int]
+    query_nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., queries: _Optional[_Iterable[int]] = ..., query_nodes: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -29,8 +29,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datastore_service.engine import live
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
+from datastore_service.engine.live import merge_policy
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import SessionIndex
 from datastore_service.protocol.tree import Tier
@@ -45,7 +46,7 @@ VOCAB = 2000
 NAMESPACE = Namespace("m", "ab" * 32)
 EVICTING_LIMIT = 120
 
-live.FRESH_TOKENS = 64
+merge_policy.FRESH_TOKENS = 64
 
 Documents = list[list[int]]
 
@@ -87,12 +88,12 @@ class Workload:
 
     def hold_merges(self) -> None:
         """Full fresh texts pile up."""
-        self.engine._live._maintaining.acquire()
+        self.engine._live._compactor.lock.acquire()
         self._merges_wait = True
 
     def release_merges(self) -> None:
         self._merges_wait = False
-        self.engine._live._maintaining.release()
+        self.engine._live._compactor.lock.release()
         self.engine.settle()
 
     def warmup(self, *numbers: int) -> None:

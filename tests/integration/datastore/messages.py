@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
-from datastore_service.engine.engine import Limits
+from datastore_service.engine.limits import Limits
 from datastore_service.server.limits import ServiceLimits
 
 Ordinary = dict[str, st.SearchStrategy]  # by name of a message or of a field

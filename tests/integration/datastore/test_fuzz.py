@@ -28,7 +28,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from datastore_service.client import wire as client_wire
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
 from datastore_service.protocol.types import Budget, Entry, Opening
 from datastore_service.server import wire as server_wire
 from datastore_service.server.limits import ServiceLimits

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from datastore_service.cli.main import app, serve
 from datastore_service.cli.options import ENDPOINT_VARIABLE
-from datastore_service.engine.engine import Limits
+from datastore_service.engine.limits import Limits
 from datastore_service.server.limits import ServiceLimits
 
 

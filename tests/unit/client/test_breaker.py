@@ -19,10 +19,10 @@ def test_opens_after_failures_in_a_row():
     breaker = CircuitBreaker(failures=3)
     for outcome in (breaker.failed, breaker.failed, breaker.succeeded, breaker.failed, breaker.failed):
         outcome()
-    assert breaker.asks
+    assert breaker.allows_calls
     breaker.failed()
     assert breaker.state is BreakerState.OPEN
-    assert not breaker.asks
+    assert not breaker.allows_calls
 
 
 def test_probe_is_due_after_the_delay():
@@ -37,7 +37,7 @@ def test_probe_half_opens_and_one_success_closes():
     breaker = opened(Clock())
     breaker.probe_answered()
     assert breaker.state is BreakerState.HALF_OPEN
-    assert breaker.asks
+    assert breaker.allows_calls
     breaker.succeeded()
     assert breaker.state is BreakerState.CLOSED
 

@@ -7,7 +7,7 @@ import pytest
 
 from datastore_service.client import remote
 from datastore_service.client.base import DatastoreError
-from datastore_service.client.remote import UNANSWERED, DeadlineMissedError, GrpcDatastore
+from datastore_service.client.remote import MAX_UNANSWERED, DeadlineMissedError, GrpcDatastore
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from tests.unit.server.service import running
 
@@ -79,10 +79,10 @@ def test_post_neither_waits_nor_raises(datastore, slow_engine):
     """A service that lags behind by more than the bound is dropped, and connected to again."""
     slow_engine(1.0)
     started = time.monotonic()
-    for _ in range(UNANSWERED + 10):
+    for _ in range(MAX_UNANSWERED + 10):
         datastore.post([opened("a")])
     assert time.monotonic() - started < 0.9
-    with pytest.raises(DatastoreError, match=f"{UNANSWERED} messages unanswered"):
+    with pytest.raises(DatastoreError, match=f"{MAX_UNANSWERED} messages unanswered"):
         datastore.step([], SECONDS)
     slow_engine(0.0)
     assert datastore.wait_connected(SECONDS)

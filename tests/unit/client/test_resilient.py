@@ -5,14 +5,15 @@ import time
 import numpy as np
 import pytest
 
+from datastore_service.client import metrics
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.breaker import BreakerState, CircuitBreaker
 from datastore_service.client.link import Link
-from datastore_service.client.remote import DeadlineMissedError, Fate
+from datastore_service.client.remote import DeadlineMissedError, StepState
 from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.tree import DraftTree, Tier
-from datastore_service.protocol.types import Budget, Entry, Opening, Reply, Status
+from datastore_service.protocol.types import Budget, Entry, Opening, Query, Reply, Status
 
 VOCAB = 100
 TEXT = np.array([1, 2, 3, 4] * 10, np.int32)
@@ -45,11 +46,11 @@ class Primary:
         return [self._reply(entry) for entry in self.asked[step - 1]]
 
     @property
-    def trouble(self):
+    def disconnect_reason(self):
         return "gone" if self.mode == "gone" else ""
 
-    def fate(self, step):
-        return Fate.ANSWERED if self.mode == "ok" else Fate.PENDING
+    def state_of(self, step):
+        return StepState.ANSWERED if self.mode == "ok" else StepState.PENDING
 
     def post(self, entries) -> None:
         self.posted += entries
@@ -111,6 +112,29 @@ def test_falls_back_then_stops_asking_then_asks_again(datastore, primary, mode):
         assert time.monotonic() < limit
         time.sleep(0.01)
     assert datastore.links["a:1"].breaker.state is BreakerState.CLOSED
+
+
+def asking(name: str, *tokens: int) -> Entry:
+    return Entry(name, start=40, queries=(Query(np.array(tokens, np.int32), Budget(2)),))
+
+
+def test_queries_that_an_earlier_service_passes_over_are_answered_from_the_session(datastore, caplog):
+    for _ in range(2):
+        (reply,) = datastore.step([asking("s", 1, 2)], 0.05)
+        assert reply.tree is REMOTE_TREE
+        assert [tree.tokens.tolist() for tree in reply.trees] == [[3, 4]]
+    assert [record.message for record in caplog.records if "queries" in record.message] == [
+        "datastore a:1: does not answer queries; they are answered from sessions alone"
+    ]
+
+
+@pytest.mark.parametrize("mode", ["slow", "gone"])
+def test_queries_are_answered_from_the_session_while_the_service_is_not(datastore, primary, mode):
+    primary.mode = mode
+    drafts = metrics.FALLBACK_DRAFTS._value.get()
+    (reply,) = datastore.step([asking("s", 1, 2)], 0.05)
+    assert [tree.tokens.tolist() for tree in reply.trees] == [[3, 4]]
+    assert metrics.FALLBACK_DRAFTS._value.get() == drafts + 1
 
 
 def test_too_few_replies_are_a_failure(datastore, primary):
@@ -182,6 +206,8 @@ def test_ids_outside_the_vocabulary_stay_here(datastore, primary):
     assert (image.status, len(image.tree)) == (Status.OK, 0)
     assert text.tree is REMOTE_TREE
     assert [entry.session for entry in primary.asked[-1]] == ["s"]
+    (reply,) = datastore.step([asking("image", 1, 2)], 0.05)
+    assert [len(tree) for tree in reply.trees] == [0]
     datastore.post([Entry("image", closing=True)])
     datastore.post([opened("image")])
     assert ask(datastore, "image")[0].tree is REMOTE_TREE

@@ -10,9 +10,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from datastore_service.engine.engine import Limits
+from datastore_service.engine.limits import Limits
 from datastore_service.protocol.tree import DraftTree, Tier
-from datastore_service.protocol.types import Entry, Opening, Status
+from datastore_service.protocol.types import Budget, Entry, Opening, Status
 
 Text = tuple[int, ...]
 FEWEST_SAMPLES = 16  # that the engine takes of a token's places, where there are more
@@ -68,11 +68,12 @@ def _follows(text: Text, token: int, path: Text, last: int) -> bool:
 
 @dataclass(frozen=True)
 class Answer:
-    """sight: None where nothing may be drafted."""
+    """sight: None where nothing may be drafted. sights: the same of each query."""
 
     status: Status
     known: int
     sight: Sight | None
+    sights: tuple[Sight | None, ...]
 
 
 class EngineModel:
@@ -174,11 +175,27 @@ class EngineModel:
             session.refused += tuple((position, token) for token in tokens[: min(2, room)])
 
     def _answer(self, entry: Entry, session: ModelSession | None, status: Status) -> Answer:
-        known = len(session.text) if session else 0
-        if session is None or status is not Status.OK or not entry.budget.nodes or not session.text:
-            return Answer(status, known, None)
+        if session is None or status is not Status.OK:
+            return Answer(status, len(session.text) if session else 0, None, (None,) * len(entry.queries))
+        sight = self._sight(session, session.text, entry.budget)
+        return Answer(status, len(session.text), sight, self._sights(entry, session))
+
+    def _sights(self, entry: Entry, session: ModelSession) -> tuple[Sight | None, ...]:
+        """Of a query whose tokens the text has not taken, where it has gone on beyond the entry's: None."""
+        end = entry.start + len(entry.tokens)
+        beyond = session.text[end:]
+        return tuple(
+            self._sight(session, session.text[:end] + tokens, query.budget)
+            if (tokens := tuple(query.tokens.tolist()))[: len(beyond)] == beyond
+            else None
+            for query in entry.queries
+        )
+
+    def _sight(self, session: ModelSession, text: Text, budget: Budget) -> Sight | None:
+        if not budget.nodes or not text:
+            return None
         texts = {Tier.SESSION: tuple(session.before), Tier.LIVE: self.live, Tier.PRIOR: self.prior}
-        return Answer(status, known, Sight(session.text, texts, session.refused))
+        return Sight(text, texts, session.refused)
 
     def _close(self, name: str) -> None:
         session = self.sessions.pop(name)

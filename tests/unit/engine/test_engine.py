@@ -3,10 +3,11 @@ import threading
 import numpy as np
 import pytest
 
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, Status
+from datastore_service.protocol.types import Budget, Entry, Opening, Query, Rejected, Status
 
 ASK = Budget(nodes=8, depth=8, children=4)
 
@@ -114,6 +115,10 @@ def test_the_largest_id():
     assert tree.tokens.tolist() == [largest, largest, 6]
 
 
+def asked(*tokens):
+    return Query(ids(*tokens), ASK)
+
+
 BAD = {
     r"session: a name has 1 to 256 bytes": Entry(""),
     r"session: .* 'xxx": Entry("x" * 257),
@@ -128,6 +133,11 @@ BAD = {
     r"budget.nodes: -1": Entry("s", budget=Budget(-1)),
     r"budget.depth: 0 is outside 1..64": Entry("s", budget=Budget(4, depth=0)),
     r"budget.children: 0": Entry("s", budget=Budget(4, children=0)),
+    r"queries.tokens: id 100 is outside \[0, 100\)": Entry("s", queries=(asked(1, 100),)),
+    r"queries.tokens: 257 exceed 256": Entry("s", queries=(asked(*[1] * 257),)),
+    r"queries.tokens: 2-D": Entry("s", queries=(Query(ids(1, 2).reshape(1, 2), ASK),)),
+    r"queries.budget.nodes: 257 is outside 0..256": Entry("s", queries=(Query(ids(1), Budget(257)),)),
+    r"queries: 4097 in one step exceed 4096": Entry("s", queries=(asked(1),) * 4097),
     r"opening.conversation": Entry("s", opening=Opening(conversation="c" * 300)),
 }
 
@@ -183,13 +193,13 @@ def test_a_conversation_is_moved_not_shared():
 def test_a_step_that_waited_while_its_session_was_closed_leaves_the_conversation_alone(monkeypatch):
     """As when a worker connects anew and the old stream's last message is still being answered."""
     engine = opened([1, 2, 3], "a", conversation="talk")
-    answer, find = engine._answer, engine._find
+    draft, find = engine._runner._draft, engine._sessions._find
     closing, found, go_on = threading.Event(), threading.Event(), threading.Event()
 
-    def slow_answer(*args):
+    def slow_draft(*args):
         closing.set()
         assert go_on.wait(10)
-        return answer(*args)
+        return draft(*args)
 
     def signalled_find(entries):
         sessions = find(entries)
@@ -197,8 +207,8 @@ def test_a_step_that_waited_while_its_session_was_closed_leaves_the_conversation
             found.set()
         return sessions
 
-    monkeypatch.setattr(engine, "_answer", slow_answer)
-    monkeypatch.setattr(engine, "_find", signalled_find)
+    monkeypatch.setattr(engine._runner, "_draft", slow_draft)
+    monkeypatch.setattr(engine._sessions, "_find", signalled_find)
     first = threading.Thread(target=lambda: step(engine, "a", 3, closing=True))
     first.start()
     assert closing.wait(10)
@@ -260,13 +270,13 @@ def test_flush_of_a_session_of_sessions_and_of_everything():
 @pytest.mark.parametrize("tier", [Tier.SESSION, None])
 def test_a_session_that_is_flushed_during_its_last_step_is_not_acknowledged(monkeypatch, tier):
     engine = opened([1, 2])
-    answer = engine._answer
+    draft = engine._runner._draft
 
     def flushed(*args):
         engine.flush(tier)
-        return answer(*args)
+        return draft(*args)
 
-    monkeypatch.setattr(engine, "_answer", flushed)
+    monkeypatch.setattr(engine._runner, "_draft", flushed)
     reply = step(engine, "s", 2, np.array([3, 4]), closing=True)
     assert (reply.status, reply.known) == (Status.UNKNOWN_SESSION, 0)
     assert engine.stats().tiers[Tier.LIVE].tokens == 0

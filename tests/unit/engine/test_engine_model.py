@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from datastore_service.engine import live
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
+from datastore_service.engine.live import merge_policy
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import DraftTree, Tier
-from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, Reply, Status
-from tests.unit.engine.model import Answer, EngineModel, Text
+from datastore_service.protocol.types import Budget, Entry, Opening, Query, Rejected, Reply, Status
+from tests.unit.engine.model import EngineModel, Sight, Text
 
 # SPECSTORE_FUZZ=20 tries twenty times as many sequences, each twice as long.
 EFFORT = int(os.environ.get("SPECSTORE_FUZZ", "1"))
@@ -59,6 +60,8 @@ def plans(draw) -> dict:
         "closing": draw(st.sampled_from((True, False, False))),
         "budget": draw(budgets),
         "rejected": draw(st.lists(st.integers(0, 4), max_size=2)),
+        "queries": draw(st.lists(st.tuples(token_indices, budgets), max_size=2)),
+        "ahead": draw(st.booleans()),  # queries begin with what is known beyond the entry
     }
 
 
@@ -66,14 +69,14 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(live, "FRESH_TOKENS", FRESH_TOKENS)
+        self.patch.setattr(merge_policy, "FRESH_TOKENS", FRESH_TOKENS)
 
     @initialize(vocab_size=vocabularies, limits=limits)
     def begin(self, vocab_size: int, limits: Limits) -> None:
         self.vocab_size = vocab_size
         self.ids = np.array([0, 1, 2, vocab_size // 2, vocab_size - 1], dtype=np.int32)
         self.engine, self.model = Engine(vocab_size, limits=limits), EngineModel(limits)
-        self.engine._conversations._clock = lambda: self.model.now
+        self.engine._sessions._conversations._clock = lambda: self.model.now
 
     def teardown(self) -> None:
         self.patch.undo()
@@ -161,7 +164,10 @@ class EngineMachine(RuleBasedStateMachine):
         replies, answers = self.engine.step(entries), self.model.step(entries)
         for entry, reply, answer in zip(entries, replies, answers, strict=True):
             assert (reply.status, reply.known) == (answer.status, answer.known), entry
-            _check_tree(reply.tree, answer, entry.budget)
+            _check_tree(reply.tree, answer.sight, entry.budget)
+            for query, tree, sight in zip(entry.queries, reply.trees, answer.sights, strict=True):
+                _check_tree(tree, sight, query.budget)
+                event(f"a query: {'nothing' if not len(tree) else 'something'} drafted")
             event(f"{reply.status.name}, {'nothing' if not len(reply.tree) else 'something'} drafted")
             if reply.status is Status.OK and entry.budget.nodes:
                 self.model.count(reply.tree)
@@ -190,11 +196,12 @@ class EngineMachine(RuleBasedStateMachine):
         return tuple(self.ids[indices].tolist())
 
     def _entry(
-        self, session, back, faithful, new, opening, prompt, publish, conversation, closing, budget, rejected
-    ) -> Entry:
+        self, session, back, faithful, new, opening, prompt, publish, conversation, closing, budget, rejected, queries, ahead
+    ) -> Entry:  # fmt: skip
         known = self.model.sessions[session].text if session in self.model.sessions else ()
         start = max(0, len(known) - back)
-        repeated = known[start:] if faithful else known[start:][::-1]
+        repeated = known[start : len(known) - ahead] if faithful else known[start:][::-1]
+        beyond = known[start + len(repeated) + len(new) :] if ahead else ()
         return Entry(
             session,
             start,
@@ -203,27 +210,31 @@ class EngineMachine(RuleBasedStateMachine):
             budget=budget,
             opening=Opening(conversation, publish, prompt) if opening else None,
             closing=closing,
+            queries=tuple(
+                Query(np.array(beyond + self._text(tokens), dtype=np.int32), budget)
+                for tokens, budget in queries
+            ),
         )
 
     def _settle(self) -> None:
         """Waits for the live tier's background work and tells the model what it has dropped."""
         self.engine.settle()
-        view = self.engine._live._view
+        view = self.engine._live.view
         for segment in view.segments:
             segment.check_integrity()
         sealed = (segment.document(i) for segment in view.segments for i in range(segment.documents))
-        fresh = (document for index in reversed(view.fresh) for document in live._documents(index))
+        fresh = (document for index in reversed(view.fresh) for document in index.documents())
         self.model.left(_texts(sealed), _texts(fresh))
 
 
-def _check_tree(tree: DraftTree, answer: Answer, budget: Budget) -> None:
-    if answer.sight is None:
+def _check_tree(tree: DraftTree, sight: Sight | None, budget: Budget) -> None:
+    if sight is None:
         assert len(tree) == 0
         return
     tree.check_integrity(budget.nodes, budget.depth, budget.children)
     for tier, path in _paths(tree):
-        assert answer.sight.explains(tier, path), (tier, path, answer.sight)
-    assert len(tree) or not answer.sight.goes_on(), answer.sight
+        assert sight.explains(tier, path), (tier, path, sight)
+    assert len(tree) or not sight.goes_on(), sight
 
 
 def _paths(tree: DraftTree) -> Iterator[tuple[Tier, Text]]:

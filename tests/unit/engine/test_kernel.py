@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import datastore_service
-from datastore_service.engine import SOURCES, batch, packing, segment, session, suffix_sorting
+from datastore_service.engine import SOURCES_DIGEST, batch, packing, segment, session, suffix_sorting
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import SessionIndex
@@ -122,4 +122,4 @@ def test_an_entry_point_has_one_signature_whatever_the_width(vocab_size):
 
 
 def _is_cached(value: object) -> bool:
-    return value.__class__.__name__ == "CPUDispatcher" and SOURCES in value.__qualname__
+    return value.__class__.__name__ == "CPUDispatcher" and SOURCES_DIGEST in value.__qualname__

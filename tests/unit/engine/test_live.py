@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastore_service.engine import live
 from datastore_service.engine.batch import source_table
-from datastore_service.engine.engine import Engine, Limits
-from datastore_service.engine.live import FRESH_TOKENS, LiveTier, MergePolicy
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
+from datastore_service.engine.live import compactor, merge_policy
+from datastore_service.engine.live.merge_policy import FRESH_TOKENS, MergePolicy
+from datastore_service.engine.live.tier import LiveTier
 from datastore_service.engine.retrieval import (
     CURSOR,
     FIRST_ROW,
@@ -115,7 +117,7 @@ def test_a_conversation_s_earlier_text_is_published_once():
 
 @pytest.fixture
 def small_fresh_text(monkeypatch):
-    monkeypatch.setattr(live, "FRESH_TOKENS", 64)
+    monkeypatch.setattr(merge_policy, "FRESH_TOKENS", 64)
 
 
 def test_sealing_and_merging_keep_every_document_in_order(small_fresh_text):
@@ -134,11 +136,11 @@ def test_a_merge_that_fails_loses_nothing_and_is_tried_again(small_fresh_text, m
     views = []
     tier = LiveTier(1000, 1 << 20, views.append)
     with monkeypatch.context() as broken:
-        broken.setattr(live, "build_segment", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        broken.setattr(compactor, "build_segment", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
         for i in range(40):
             tier.publish(np.full(10, i, dtype=np.int32))
         tier.settle()
-        assert tier.failures > 0
+        assert tier.merge_failures > 0
         assert "a merge failed" in caplog.text
         assert documents_in(views[-1]) == [[i] * 10 for i in range(40)]
     tier.settle()
@@ -171,7 +173,7 @@ def test_a_flush_during_a_merge_stays_flushed(small_fresh_text, monkeypatch):
         tier.clear()
         return build_segment(documents, vocab_size)
 
-    monkeypatch.setattr(live, "build_segment", flushed_meanwhile)
+    monkeypatch.setattr(compactor, "build_segment", flushed_meanwhile)
     for i in range(20):
         tier.publish(np.full(20, i, dtype=np.int32))
     tier.settle()
@@ -187,7 +189,7 @@ def test_merge_policy_over_a_long_stream():
         size = int(FRESH_TOKENS * rng.uniform(0.9, 1))
         written += size
         sizes.append(size)
-        while (run := policy.choose(sizes)) is not None:
+        while (run := policy.next_merge(sizes)) is not None:
             merged += sum(sizes[run])
             sizes[run] = [sum(sizes[run])]
         while sum(sizes) > 1 << 24:
@@ -204,7 +206,7 @@ def test_merge_policy_bounds_the_segments_of_any_stream(arriving):
     sizes = []
     for size in arriving:
         sizes.append(size)
-        while (run := policy.choose(sizes)) is not None:
+        while (run := policy.next_merge(sizes)) is not None:
             assert run.stop - run.start >= 2
             sizes[run] = [sum(sizes[run])]
         assert len(sizes) <= 24
@@ -253,7 +255,7 @@ def test_compact_joins_all_text_and_keeps_it_found():
 @given(st.lists(st.integers(1, 60), max_size=20))
 def test_compaction_ends_and_respects_the_largest_size(sizes):
     policy, rounds = MergePolicy(largest=100), 0
-    while (run := policy.compacted(sizes)) is not None:
+    while (run := policy.next_full_merge(sizes)) is not None:
         assert run.stop - run.start >= 2 and sum(sizes[run]) <= 100
         sizes = [*sizes[: run.start], sum(sizes[run]), *sizes[run.stop :]]
         rounds += 1

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
 from datastore_service.engine.fusion import CLASSES, FusionWeights
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import SessionIndex
 from datastore_service.protocol.tree import Tier

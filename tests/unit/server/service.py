@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from datastore_service.endpoint import parse_endpoint
-from datastore_service.engine.engine import Limits
-from datastore_service.server.engines import engine_maker
+from datastore_service.engine.limits import Limits
+from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import Service
 from datastore_service.server.web import application, listen
@@ -19,7 +19,7 @@ VOCAB = 1000
 def running(
     limits: ServiceLimits | None = None, token: str = "", engine_limits: Limits | None = None, **options
 ) -> Iterator[Service]:
-    maker = engine_maker(None, VOCAB, engine_limits)
+    maker = engine_factory(None, VOCAB, engine_limits)
     service = Service(parse_endpoint("127.0.0.1:0"), maker, limits, token, **options)
     service.start()
     try:

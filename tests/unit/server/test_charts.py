@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from datastore_service.engine.engine import EngineStats, TierStats
+from datastore_service.engine.stats import EngineStats, TierStats
 from datastore_service.protocol.tree import Tier
 from datastore_service.server.charts import HEIGHT, SPAN, WIDTH, charts, percent, size
 from datastore_service.server.history import SAMPLE_SECONDS, SAMPLES

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from datastore_service.client.channel import open_channel
-from datastore_service.engine.engine import Limits
+from datastore_service.engine.limits import Limits
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Opening
-from datastore_service.server import admin
+from datastore_service.server import warmup
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.refusal import RefusalError
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
@@ -88,12 +88,12 @@ def test_texts_with_the_namespace_s_tokenizer(stub, service, namespace, name, to
 
 
 def test_ids_need_no_tokenizer_and_parts_are_told_as_they_are_added(stub, namespace, monkeypatch):
-    monkeypatch.setattr(admin, "WARMUP_SEGMENT_TOKENS", 20)
+    monkeypatch.setattr(warmup, "SEGMENT_TOKENS", 20)
     assert added(stub, namespace=namespace, file="ids.npy") == [(2, 20), (3, 30)]
 
 
 def test_what_was_added_before_a_bad_part_stays(stub, service, namespace, monkeypatch):
-    monkeypatch.setattr(admin, "WARMUP_SEGMENT_TOKENS", 1)
+    monkeypatch.setattr(warmup, "SEGMENT_TOKENS", 1)
     monkeypatch.setattr("datastore_service.storage.corpus._BATCH_CHARACTERS", 1)
     code, details = refusal(stub, namespace=namespace, file="broken.jsonl", tokenizer="model")
     assert code == "INVALID_ARGUMENT"

@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from datastore_service.client.wire import read_replies
 from datastore_service.endpoint import parse_endpoint
-from datastore_service.engine.engine import Limits
+from datastore_service.engine.limits import Limits
 from datastore_service.protocol.types import Reply
 from datastore_service.server import drafting
-from datastore_service.server.engines import engine_maker
+from datastore_service.server.call_limit import MAX_OPEN_CALLS
+from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.server.open_calls import MOST
 from datastore_service.server.service import ADMIN, DRAFTING, Service
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
@@ -356,7 +356,7 @@ class TestAdmin:
 
 
 def test_remote_addresses_need_permission_and_a_token():
-    maker = engine_maker(None, VOCAB)
+    maker = engine_factory(None, VOCAB)
     anywhere = parse_endpoint("0.0.0.0:0")
     with pytest.raises(ValueError, match="^listen: .*--allow-remote"):
         Service(anywhere, maker)
@@ -366,11 +366,11 @@ def test_remote_addresses_need_permission_and_a_token():
 
 def test_taken_port_is_an_error(service):
     with pytest.raises(OSError, match="cannot listen on .*: Address already in use"):
-        Service(parse_endpoint(service.endpoint), engine_maker(None, VOCAB)).start()
+        Service(parse_endpoint(service.endpoint), engine_factory(None, VOCAB)).start()
 
 
 def test_unix_socket(tmp_path):
-    service = Service(parse_endpoint(f"unix:{tmp_path}/s.sock"), engine_maker(None, VOCAB))
+    service = Service(parse_endpoint(f"unix:{tmp_path}/s.sock"), engine_factory(None, VOCAB))
     service.start()
     try:
         stream = Stream(service.endpoint)
@@ -397,13 +397,14 @@ def test_calls_held_open_by_their_callers_leave_threads_for_others(service, meth
         else:
             begin = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
             first = reflection_pb2.ServerReflectionRequest(list_services="")
-        ends = [queue.SimpleQueue() for _ in range(10 * MOST)]
+        ends = [queue.SimpleQueue() for _ in range(10 * MAX_OPEN_CALLS)]
         calls = [begin(iter(end.get, None)) for end in ends]
-        eventually(lambda: sum(call.done() for call in calls) == len(calls) - MOST)
+        eventually(lambda: sum(call.done() for call in calls) == len(calls) - MAX_OPEN_CALLS)
         refused = [call for call in calls if call.done()]
         assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert all(
-            call.details().endswith(f"/{method}: {MOST} such calls are open, the limit") for call in refused
+            call.details().endswith(f"/{method}: {MAX_OPEN_CALLS} such calls are open, the limit")
+            for call in refused
         )
         check = health_pb2_grpc.HealthStub(channel).Check
         assert check(health_pb2.HealthCheckRequest(), timeout=10).status == 1

@@ -13,7 +13,7 @@ from datastore_service.client.channel import open_channel
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.protocol.types import Entry, Namespace, Opening, Status
-from datastore_service.server.engines import engine_maker
+from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.service import Service
 from datastore_service.tls import Tls, client_tls, server_tls
 from proto_gen.specstore.v1 import admin_pb2
@@ -105,7 +105,7 @@ def test_the_command_takes_the_files_as_options_or_variables(service, files, mon
 def test_a_remote_listener_without_tls_warns_once(with_tls, files, caplog):
     tls = server_tls(files.certificate, files.key) if with_tls else None
     anywhere = Service(
-        parse_endpoint("0.0.0.0:0"), engine_maker(None, VOCAB), token="t", allow_remote=True, tls=tls
+        parse_endpoint("0.0.0.0:0"), engine_factory(None, VOCAB), token="t", allow_remote=True, tls=tls
     )
     with caplog.at_level(logging.WARNING, "datastore_service.server.service"):
         anywhere.start()

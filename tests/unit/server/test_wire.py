@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from datastore_service.client import wire as client_wire
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Rejected, Reply, Status
+from datastore_service.protocol.types import (
+    NO_DRAFT,
+    Budget,
+    Entry,
+    Namespace,
+    Opening,
+    Query,
+    Rejected,
+    Reply,
+    Status,
+)
 from datastore_service.server import wire as server_wire
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.refusal import RefusalError
@@ -28,6 +38,14 @@ entries = st.builds(
     budget=st.builds(Budget, st.integers(0, 256), st.integers(1, 64), st.integers(1, 256)),
     opening=st.none() | st.builds(Opening, st.text(max_size=50), st.booleans(), st.integers(0, 1 << 30)),
     closing=st.booleans(),
+    queries=st.lists(
+        st.builds(
+            Query,
+            token_arrays,
+            st.just(NO_DRAFT) | st.builds(Budget, st.integers(1, 256), st.integers(1, 64)),
+        ),
+        max_size=3,
+    ).map(tuple),
 )
 
 
@@ -59,7 +77,7 @@ def test_entries(sent):
     parsed = pb.DraftRequest.FromString(message.SerializeToString())
     received = server_wire.read_entries(parsed, VOCAB, LIMITS)
     for before, after in zip(sent, received, strict=True):
-        if before.budget.nodes == 0:  # no draft wanted: the other bounds do not travel
+        if before.budget.nodes == 0:  # no draft is wanted: the other bounds do not travel
             assert after.budget.nodes == 0
             after = Entry(**{f: getattr(after, f) for f in Entry.__slots__} | {"budget": before.budget})
         assert plain(after) == plain(before)
@@ -67,7 +85,13 @@ def test_entries(sent):
 
 @given(
     st.lists(
-        st.builds(Reply, st.sampled_from(Status), st.integers(0, 1 << 31), st.just(EMPTY_TREE) | trees())
+        st.builds(
+            Reply,
+            st.sampled_from(Status),
+            st.integers(0, 1 << 31),
+            st.just(EMPTY_TREE) | trees(),
+            st.lists(st.just(EMPTY_TREE) | trees(), max_size=3).map(tuple),
+        )
     )
 )
 def test_replies(sent):
@@ -104,6 +128,11 @@ def filled(**fields) -> pb.DraftRequest:
         (filled(rejected=[{}] * 257), "entries[1].rejected: 257 positions in one entry exceeds 256"),
         (filled(rejected=[{}, {"position": 2**31}]), "entries[1].rejected[1].position: 2147483648 exceeds"),
         (filled(rejected=[{"tokens": [3, 200]}]), "entries[1].rejected[0].tokens[1]: 200 is not below"),
+        (filled(queries=[{}, {"tokens": [1, 100]}]), "entries[1].queries[1].tokens[1]: 100 is not below the vocabulary's 100"),
+        (filled(queries=[{"tokens": [1] * 257}]), "entries[1].queries[0].tokens: 257 tokens exceeds 256"),
+        (filled(queries=[{"budget": {"nodes": 257}}]), "entries[1].queries[0].budget.nodes: 257 exceeds 256"),
+        (filled(queries=[{}] * 4097), "entries.queries: 4097 queries in one message exceeds 4096"),
+        (pb.DraftRequest(entries=[{"session": "s", "queries": [{}] * 5}] * 1000), "entries.queries: 4100 queries in one"),
         (pb.DraftRequest(entries=[{"session": "s"}] * 1025), "entries: 1025 entries in one message exceeds 1024"),
     ],
 )  # fmt: skip
@@ -135,6 +164,10 @@ WHOLE = {
         ({"nodes": [2, 1]}, ValueError, "tokens: 2 for 3 nodes in all"),
         ({"parents": [0]}, ValueError, "parents: 1 for 2 nodes in all"),
         ({"sources": b""}, ValueError, "sources: 0 for 2 nodes in all"),
+        ({"queries": [1, 0]}, ValueError, "queries: 1 of 2 entries for 0 trees of 2"),
+        ({"queries": [1], "query_nodes": [0]}, ValueError, "queries: 1 of 1 entries for 1 trees of 2"),
+        ({"query_nodes": [0]}, ValueError, "queries: 0 of 2 entries for 1 trees of 2"),
+        ({"queries": [0, 1], "query_nodes": [1]}, ValueError, "tokens: 2 for 3 nodes in all"),
         ({"statuses": [1, 77]}, ValueError, "77 is not a valid Status"),
         ({"tokens": [1, 2**31]}, OverflowError, "out of bounds for int32"),
     ],

@@ -7,17 +7,18 @@ import logging
 import numpy as np
 import pytest
 
-from datastore_service.engine import live
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
+from datastore_service.engine.live import merge_policy
 from datastore_service.engine.segment import build_segment, damaged
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
-from datastore_service.server.engines import engine_maker
+from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import Namespaces
 from datastore_service.storage.errors import StorageError
+from datastore_service.storage.folder_store import FolderStore, create_folder
 from datastore_service.storage.live_manifest import LiveManifest, read_live_manifest
-from datastore_service.storage.live_store import FolderStore, create_folder
 from datastore_service.storage.manifest import (
     MANIFEST,
     Manifest,
@@ -47,7 +48,7 @@ def prior(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "FRESH_TOKENS", 64)
+    monkeypatch.setattr(merge_policy, "FRESH_TOKENS", 64)
     create_folder(tmp_path / "live", LiveManifest("m", FINGERPRINT, "", VOCAB))
     return tmp_path / "live"
 
@@ -87,7 +88,7 @@ def test_every_byte_of_a_prior_s_segment_counts(prior, bits):
 def test_a_service_does_not_begin_with_a_damaged_prior(prior):
     for at in (20, 128, 700, prior.joinpath("0.seg").stat().st_size - 1):
         with flipped(prior / "0.seg", at, 1), pytest.raises(StorageError, match=r"0\.seg: "):
-            engine_maker(prior, VOCAB)
+            engine_factory(prior, VOCAB)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -178,7 +179,7 @@ class TestWhileItRuns:
         assert engine.stats().tiers[Tier.PRIOR].damaged == 0
 
     def test_namespaces_share_the_prior_and_its_damage(self, prior, caplog):
-        namespaces = Namespaces(engine_maker(prior, VOCAB), ServiceLimits())
+        namespaces = Namespaces(engine_factory(prior, VOCAB), ServiceLimits())
         first = namespaces.open(Namespace("m", FINGERPRINT))
         overwrite(prior / "0.seg", 128, b"\x07")
         namespaces.check_segments()

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datastore_service.engine import live
-from datastore_service.engine.engine import Engine, Limits
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
+from datastore_service.engine.live import compactor, merge_policy
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage.atomic import TEMPORARY
 from datastore_service.storage.errors import StorageError
+from datastore_service.storage.folder_store import FolderStore, create_folder, list_snapshots
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest, read_live_manifest
-from datastore_service.storage.live_store import FolderStore, create_folder, list_snapshots
 from datastore_service.storage.log import log_name
 from datastore_service.storage.segment_file import SegmentFile
 from tests.live_text import documents_of
@@ -30,7 +31,7 @@ EMPTY = LiveManifest("m", FINGERPRINT, "", VOCAB)
 
 @pytest.fixture(autouse=True)
 def small_fresh_text(monkeypatch):
-    monkeypatch.setattr(live, "FRESH_TOKENS", 64)
+    monkeypatch.setattr(merge_policy, "FRESH_TOKENS", 64)
 
 
 @pytest.fixture
@@ -412,7 +413,7 @@ def test_flushes_beside_merges_leave_nothing_behind(folder, monkeypatch):
         return segment
 
     with monkeypatch.context() as racing:
-        racing.setattr(live, "build_segment", flushed_meanwhile)
+        racing.setattr(compactor, "build_segment", flushed_meanwhile)
         publish(engine, *range(30))
         engine.settle()
     newest = documents_of(engine)

@@ -1,4 +1,4 @@
-"""Calls that last as long as their caller likes: each takes a thread, so there are few of each method."""
+"""Bounds the calls that last as long as their caller wants. Each takes a thread."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 
-MOST = 8  # of one method at a time
+MAX_OPEN_CALLS = 8  # of each method
 
 
-class OpenCalls(grpc.ServerInterceptor):
-    """Bounds every method whose requests are a stream, but `unbounded`, which has a bound of its own. A call beyond is
-    answered RESOURCE_EXHAUSTED."""
+class CallLimit(grpc.ServerInterceptor):
+    """Applies to every method whose requests are a stream, except `unbounded`, which has a bound of its own. A call above
+    the limit is answered with RESOURCE_EXHAUSTED."""
 
     def __init__(self, unbounded: str) -> None:
         """unbounded: "/package.Service/Method"."""
@@ -39,26 +39,27 @@ class OpenCalls(grpc.ServerInterceptor):
 
     def _reply(self, method: str, answer: Callable[..., Any]) -> Callable[..., Any]:
         def bounded(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
-            with self._place(method, context):
+            with self._counted(method, context):
                 return answer(requests, context)
 
         return bounded
 
     def _replies(self, method: str, answer: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def bounded(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-            with self._place(method, context):
+            with self._counted(method, context):
                 yield from answer(requests, context)
 
         return bounded
 
     @contextmanager
-    def _place(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
+    def _counted(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
         with self._lock:
-            free = self._open[method] < MOST
+            free = self._open[method] < MAX_OPEN_CALLS
             self._open[method] += free
         if not free:
             context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{method}: {MOST} such calls are open, the limit"
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{method}: {MAX_OPEN_CALLS} such calls are open, the limit",
             )
         try:
             yield

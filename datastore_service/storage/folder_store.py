@@ -1,7 +1,7 @@
 """A live tier in a folder: its manifest, segment files and logs. Implements the engine's `LiveStore`.
 
-A segment file or log counts only if the manifest says so, by name or by number, so whatever is killed leaves files that
-nobody reads, and the next start removes them. Snapshots are folders of the same kind beside it, made of hard links:
+A segment file or log is valid only if the manifest lists its name or number. A killed process leaves files that are not
+valid; nobody reads them, and the next start removes them. A snapshot is a folder of the same kind, made of hard links:
 segment files never change.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datastore_service.engine.live_store import LogStats, Recovered
+from datastore_service.engine.live.store import LogStats, Recovered
 from datastore_service.engine.segment import Segment
 from datastore_service.storage.atomic import TEMPORARY, sync_directory
 from datastore_service.storage.errors import StorageError
@@ -29,7 +29,7 @@ from datastore_service.storage.live_manifest import (
     read_live_manifest,
     write_live_manifest,
 )
-from datastore_service.storage.log import NAME, LogWriter, log_name, read_log
+from datastore_service.storage.log import LOG_NAME, LogWriter, log_name, read_log
 from datastore_service.storage.segment_file import SUFFIX, SegmentFile, open_verified, write_segment
 
 log = logging.getLogger(__name__)
@@ -48,28 +48,29 @@ class SnapshotInfo:
 
 
 class FolderStore:
-    """See `LiveStore` for the methods, and for which may run beside which.
+    """`LiveStore` describes the methods, and which of them may run at the same time.
 
-    folder: has a manifest. snapshots: where this namespace's snapshots are, each a folder."""
+    folder: has a manifest. snapshots: folder of this namespace's snapshots, each a folder."""
 
     def __init__(self, folder: Path, snapshots: Path) -> None:
-        """Raises StorageError for a manifest that cannot be used."""
+        """Raises StorageError if the manifest cannot be used."""
         self.manifest = read_live_manifest(folder)
         self._folder, self._snapshots = folder, snapshots
-        # By identity, which is the segment's own as long as it is here.
-        self._kept: dict[int, tuple[Segment, str]] = {}
-        # What the manifest on the disk may name: a save that failed may have replaced it all the same.
-        self._listed: set[str] = set()
+        self._file_names: dict[Segment, str] = {}
+        # Names that the manifest on the disk may list: a save that failed may have replaced the manifest nevertheless.
+        self._in_manifest: set[str] = set()
         self._numbers = itertools.count(1)
         self._logs: dict[int, LogWriter] = {}
-        self._old_logs: dict[int, int] = {}  # an earlier process's, number to bytes
+        self._old_logs: dict[int, int] = {}  # logs of an earlier process: number -> bytes
 
     def recover(self) -> Recovered:
-        """Reads everything before it removes anything. Raises StorageError naming the file at fault."""
-        sync_directory(self._folder)  # what a killed process had renamed is what is read here
-        segments = tuple(self._use(self._verified(self._folder / name)) for name in self.manifest.segments)
+        """Reads everything before it removes anything. Raises StorageError naming the file that cannot be used."""
+        sync_directory(self._folder)  # a killed process may have renamed files and not synced the directory
+        segments = tuple(
+            self._register(self._open_verified(self._folder / name)) for name in self.manifest.segments
+        )
         logs = self._read_logs()
-        self._listed = set(self.manifest.segments)
+        self._in_manifest = set(self.manifest.segments)
         stems = [int(name.removesuffix(SUFFIX)) for name in self.manifest.segments]
         self._numbers = itertools.count(max(stems, default=0) + 1)
         self._old_logs = {number: self._log_path(number).stat().st_size for number in logs}
@@ -96,21 +97,21 @@ class FolderStore:
     def keep(self, segment: Segment) -> Segment:
         name = self._new_name()
         write_segment(self._folder / name, segment, self.manifest.tokenizer)
-        return self._use(SegmentFile(self._folder / name, self.manifest.tokenizer))
+        return self._register(SegmentFile(self._folder / name, self.manifest.tokenizer))
 
     def discard(self, segment: Segment) -> None:
-        _, name = self._kept.get(id(segment), (segment, ""))
-        if name and name not in self._listed:  # else a save has removed it, or the next one does
-            del self._kept[id(segment)]
+        name = self._file_names.get(segment)
+        if name and name not in self._in_manifest:  # otherwise a save has removed it, or the next one will
+            del self._file_names[segment]
             (self._folder / name).unlink(missing_ok=True)
 
     def save(self, segments: tuple[Segment, ...], first_log: int) -> None:
         names = self._names(segments)
         manifest = replace(self.manifest, segments=names, first_log=first_log)
-        self._listed.update(names)
+        self._in_manifest.update(names)
         write_live_manifest(self._folder, manifest)
         self.manifest = manifest
-        self._remove_segments(self._listed.difference(names))
+        self._remove_segments(self._in_manifest.difference(names))
         self._remove_logs(first_log)
 
     def snapshot(self, name: str, segments: tuple[Segment, ...]) -> None:
@@ -141,8 +142,8 @@ class FolderStore:
         manifest = read_live_manifest(source)
         if manifest.namespace != self.manifest.namespace:
             raise StorageError(source / MANIFEST, "namespace", f"of {manifest.namespace}, not this one's")
-        files = [self._verified(source / segment) for segment in manifest.segments]
-        return self._adopt([file.path for file in files])
+        files = [self._open_verified(source / segment) for segment in manifest.segments]
+        return self._link_files([file.path for file in files])
 
     def stats(self) -> LogStats:
         writers = list(self._logs.values())
@@ -160,22 +161,22 @@ class FolderStore:
         return f"{next(self._numbers):08d}{SUFFIX}"
 
     def _names(self, segments: Iterable[Segment]) -> tuple[str, ...]:
-        return tuple(self._kept[id(segment)][1] for segment in segments)
+        return tuple(self._file_names[segment] for segment in segments)
 
-    def _verified(self, path: Path) -> SegmentFile:
+    def _open_verified(self, path: Path) -> SegmentFile:
         return open_verified(path, self.manifest.tokenizer, self.manifest.vocab_size)
 
-    def _use(self, file: SegmentFile) -> Segment:
-        """Of a file of the folder."""
-        self._kept[id(file.segment)] = file.segment, file.path.name
+    def _register(self, file: SegmentFile) -> Segment:
+        """Notes the name of a segment file in the folder; returns its segment."""
+        self._file_names[file.segment] = file.path.name
         return file.segment
 
     def _log_numbers(self) -> list[int]:
-        names = [NAME.fullmatch(path.name) for path in self._folder.iterdir()]
+        names = [LOG_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
         return [int(name[1]) for name in names if name]
 
     def _read_logs(self) -> dict[int, list[np.ndarray]]:
-        """The documents of every log that counts and has some, synced: they may be too young to have been."""
+        """The documents of each valid log that has some, by number. They are synced: they may not have been yet."""
         logs = {}
         for number in self._log_numbers():
             if number < self.manifest.first_log:
@@ -190,23 +191,23 @@ class FolderStore:
         return logs
 
     def _remove_leftovers(self, logs: set[int]) -> None:
-        """Files that do not count, and what interrupted writers left."""
-        counting = self._listed | {log_name(number) for number in logs}
+        """Removes files that are not valid, and temporary files of interrupted writers."""
+        valid = self._in_manifest | {log_name(number) for number in logs}
         for path in self._folder.iterdir():
-            ours = path.suffix in (TEMPORARY, SUFFIX) or NAME.fullmatch(path.name)
-            if ours and path.name not in counting:
+            ours = path.suffix in (TEMPORARY, SUFFIX) or LOG_NAME.fullmatch(path.name)
+            if ours and path.name not in valid:
                 path.unlink()
         for path in self._snapshots.glob("*" + TEMPORARY):
             _remove_tree(path)
 
-    def _adopt(self, paths: list[Path]) -> tuple[Segment, ...]:
+    def _link_files(self, paths: list[Path]) -> tuple[Segment, ...]:
         """Links segment files into the folder and maps them there."""
         segments: list[Segment] = []
         try:
             for path in paths:
                 name = self._new_name()
                 os.link(path, self._folder / name)
-                segments.append(self._use(SegmentFile(self._folder / name, self.manifest.tokenizer)))
+                segments.append(self._register(SegmentFile(self._folder / name, self.manifest.tokenizer)))
             sync_directory(self._folder)
         except BaseException:
             for segment in segments:
@@ -217,10 +218,10 @@ class FolderStore:
     def _remove_segments(self, names: set[str]) -> None:
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
-            self._listed.discard(name)
-        for key, (_, name) in list(self._kept.items()):
+            self._in_manifest.discard(name)
+        for segment, name in list(self._file_names.items()):
             if name in names:
-                del self._kept[key]
+                del self._file_names[segment]
 
     def _remove_logs(self, first: int) -> None:
         for number in [number for number in (*self._logs, *self._old_logs) if number < first]:
@@ -231,14 +232,14 @@ class FolderStore:
 
 
 def create_folder(folder: Path, manifest: LiveManifest) -> None:
-    """Makes the folder of a new namespace, which survives a power failure on return. One that is there is completed."""
+    """Creates the folder of a new namespace durably. An incomplete one is completed."""
     folder.mkdir(exist_ok=True)
     write_live_manifest(folder, manifest)
     sync_directory(folder.parent)
 
 
 def snapshot_path(folder: Path, name: str) -> Path:
-    """Raises ValueError for what is not a plain name: an admin's token must not reach other places of the disk."""
+    """The folder of a snapshot. Raises ValueError for a name that could lead to another place on the disk."""
     if not _SNAPSHOT_NAME.fullmatch(name) or name.endswith(TEMPORARY):
         raise ValueError(
             f"name: {name[:64]!r} is not 1 to 100 letters, digits, dots, dashes and underscores that begin with a letter "
@@ -248,7 +249,7 @@ def snapshot_path(folder: Path, name: str) -> Path:
 
 
 def list_snapshots(folder: Path) -> list[SnapshotInfo]:
-    """The snapshots of one namespace, oldest first. Raises StorageError for one whose files cannot be used."""
+    """The snapshots of one namespace, oldest first. Raises StorageError for one with a file that cannot be used."""
     if not folder.is_dir():
         return []
     found = [_snapshot_info(path) for path in folder.iterdir() if path.is_dir() and path.suffix != TEMPORARY]

@@ -1,4 +1,4 @@
-"""Manifests: JSON objects that carry a checksum of their fields and are replaced atomically."""
+"""JSON objects with a checksum of their fields, replaced atomically. Manifests are stored so."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import json
 import zlib
 from pathlib import Path
 
-from datastore_service.storage.atomic import replacing
+from datastore_service.storage.atomic import atomic_write
 from datastore_service.storage.errors import StorageError
 
 
-def write_sealed(path: Path, fields: dict) -> None:
-    """Atomically and durably, with the field `checksum` added."""
+def write_checksummed(path: Path, fields: dict) -> None:
+    """Writes the fields and a field `checksum`, atomically and durably."""
     text = json.dumps(fields | {"checksum": _checksum(fields)}, indent=2) + "\n"
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode())
 
 
 def read_object(path: Path) -> dict:
-    """The fields as they stand there. Raises StorageError for what is no JSON object with a number `format`."""
+    """The fields of the file, not verified. Raises StorageError unless it is a JSON object with a number `format`."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -30,8 +30,8 @@ def read_object(path: Path) -> dict:
     return fields
 
 
-def unsealed(path: Path, fields: dict) -> dict:
-    """The fields without their checksum. Raises StorageError if that is missing or does not match."""
+def verified_fields(path: Path, fields: dict) -> dict:
+    """The fields without their checksum. Raises StorageError if the checksum is missing or does not match."""
     fields = dict(fields)
     if fields.pop("checksum", None) != _checksum(fields):
         raise StorageError(path, "checksum", "does not match, the file is damaged")

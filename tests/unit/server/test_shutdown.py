@@ -14,10 +14,10 @@ SERVES = """
 import sys, threading
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.server import service as module
-from datastore_service.server.engines import engine_maker
+from datastore_service.server.engine_factory import engine_factory
 
 module.END_SECONDS = float(sys.argv[1])
-service = module.Service(parse_endpoint("127.0.0.1:0"), engine_maker(None, 100))
+service = module.Service(parse_endpoint("127.0.0.1:0"), engine_factory(None, 100))
 started, close = service.start, service.namespaces.close
 
 def start():

@@ -1,8 +1,8 @@
-"""What a live tier asks of whatever keeps its text beyond the process.
+"""The interface of a store that keeps a live tier's text beyond the process.
 
-The engine knows no files: `datastore_service.storage` implements this for a folder, and a tier without a store lives and
-dies with its process. A store is told of text before the tier shows it and of a tier's segments after: killed in between,
-it has too much rather than too little.
+The engine uses no files: `datastore_service.storage` implements the interface for a folder. The text of a tier without a
+store is lost with its process. The store gets text before queries see it, and the list of valid segments after: if the
+process is killed in between, the store has too much rather than too little.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datastore_service.engine.segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class LogStats:
-    """nbytes: of all logs. unsynced: of those, bytes that a power failure would take."""
+    """nbytes: of all logs. unsynced: how many of them a power failure would take."""
 
     nbytes: int = 0
     unsynced: int = 0
@@ -25,8 +25,8 @@ class LogStats:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What an earlier process left. segments: oldest first. logs: the documents of each, int32, oldest log first.
-    next_log: a number above those of all logs there ever were."""
+    """What an earlier process left. segments: oldest first. logs: (number, documents as int32) of each, oldest first.
+    next_log: a number above those of all earlier logs."""
 
     segments: tuple[Segment, ...] = ()
     logs: tuple[tuple[int, list[np.ndarray]], ...] = ()
@@ -34,39 +34,39 @@ class Recovered:
 
 
 class LiveStore(Protocol):
-    """Every method but `stats` may raise OSError, and then has changed nothing that a restart would see, or all of it.
+    """Every method but `stats` may raise OSError. It then has changed all or nothing of what a restart sees.
 
-    Calls of one method do not overlap; `append` may run beside any other, `keep` beside `save`."""
+    Calls of one method do not overlap. `append` may run at the same time as any other method, `keep` as `save`."""
 
     def recover(self) -> Recovered:
-        """Called once, before anything else."""
+        """Called once, before any other method."""
         ...
 
     def append(self, number: int, tokens: np.ndarray) -> None:
-        """Adds a document, int32, to the log of that number, which begins with its first document. After return it survives the
-        process, though not yet a power failure."""
+        """Adds a document, int32, to the log of that number; the first document creates the log. After return it survives
+        the process, but not yet a power failure."""
         ...
 
     def sync(self) -> None:
-        """Makes what was appended before the call survive a power failure. Once that fails for a log it fails until the
-        log is no longer needed: what the system has dropped cannot be synced again."""
+        """Makes what was appended before the call survive a power failure. After a failure it fails for that log until the
+        log is no longer needed: pages that the system has dropped cannot be synced again."""
         ...
 
     def keep(self, segment: Segment) -> Segment:
-        """Writes a segment; returns the same text, read from where it was written. It counts once it is saved."""
+        """Writes a segment; returns the same text, mapped from the file. A restart finds it once it is saved."""
         ...
 
     def discard(self, segment: Segment) -> None:
-        """Forgets a segment of `keep` or `open_snapshot` that will not be saved, nor saved again."""
+        """Removes a segment of `keep` or `open_snapshot` that will not be saved (again)."""
         ...
 
     def save(self, segments: tuple[Segment, ...], first_log: int) -> None:
-        """What a restart shall find: these segments, damaged ones first, then oldest first, each from `keep`, and the logs from `first_log` on.
-        Survives a power failure. Removes all others."""
+        """Makes a restart find these segments and the logs from `first_log` on, and removes all others. It survives a power
+        failure. segments: each from `keep`; damaged ones first, then oldest first."""
         ...
 
     def snapshot(self, name: str, segments: tuple[Segment, ...]) -> None:
-        """Keeps these segments, from the last `save`, under a name. Raises FileExistsError if it is taken."""
+        """Keeps segments of the last `save` under a name. Raises FileExistsError if the name is taken."""
         ...
 
     def open_snapshot(self, name: str) -> tuple[Segment, ...]:
@@ -76,12 +76,12 @@ class LiveStore(Protocol):
     def stats(self) -> LogStats: ...
 
     def close(self) -> None:
-        """Releases what is open; nothing may be called afterwards."""
+        """Closes all files. No method may be called afterwards."""
         ...
 
 
 class NoStore:
-    """Of a tier that is kept in memory alone."""
+    """The store of a tier that is kept in memory alone."""
 
     def recover(self) -> Recovered:
         return Recovered()

@@ -1,8 +1,8 @@
-"""Requests are read in the call's own thread, so that bytes that are no message are refused like other bad input.
+"""Parses requests in the call's own thread, so that bytes that are no message are refused like other bad input.
 
-Left to itself gRPC for Python (1.85) reads them before the call sees them. Where that fails it ends a stream, and ends it
-once more when the call returns; its core turns the second end down, gRPC waits for it all the same, and a server that
-waits for a call never stops.
+By default gRPC for Python (1.85) parses a request before the call sees it. If that fails in a stream, gRPC ends the
+stream, and ends it once more when the call returns. Its core rejects the second end, gRPC waits for it nevertheless, and
+a server that waits for the call never stops.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from datastore_service.server.calls import refusing
+from datastore_service.server.calls import checked_call
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.refusal import invalid
 
 
-class Reading(grpc.ServerInterceptor):
-    """Methods get messages as ever; what is no message is answered INVALID_ARGUMENT."""
+class RequestParsing(grpc.ServerInterceptor):
+    """Methods get messages as usual. Bytes that are no message are answered with INVALID_ARGUMENT."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
@@ -33,54 +33,54 @@ class Reading(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        reader = _Reader(handler_call_details.method, handler.request_deserializer, self._metrics)
+        parser = _Parser(handler_call_details.method, handler.request_deserializer, self._metrics)
         serializer = handler.response_serializer
         if handler.stream_stream:
-            call = reader.replies_to_many(handler.stream_stream)
+            call = parser.stream_stream(handler.stream_stream)
             return grpc.stream_stream_rpc_method_handler(call, response_serializer=serializer)
         if handler.stream_unary:
-            call = reader.reply_to_many(handler.stream_unary)
+            call = parser.stream_unary(handler.stream_unary)
             return grpc.stream_unary_rpc_method_handler(call, response_serializer=serializer)
         if handler.unary_stream:
-            call = reader.answer_to_one(handler.unary_stream)
+            call = parser.unary_request(handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(call, response_serializer=serializer)
-        call = reader.answer_to_one(handler.unary_unary)
+        call = parser.unary_request(handler.unary_unary)
         return grpc.unary_unary_rpc_method_handler(call, response_serializer=serializer)
 
 
-class _Reader:
-    """Wraps one method. parse: makes a message of bytes."""
+class _Parser:
+    """Wraps one method. parse: makes a message from bytes."""
 
     def __init__(self, method: str, parse: Callable[[bytes], Any], metrics: ServiceMetrics) -> None:
         self._method, self._parse, self._metrics = method.removeprefix("/"), parse, metrics
 
-    def answer_to_one(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(behavior)  # with the attributes by which grpc_health asks for a callback instead of a thread
+    def unary_request(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(behavior)  # keeps the attributes by which grpc_health asks for a callback instead of a thread
         def call(data: bytes, context: grpc.ServicerContext, *callback: Any) -> Any:
-            with self._refusing(context):
-                request = self._read(data)
+            with self._checked(context):
+                request = self._parse_request(data)
             return behavior(request, context, *callback)
 
         return call
 
-    def reply_to_many(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
+    def stream_unary(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
         def call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-            with self._refusing(context):
-                return behavior(map(self._read, requests), context)
+            with self._checked(context):
+                return behavior(map(self._parse_request, requests), context)
 
         return call
 
-    def replies_to_many(self, behavior: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def stream_stream(self, behavior: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-            with self._refusing(context):
-                yield from behavior(map(self._read, requests), context)
+            with self._checked(context):
+                yield from behavior(map(self._parse_request, requests), context)
 
         return call
 
-    def _refusing(self, context: grpc.ServicerContext):
-        return refusing(self._method, context, self._metrics)
+    def _checked(self, context: grpc.ServicerContext):
+        return checked_call(self._method, context, self._metrics)
 
-    def _read(self, data: bytes) -> Any:
+    def _parse_request(self, data: bytes) -> Any:
         try:
             return self._parse(data)
         except DecodeError:

@@ -1,0 +1,109 @@
+"""Calls of the batch kernel: their arguments, their working memory and their counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from datastore_service.engine.batch import (
+    COUNTERS,
+    COUNTERS_ROW,
+    DRAFTED,
+    OUTPUT,
+    REQUEST_FIELDS,
+    SCRATCH_ROWS,
+    TIERS,
+    run_batch,
+)
+from datastore_service.engine.fusion import COLUMNS, REAL_ROWS
+from datastore_service.engine.session import SessionIndex
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """drafts: trees asked for. By Tier: hits, drafts with a node of it; drafted, its nodes; accepted, those of its nodes
+    that came true."""
+
+    drafts: int
+    hits: list[int]
+    drafted: list[int]
+    accepted: list[int]
+
+
+class KernelCall:
+    """Makes one kernel call at a time. It has working memory of 2 MB, of which a call uses a few KB.
+
+    Use: `begin`, then `add` or `add_nothing` for each entry and after that for each query, then `run`."""
+
+    __slots__ = ("_fields", "_integers", "_output", "_reals")
+
+    def __init__(self) -> None:
+        self._integers = np.zeros((SCRATCH_ROWS, COLUMNS), dtype=np.int64)
+        self._reals = np.zeros((REAL_ROWS, COLUMNS), dtype=np.float64)
+
+    def begin(self) -> None:
+        self._fields: list[int] = []  # of all requests
+        self._output = 0
+
+    def add_nothing(self) -> None:
+        """Adds an entry that neither appends nor drafts, or a query that is not answered."""
+        self._fields += (0, 0, 0, 0, 0, 0, 0, 0, self._output, 0)
+
+    def add(self, index: SessionIndex, begin: int, end: int, budget: Budget, tentative: bool = False) -> None:
+        """Adds an entry with the range [begin, end) of the tokens that `run` gets. index: has reserved room for them and
+        for the budget's nodes. tentative: it is a query, after its session's entry."""
+        nodes = budget.nodes
+        self._fields += (
+            index.address, begin, end, tentative, index.text_start, nodes, budget.depth, budget.children, self._output, 0
+        )  # fmt: skip
+        self._output += nodes
+
+    def run(self, all_tokens: np.ndarray, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
+        """A tree for each entry and query. all_tokens: int32. table: of `source_table`; the caller keeps its texts alive
+        during the call. weights: of `FusionWeights.packed`."""
+        requests = np.array(self._fields, dtype=np.int64).reshape(-1, REQUEST_FIELDS)
+        tokens = np.empty(self._output, dtype=np.int32)
+        parents = np.empty(self._output, dtype=np.int32)
+        probs = np.empty(self._output, dtype=np.float32)
+        tiers = np.empty(self._output, dtype=np.uint8)
+        run_batch(
+            requests, all_tokens, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
+        )  # fmt: skip
+        return [
+            DraftTree(tokens[i:j], parents[i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE
+            for i, j in requests[:, OUTPUT : DRAFTED + 1].tolist()
+        ]
+
+    @property
+    def counters(self) -> np.ndarray:
+        """int64 [COUNTERS], a view: drafts, then hits, drafted and accepted for each tier."""
+        return self._integers[COUNTERS_ROW, :COUNTERS]
+
+
+class KernelCallPool:
+    """As many `KernelCall`s as have been in use at the same time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._all: list[KernelCall] = []
+        self._idle: list[KernelCall] = []
+
+    def take(self) -> KernelCall:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            self._all.append(KernelCall())
+            return self._all[-1]
+
+    def give_back(self, call: KernelCall) -> None:
+        self._idle.append(call)
+
+    def counts(self) -> Counts:
+        """Over all calls so far."""
+        total = np.zeros(COUNTERS, dtype=np.int64)
+        for call in list(self._all):
+            total += call.counters
+        hits, drafted, accepted = total[1:].reshape(3, TIERS).tolist()
+        return Counts(int(total[0]), hits, drafted, accepted)

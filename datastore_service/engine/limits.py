@@ -1,0 +1,42 @@
+"""Bounds of an engine's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from datastore_service.engine.session import MAX_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one namespace's memory. An entry that would exceed one of the first three is answered OVER_BUDGET.
+
+    sessions: open at a time. session_tokens: of each. tokens: of open sessions and kept conversations; conversations
+    leave to make room for sessions. live_tokens: of closed sessions' outputs and warmed-up documents, of which the oldest
+    leave; 0 keeps none. refusals: refused tokens kept of each session; 0 means no rejected tier, because it gains nothing
+    measurable (docs/optimisations.md)."""
+
+    sessions: int = 4096
+    session_tokens: int = 1 << 20
+    tokens: int = 1 << 26
+    live_tokens: int = 1 << 24
+    conversations: int = 4096
+    conversation_bytes: int = 1 << 30
+    conversation_seconds: float = 3600.0
+    refusals: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("sessions", "session_tokens", "tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
+        if self.session_tokens > MAX_TOKENS:
+            raise ValueError(f"session_tokens: {self.session_tokens} exceeds {MAX_TOKENS}")
+        for name in (
+            "live_tokens",
+            "conversations",
+            "conversation_bytes",
+            "conversation_seconds",
+            "refusals",
+        ):
+            if not getattr(self, name) >= 0:  # NaN too
+                raise ValueError(f"{name}: {getattr(self, name)} is not at least 0")

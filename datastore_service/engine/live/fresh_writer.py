@@ -1,0 +1,92 @@
+"""Adds the outputs of closed sessions to the live tier: to a write-ahead log, then to the fresh text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from datastore_service.engine.live.durable_view import DurableView
+from datastore_service.engine.live.merge_policy import fresh_capacity
+
+log = logging.getLogger(__name__)
+
+
+class FreshWriter:
+    """Appends each output to the newest fresh text, and begins a new one when it is full.
+
+    limit: tokens of the tier. full: called when a fresh text waits to be sealed."""
+
+    def __init__(self, view: DurableView, limit: int, full: Callable[[], object]) -> None:
+        self._view = view
+        self._capacity = fresh_capacity(limit)
+        self._full = full
+        self._append_errors = _ErrorLog("an output cannot be logged, so it is not published")
+        self._sync_errors = _ErrorLog("logged text cannot be synced, a power failure may take it")
+        self.failures = 0  # outputs that could not be logged, and failed syncs
+
+    def append(self, output: np.ndarray) -> bool:
+        """Adds an output, int32, which the next query finds. False if it cannot be logged: then it is not added."""
+        size = len(output) + 1  # with its separator
+        with self._view.lock:
+            view = self._view.current
+            full = not view.fresh or not view.fresh[0].has_room(size)
+            if not self._log(view.next_log if full else view.fresh[0].log, output):
+                return False
+            if full:
+                self._view.show(view.begin_fresh(max(self._capacity, size)))
+            self._view.current.fresh[0].add(output)
+        if full:
+            self._full()
+        return True
+
+    def begin_new(self) -> None:
+        """Begins a new fresh text unless the newest is empty, so that all text so far can be sealed."""
+        with self._view.lock:
+            view = self._view.current
+            if view.fresh and len(view.fresh[0]):
+                self._view.show(view.begin_fresh(self._capacity))
+
+    def sync(self) -> None:
+        """Makes what was appended before the call survive a power failure.
+
+        A log that cannot be synced is ended, so that its text goes to the disk as a segment."""
+        try:
+            with self._view.saving:
+                self._view.store.sync()
+        except OSError as error:
+            self.failures += 1
+            self._sync_errors.failed(error)
+            if len(self._view.current.fresh) == 1:  # with more, one that could not be sealed waits already
+                self.begin_new()
+                self._full()
+        else:
+            self._sync_errors.succeeded()
+
+    def _log(self, number: int, output: np.ndarray) -> bool:
+        try:
+            self._view.store.append(number, output)
+        except OSError as error:
+            self.failures += 1
+            self._append_errors.failed(error)
+            return False
+        self._append_errors.succeeded()
+        return True
+
+
+class _ErrorLog:
+    """Logs the first of several failures in a row, and the success that ends them. what: the failure, in words."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._failing = what, False
+
+    def failed(self, error: Exception) -> None:
+        if not self._failing:
+            log.error("live tier: %s: %s", self._what, error)
+        self._failing = True
+
+    def succeeded(self) -> None:
+        if self._failing:
+            log.warning("live tier: works again: %s", self._what)
+        self._failing = False

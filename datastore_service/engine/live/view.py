@@ -1,0 +1,117 @@
+"""What a query sees of the live tier: an immutable value. Every change makes a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from datastore_service.engine.segment import Segment
+from datastore_service.engine.session import SEPARATOR, SessionIndex
+from datastore_service.protocol.types import EMPTY_TOKENS
+
+
+class FreshText(SessionIndex):
+    """Outputs of closed sessions, a separator after each. log: number of the write-ahead log with the same text."""
+
+    __slots__ = ("log",)
+
+    def __init__(self, log: int, capacity: int) -> None:
+        super().__init__(capacity)
+        self.log = log
+
+    def add(self, document: np.ndarray) -> None:
+        """document: int32, without a separator."""
+        self.append(np.append(document, np.int32(SEPARATOR)).astype(np.int32))
+
+    def documents(self) -> list[np.ndarray]:
+        """The documents, int32, in the order in which they were added."""
+        ends = np.flatnonzero(self.tokens == SEPARATOR)
+        return [part[part != SEPARATOR] for part in np.split(self.tokens, ends + 1)[:-1]] or [EMPTY_TOKENS]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """The texts of the tier at one moment.
+
+    fresh: newest first; only the newest still takes documents. segments: oldest first. next_log: number of the next
+    fresh text's log. damaged: segments that no query sees, because their files have changed; a restart finds and names
+    them.
+
+    A method that changes nothing returns the view itself."""
+
+    fresh: tuple[FreshText, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    next_log: int = 1
+    damaged: tuple[Segment, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Fresh text counts a separator for each document."""
+        return sum(map(len, self.fresh)) + sum(map(len, self.segments))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(index.nbytes for index in self.fresh) + sum(segment.nbytes for segment in self.segments)
+
+    @property
+    def first_log(self) -> int:
+        """The view needs no log with a lower number."""
+        return self.fresh[-1].log if self.fresh else self.next_log
+
+    def begin_fresh(self, capacity: int) -> LiveView:
+        """With a new fresh text of `capacity` tokens; the newest one until now is full from then on."""
+        fresh = FreshText(self.next_log, capacity)
+        return replace(self, fresh=(fresh, *self.fresh), next_log=self.next_log + 1)
+
+    def add(self, segment: Segment) -> LiveView:
+        """With one more segment, the newest."""
+        return replace(self, segments=(*self.segments, segment))
+
+    def seal(self, text: FreshText, segment: Segment) -> LiveView:
+        """With `segment` in place of the oldest fresh text. Unchanged if that is no longer `text`."""
+        if not self.fresh or self.fresh[-1] is not text:
+            return self
+        return replace(self, fresh=self.fresh[:-1], segments=(*self.segments, segment))
+
+    def merge(self, run: Sequence[Segment], merged: Segment) -> LiveView:
+        """With `merged` in place of a run of neighbouring segments. Unchanged if any of them has left."""
+        at = _position(run, self.segments)
+        if at is None:
+            return self
+        return replace(self, segments=(*self.segments[:at], merged, *self.segments[at + len(run) :]))
+
+    def remove(self, segment: Segment) -> LiveView:
+        """Without a segment, which may be absent."""
+        return replace(self, segments=tuple(other for other in self.segments if other is not segment))
+
+    def take_out(self, damaged: Collection[Segment]) -> LiveView:
+        """With those of its segments that are damaged set apart."""
+        found = tuple(segment for segment in self.segments if segment in damaged)
+        if not found:
+            return self
+        intact = tuple(segment for segment in self.segments if segment not in damaged)
+        return replace(self, segments=intact, damaged=(*self.damaged, *found))
+
+    def evict(self, limit: int) -> LiveView:
+        """Without the oldest text beyond `limit` tokens. The newest fresh text stays whatever its size."""
+        view = self
+        while view.tokens > limit and (view.segments or len(view.fresh) > 1):
+            if view.segments:
+                view = replace(view, segments=view.segments[1:])
+            else:
+                view = replace(view, fresh=view.fresh[:-1])
+        return view
+
+    def clear(self, segments: tuple[Segment, ...] = ()) -> LiveView:
+        """With these segments and no other text."""
+        return LiveView(segments=segments, next_log=self.next_log)
+
+
+def _position(run: Sequence[Segment], segments: Sequence[Segment]) -> int | None:
+    """Index of the first segment of `run` in `segments`, None if the run is no longer there as a whole."""
+    for at in range(len(segments) - len(run) + 1):
+        if all(ours is theirs for ours, theirs in zip(run, segments[at:], strict=False)):
+            return at
+    return None

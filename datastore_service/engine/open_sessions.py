@@ -1,0 +1,238 @@
+"""The open sessions of a namespace: found or opened by name, locked for a step, counted against the limits, closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from datastore_service.engine.conversations import Conversations
+from datastore_service.engine.limits import Limits
+from datastore_service.engine.session import SessionIndex
+from datastore_service.engine.stats import SessionInfo
+from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Opening, Status
+
+
+class OpenSession:
+    """index: the session's text. counted: tokens that the table counts for it. lock: guards all of this but `counted`,
+    which the table's lock guards. ended: the session is closed, and its index may belong to another session."""
+
+    __slots__ = ("counted", "ended", "index", "lock", "name", "opening")
+
+    def __init__(self, name: str, opening: Opening, index: SessionIndex) -> None:
+        self.name = name
+        self.opening = opening
+        self.index = index
+        self.counted = len(index)
+        self.ended = False
+        self.lock = threading.Lock()
+
+    def output(self) -> np.ndarray:
+        """int32, the tokens after the prompt, if they may be published."""
+        opening = self.opening
+        return self.index.text()[opening.prompt_length :].copy() if opening.publish else EMPTY_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """tokens, nbytes: of open sessions and conversations. refused: tokens that the target refused."""
+
+    sessions: int
+    conversations: int
+    tokens: int
+    nbytes: int
+    refused: int
+    refused_nbytes: int
+
+
+class OpenSessions:
+    """The table of open sessions, and the conversations that closed ones have left.
+
+    The table's lock is held for microseconds: no kernel runs under it. Locks are taken in this order: sessions, in order
+    of their identity, then the table."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._open: dict[str, OpenSession] = {}
+        self._tokens = 0  # of open sessions
+        self._conversations = Conversations(
+            limits.conversations, limits.conversation_bytes, limits.conversation_seconds
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._open
+
+    def acquire(self, entries: Sequence[Entry]) -> list[OpenSession | None]:
+        """The entries' sessions, locked; those with an opening are opened. None where a session is unknown or where there
+        is no room for one more.
+
+        If another step has closed a session while this call waited for its lock, all are looked up again."""
+        while True:
+            sessions = self._find(entries)
+            known = [session for session in sessions if session is not None]
+            known.sort(key=id)  # one order for all callers: no deadlock
+            for session in known:
+                session.lock.acquire()
+            if not any(session.ended for session in known):
+                return sessions
+            self.release(sessions)
+
+    @staticmethod
+    def release(sessions: Sequence[OpenSession | None]) -> None:
+        """Unlocks the sessions of `acquire`."""
+        for session in sessions:
+            if session is not None:
+                session.lock.release()
+
+    def admit(
+        self, entries: Sequence[Entry], sessions: Sequence[OpenSession | None]
+    ) -> tuple[list[Status], list[tuple[int, int]]]:
+        """Each entry's status, and its new tokens as a range of the step's tokens (see `joined_tokens`), which are counted.
+        sessions: of `acquire`."""
+        statuses, spans, end = [], [], 0
+        with self._lock:
+            for entry, session in zip(entries, sessions, strict=True):
+                begin, end = end, end + len(entry.tokens)
+                status = Status.OK
+                if session is None:
+                    status = Status.OVER_BUDGET if entry.opening else Status.UNKNOWN_SESSION
+                elif (skipped := session.index.known - entry.start) < 0:
+                    status = Status.GAP
+                else:
+                    begin = min(begin + skipped, end)
+                    if begin < end and not self._make_room(session, end - begin):
+                        status = Status.OVER_BUDGET
+                statuses.append(status)
+                spans.append((begin, end))
+        return statuses, spans
+
+    def close(self, session: OpenSession) -> bool:
+        """Ends a session, whose lock the caller holds, and keeps its conversation. False if it was flushed during the
+        step, and its text with it."""
+        with self._lock:
+            if self._open.get(session.name) is not session:
+                return False
+            self._remove(session)
+            session.ended = True
+            session.index.forget_drafting()
+            if session.opening.conversation and len(session.index):
+                self._conversations.keep(session.opening.conversation, session.index)
+        return True
+
+    def flush(self, name: str) -> None:
+        """Forgets a session; an unknown name is no error."""
+        with self._lock:
+            if name in self._open:
+                self._remove(self._open[name])
+
+    def clear(self) -> None:
+        """Forgets all sessions and conversations."""
+        with self._lock:
+            self._open.clear()
+            self._conversations.clear()
+            self._tokens = 0
+
+    def forget_refused(self) -> None:
+        """Forgets what the target refused."""
+        for session in self._all():
+            with session.lock:
+                if not session.ended:
+                    session.index.forget_refused()
+
+    def infos(self) -> list[SessionInfo]:
+        """Oldest first."""
+        return [
+            SessionInfo(
+                session.name, len(session.index), session.opening.prompt_length,
+                session.index.nbytes + session.index.refused_nbytes, session.opening.conversation, session.opening.publish,
+            )
+            for session in self._all()
+        ]  # fmt: skip
+
+    def usage(self) -> Usage:
+        with self._lock:
+            sessions, kept = list(self._open.values()), self._conversations
+            conversations, tokens, nbytes = len(kept), self._tokens + kept.tokens, kept.nbytes
+        return Usage(
+            len(sessions),
+            conversations,
+            tokens,
+            nbytes + sum(session.index.nbytes for session in sessions),
+            sum(len(session.index.refused) for session in sessions),
+            sum(session.index.refused_nbytes for session in sessions),
+        )
+
+    def _all(self) -> list[OpenSession]:
+        with self._lock:
+            return list(self._open.values())
+
+    def _find(self, entries: Sequence[Entry]) -> list[OpenSession | None]:
+        with self._lock:
+            known = self._open
+            return [
+                known.get(entry.session)
+                if entry.opening is None
+                else self._find_or_open(entry, entry.opening)
+                for entry in entries
+            ]
+
+    def _find_or_open(self, entry: Entry, opening: Opening) -> OpenSession | None:
+        """The session that the entry opens, None if there is no room. Called under the table's lock."""
+        session = self._open.get(entry.session)
+        if session and _continues(session.index, entry):
+            return session
+        if session:
+            self._remove(session)
+        if len(self._open) >= self._limits.sessions:
+            return None
+        session = OpenSession(entry.session, opening, self._new_index(entry, opening))
+        self._open[entry.session] = session
+        self._tokens += session.counted
+        return session
+
+    def _new_index(self, entry: Entry, opening: Opening) -> SessionIndex:
+        """The index of the session's conversation, or an empty one."""
+        index = self._conversations.take(opening.conversation) if opening.conversation else None
+        if index is None or len(index) + len(entry.tokens) >= self._limits.session_tokens:
+            return SessionIndex()
+        if not _begins_with(entry, index.text()):
+            index.begin_document()
+        return index
+
+    def _make_room(self, session: OpenSession, extra: int) -> bool:
+        """Counts `extra` tokens of a session and drops conversations for them; False if there is no room. Called under the
+        table's lock."""
+        if len(session.index) + extra > self._limits.session_tokens:
+            return False
+        if self._open.get(session.name) is not session:
+            return True  # flushed since it was found: it lives until this step ends and is no longer counted
+        if self._tokens + extra > self._limits.tokens:
+            return False
+        session.counted += extra
+        self._tokens += extra
+        while self._tokens + self._conversations.tokens > self._limits.tokens:
+            self._conversations.drop_oldest()
+        return True
+
+    def _remove(self, session: OpenSession) -> None:
+        del self._open[session.name]
+        self._tokens -= session.counted
+
+
+def _continues(index: SessionIndex, entry: Entry) -> bool:
+    """Whether an opening of an open session's name repeats or extends its text (a reply was lost). If not, it begins a new
+    text."""
+    known = index.text()[entry.start :]
+    shared = min(len(known), len(entry.tokens))
+    return bool(np.array_equal(known[:shared], entry.tokens[:shared]))
+
+
+def _begins_with(entry: Entry, text: np.ndarray) -> bool:
+    return (
+        entry.start == 0
+        and len(entry.tokens) >= len(text)
+        and np.array_equal(entry.tokens[: len(text)], text)
+    )

@@ -1,0 +1,50 @@
+"""What an engine tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from datastore_service.protocol.tree import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """tokens, nbytes: what the tier holds. segments: 0 for a tier without segments. hits: drafts with at least one node of
+    the tier. drafted: its nodes. accepted: its nodes on the path that the session's text took through its last draft,
+    whether the worker verified them or not. damaged: segments that were taken out; the other figures do not count them."""
+
+    tokens: int = 0
+    nbytes: int = 0
+    segments: int = 0
+    hits: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """An open session. tokens: prompt, output and the conversation before them. nbytes: memory of its index."""
+
+    name: str
+    tokens: int
+    prompt_length: int
+    nbytes: int
+    conversation: str
+    publish: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """drafts: trees asked for since the start, empty ones included. merge_failures: of the live tier. tiers: SESSION
+    counts conversations too. log_bytes: of the live tier's logs. log_unsynced_bytes: how many of them a power failure
+    would take. log_failures: outputs that could not be logged, and failed syncs."""
+
+    sessions: int
+    conversations: int
+    drafts: int
+    merge_failures: int
+    tiers: dict[Tier, TierStats]
+    log_bytes: int = 0
+    log_unsynced_bytes: int = 0
+    log_failures: int = 0

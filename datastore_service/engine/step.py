@@ -1,0 +1,121 @@
+"""One step: a batch of entries is appended to its sessions, drafted for and answered in one kernel call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from datastore_service.engine.kernel_call import KernelCall, KernelCallPool
+from datastore_service.engine.open_sessions import OpenSession, OpenSessions
+from datastore_service.engine.session import SessionIndex
+from datastore_service.engine.shared_texts import SharedTexts
+from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Query, Reply, Status
+
+
+class StepRunner:
+    """Runs steps over the sessions and texts of one namespace, in any thread.
+
+    weights: of `FusionWeights.packed`. refusals: refused tokens kept of a session. publish: adds a closed session's
+    output, int32, to the live tier; False if that cannot be stored."""
+
+    def __init__(
+        self,
+        sessions: OpenSessions,
+        texts: SharedTexts,
+        calls: KernelCallPool,
+        weights: np.ndarray,
+        refusals: int,
+        publish: Callable[[np.ndarray], bool],
+    ) -> None:
+        self._sessions, self._texts, self._calls = sessions, texts, calls
+        self._weights, self._refusals, self._publish = weights, refusals, publish
+
+    def run(self, entries: Sequence[Entry], tokens: np.ndarray) -> list[Reply]:
+        """One Reply for each Entry, in the same order. entries: of distinct sessions. tokens: of `joined_tokens`."""
+        sessions = self._sessions.acquire(entries)
+        try:
+            replies = self._draft(entries, sessions, tokens)
+            for row, entry in enumerate(entries):
+                session = sessions[row]
+                if entry.closing and session is not None and (failure := self._close(session)):
+                    replies[row] = replace(replies[row], status=failure, known=0)
+        finally:
+            self._sessions.release(sessions)
+        return replies
+
+    def _draft(
+        self, entries: Sequence[Entry], sessions: Sequence[OpenSession | None], tokens: np.ndarray
+    ) -> list[Reply]:
+        """Appends the entries' tokens, drafts and answers queries, in one kernel call."""
+        statuses, spans = self._sessions.admit(entries, sessions)
+        call = self._calls.take()
+        call.begin()
+        for entry, session, status, (begin, end) in zip(entries, sessions, statuses, spans, strict=True):
+            if session is None or status is not Status.OK:
+                call.add_nothing()
+                continue
+            index, budget = session.index, entry.budget
+            index.reserve(end - begin, budget.nodes, _longest(entry.queries) if entry.queries else 0)
+            if entry.rejected and self._refusals:
+                self._note_refused(entry, index, end - begin)
+            call.add(index, begin, end, budget)
+        if any(entry.queries for entry in entries):
+            _add_queries(call, entries, sessions, statuses)
+        texts = self._texts.current  # kept alive until the kernel returns: its table has only addresses
+        trees = call.run(tokens, texts.table, self._weights)
+        self._calls.give_back(call)
+        answers = iter(trees[len(entries) :])
+        return [
+            Reply(
+                status,
+                0 if session is None else session.index.known,
+                tree,
+                tuple(islice(answers, len(entry.queries))) if entry.queries else (),
+            )
+            for entry, session, status, tree in zip(entries, sessions, statuses, trees, strict=False)
+        ]
+
+    def _note_refused(self, entry: Entry, index: SessionIndex, new: int) -> None:
+        """new: tokens that the entry adds; a refusal beyond them is of text that the session does not have."""
+        for refused in entry.rejected:
+            if refused.position < index.known + new:
+                index.refuse(refused.position, refused.tokens, self._refusals)
+
+    def _close(self, session: OpenSession) -> Status | None:
+        """Ends a session and publishes its output. None, or the status that says why it is not published."""
+        output = session.output()
+        if not self._sessions.close(session):
+            return Status.UNKNOWN_SESSION
+        return None if self._publish(output) else Status.OVER_BUDGET
+
+
+def _add_queries(
+    call: KernelCall,
+    entries: Sequence[Entry],
+    sessions: Sequence[OpenSession | None],
+    statuses: Sequence[Status],
+) -> None:
+    """Adds the queries. Their tokens follow those of all entries (see `joined_tokens`)."""
+    end = sum(len(entry.tokens) for entry in entries)
+    for entry, session, status in zip(entries, sessions, statuses, strict=True):
+        committed = EMPTY_TOKENS
+        if entry.queries and session is not None:
+            committed = session.index.text()[entry.start + len(entry.tokens) :]
+        for query in entry.queries:
+            begin, end = end, end + len(query.tokens)
+            if session is None or status is not Status.OK or not _agrees(query.tokens, committed):
+                call.add_nothing()
+            else:
+                call.add(session.index, begin + len(committed), end, query.budget, tentative=True)
+
+
+def _longest(queries: Sequence[Query]) -> int:
+    return max(len(query.tokens) for query in queries)
+
+
+def _agrees(tokens: np.ndarray, committed: np.ndarray) -> bool:
+    """Whether a query's tokens begin with the text that the session has beyond the entry's."""
+    return len(committed) == 0 or np.array_equal(tokens[: len(committed)], committed)
