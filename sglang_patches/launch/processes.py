@@ -42,18 +42,21 @@ class Child:
         self.log = log
         self._show = show
         self._own_group = own_group
-        self._process = subprocess.Popen(
+        self._process = self._start(command, environment)
+        self._reader = threading.Thread(target=self._copy_output, daemon=True)
+        self._reader.start()
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen:
+        return subprocess.Popen(
             command,
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=own_group,  # Ctrl-C reaches the launcher alone, which then stops the children in order
+            start_new_session=self._own_group,  # Ctrl-C reaches the launcher alone, which then stops the children in order
             text=True,
             errors="replace",
         )
-        self._reader = threading.Thread(target=self._copy_output, daemon=True)
-        self._reader.start()
 
     def _copy_output(self) -> None:
         with self.log.open("a") as log:
