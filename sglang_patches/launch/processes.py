@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import random
 import signal
@@ -75,6 +76,12 @@ class Child:
         """Exit status, None while it runs; negative: the signal that ended it."""
         return self._process.poll()
 
+    def wait(self, seconds: float) -> int:
+        """Its exit status, once it has ended and its log is whole; raises subprocess.TimeoutExpired."""
+        status = self._process.wait(seconds)
+        self._reader.join(timeout=1)
+        return status
+
     def tail(self) -> str:
         """The last lines of its log, for the message that says it died."""
         self._reader.join(timeout=1)
@@ -110,10 +117,19 @@ def require_running(children: list[Child]) -> None:
             raise ChildDiedError(child)
 
 
-def wait_until(ready: Callable[[], bool], children: list[Child], poll_seconds: float = 0.5) -> None:
-    """Returns once `ready()`; raises `ChildDiedError` when a child ends first."""
+def wait_until(
+    ready: Callable[[], bool],
+    children: list[Child],
+    poll_seconds: float = 0.5,
+    seconds: float = math.inf,
+) -> None:
+    """Returns once `ready()`; raises `ChildDiedError` when a child ends first, TimeoutError after so many seconds."""
+    limit = time.monotonic() + seconds
     while not ready():
         require_running(children)
+        if time.monotonic() > limit:
+            waited = ", ".join(f"{child.name} ({child.log})" for child in children)
+            raise TimeoutError(f"{waited}: not ready after {seconds:.0f} s:\n{children[-1].tail()}")
         time.sleep(poll_seconds)
 
 

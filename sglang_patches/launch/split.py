@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,10 +69,7 @@ class Split(Endpoint):
         prefills = dict(zip([instance.port for instance in self.prefills], self.bootstrap, strict=True))
         part = router_part(self._port, prefills, [instance.port for instance in self.decodes])
         self.router = Child("router", part.command, part.environment, self._folder / "router.log", show=False)
-        limit = time.monotonic() + START_SECONDS
-        wait_until(lambda: self.answers("readiness") or time.monotonic() > limit, [self.router])
-        if not self.answers("readiness"):
-            raise TimeoutError(f"the router is not ready:\n{self.router.tail()}")
+        wait_until(lambda: self.answers("readiness"), [self.router], seconds=START_SECONDS)
 
     def generate_at(self, decode: int, input_ids: Sequence[int], **sampling) -> dict:
         """One /generate call for the first prefill instance and this decode instance, as the router would make it."""
@@ -95,6 +92,6 @@ class Split(Endpoint):
             instance.stop()
 
 
-def split(spec: ServerSpec, folder: Path, **size) -> contextlib.AbstractContextManager[Split]:
+def split(spec: ServerSpec, folder: Path, **size) -> AbstractContextManager[Split]:
     """A split that answers, for the duration of the block; `size` as for `Split`."""
     return healthy(Split(spec, folder, **size))
