@@ -24,7 +24,7 @@ from tests.e2e.services import DatastoreService, serving
 from tests.support.servers import SglangServer, Split, running_split
 from tests.waiting import eventually
 
-PROMPTS = 40
+PROMPTS, LONG_PROMPTS = 10, 40
 CHUNK = 128  # tokens of a prefill step; most prompts take several
 # Longer than a prompt takes from its first chunk to its first decode step, however busy the machine: its session ends then.
 GRACE = 20.0
@@ -54,13 +54,13 @@ def stack(demo_model, datastore, logs) -> Iterator[Split]:
 
 
 @pytest.fixture(scope="module")
-def ids(workshop_ids) -> list[list[int]]:
-    return workshop_ids[:PROMPTS]
+def ids(workshop_ids, pytestconfig) -> list[list[int]]:
+    return workshop_ids[: LONG_PROMPTS if pytestconfig.getoption("--long") else PROMPTS]
 
 
 @pytest.fixture(scope="module")
-def expected(plain_answers) -> list[list[int]]:
-    return plain_answers[:PROMPTS]
+def expected(plain_answers, ids) -> list[list[int]]:
+    return plain_answers[: len(ids)]
 
 
 def metric(server: SglangServer, name: str, **labels: str) -> float:

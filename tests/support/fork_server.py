@@ -1,4 +1,4 @@
-"""`python -m tests.support.fork_server FD`: has imported SGLang and forks itself into servers on request.
+"""`python -m tests.support.fork_server FD MODULE ...`: has imported SGLang's modules and forks itself into servers.
 
 Importing SGLang is most of a server's start, and a server does it three times. Here it is done once. A fork knows what
 a fresh interpreter knows after those imports and nothing else: no plugin is loaded, no thread started, no argument read.
@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -26,31 +27,24 @@ import sys
 from collections.abc import Sequence
 from multiprocessing import util
 
+import setproctitle
+
 MESSAGE = 1 << 20  # bytes of the longest
 SPARES = 2  # processes that a server starts: scheduler and detokenizer
 DESCRIPTORS = 16  # that one of them is handed
 ABOVE = 512  # no descriptor of a spawned process has been numbered so high
 PR_SET_PDEATHSIG = 1
 
-IMPORTS = (
-    "sglang.launch_server",
-    "sglang.srt.entrypoints.http_server",
-    "sglang.srt.managers.detokenizer_manager",
-    "sglang.srt.managers.scheduler",
-)
 
-
-def import_sglang() -> None:
-    """What a server's processes import. Raises RuntimeError if that started a thread: it would be missing in a fork."""
-    import importlib
-
-    for name in IMPORTS:
+def import_all(modules: Sequence[str]) -> None:
+    """Raises RuntimeError if that started a thread: it would be missing in a fork."""
+    for name in modules:
         importlib.import_module(name)
-    import setproctitle
-
     setproctitle.getproctitle()  # finds the room for the title while the environment is where it was
     if threads := len(os.listdir("/proc/self/task")) - 1:
-        raise RuntimeError(f"importing SGLang started {threads} threads: a fork would lack them")
+        raise RuntimeError(
+            f"importing {', '.join(modules)} started {threads} threads, which a fork would lack"
+        )
     gc.collect()
     gc.freeze()
 
@@ -188,9 +182,10 @@ def run_spawned(arguments: Sequence[str]) -> None:
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     _die_with_parent()
-    import_sglang()
+    import_all(sys.argv[2:])
     request = serve(requests)
     _set_environment(request["environment"])
+    sys.modules.pop(request["module"], None)  # `python -m` runs a module that nobody has imported
     if spare := fork_spares():
         run_spawned(spare.wait())
         return

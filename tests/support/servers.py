@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -25,18 +25,25 @@ from sglang_patches.launch.processes import Child
 from sglang_patches.launch.servers import ServerSpec
 from tests.support.fork_server import MESSAGE
 
+# What a server's processes import.
+SGLANG = (
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+)
 # Variables that a server reads while it runs. The others are read while SGLang or a library is imported, so that a server
 # that wants one of them set otherwise is started by its command.
 READ_LATE = ("SPECSTORE_", "MOONCAKE_", "PYTHONPATH")
 
 
 class ForkServer:
-    """The process that has SGLang imported; it ends with this one, and what it forked with it."""
+    """A process that has `modules` imported with these variables; it ends with this one, and what it forked with it."""
 
-    def __init__(self) -> None:
-        self.environment = os.environ | servers.ENVIRONMENT | servers.one_architecture()
+    def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
+        self.environment = os.environ | variables
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *modules]
         self._process = subprocess.Popen(
             command, env=self.environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
@@ -57,7 +64,8 @@ class ForkServer:
         reading, writing = os.pipe()
         request = {"module": module, "words": words, "environment": dict(environment)}
         with self._lock:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [writing])
+            with contextlib.suppress(BrokenPipeError):  # it has ended: told below
+                socket.send_fds(self._socket, [json.dumps(request).encode()], [writing])
             os.close(writing)
             with self._news:
                 self._news.wait_for(lambda: self._started or not self.alive)
@@ -76,14 +84,15 @@ class ForkServer:
             return self._statuses.get(pid, None if self.alive else -signal.SIGKILL)
 
     def _listen(self) -> None:
-        while message := self._socket.recv(MESSAGE):
-            news = json.loads(message)
-            with self._news:
-                if "started" in news:
-                    self._started.append(news["started"])
-                else:
-                    self._statuses[news["ended"]] = news["status"]
-                self._news.notify_all()
+        with contextlib.suppress(ConnectionResetError):  # it ended before it read all that was asked
+            while message := self._socket.recv(MESSAGE):
+                news = json.loads(message)
+                with self._news:
+                    if "started" in news:
+                        self._started.append(news["started"])
+                    else:
+                        self._statuses[news["ended"]] = news["status"]
+                    self._news.notify_all()
         with self._news:
             self._process.wait()
             self._news.notify_all()
@@ -119,7 +128,7 @@ class ForkedProcess:
 @functools.cache
 def fork_server() -> ForkServer:
     """The one of this test run; started by the first test that needs it."""
-    return ForkServer()
+    return ForkServer(SGLANG, servers.ENVIRONMENT | servers.one_architecture())
 
 
 class ForkedChild(Child):
