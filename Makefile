@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test lint serve serve-pd bench peers lock clean
+.PHONY: help env test test-long lint serve serve-pd bench peers lock clean
 
 # Every target runs in the environment of the lock file; made on first use, quick afterwards.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
@@ -8,7 +8,8 @@ IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
 help:
 	echo "make serve   a datastore and an SGLang server with it (MODEL= PORT= ALGORITHM= DEVICE= DATASTORE=)"
 	echo "make serve-pd  the same with prefill and decode on instances of their own, behind a router (PREFILLS= DECODES=)"
-	echo "make test    every test (ARGS='tests/unit -k name' for some)"
+	echo "make test    every test, two at a time (ARGS='tests/unit -k name' for some)"
+	echo "make test-long  the same and what takes too long for every change: a report under var/tests/long"
 	echo "make lint    ruff, import contracts, mypy"
 	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served"
 	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks to compare with"
@@ -20,7 +21,10 @@ env:
 	requirements/env.sh
 
 test:
-	$(IN_ENV) python -m pytest $(ARGS)
+	$(IN_ENV) python -m $(if $(strip $(ARGS)),pytest $(ARGS),tests.lanes)
+
+test-long:
+	$(IN_ENV) python -m tests.lanes --long
 
 lint:
 	$(IN_ENV) && export PATH && ruff check . && ruff format --check . && lint-imports && mypy

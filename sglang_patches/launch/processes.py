@@ -76,7 +76,7 @@ class Child:
         """Exit status, None while it runs; negative: the signal that ended it."""
         return self._process.poll()
 
-    def wait(self, seconds: float) -> int:
+    def wait(self, seconds: float | None) -> int:
         """Its exit status, once it has ended and its log is whole; raises subprocess.TimeoutExpired."""
         status = self._process.wait(seconds)
         self._reader.join(timeout=1)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from sglang_patches.launch import servers, split
 from sglang_patches.launch.processes import Child
+from sglang_patches.launch.serve import CPU_SPLIT_ENVIRONMENT
 from sglang_patches.launch.servers import ServerSpec
 from tests.support.fork_server import MESSAGE
 
@@ -32,6 +33,7 @@ SGLANG = (
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.managers.scheduler",
 )
+PASSIVE = {"OMP_WAIT_POLICY": CPU_SPLIT_ENVIRONMENT["OMP_WAIT_POLICY"]}  # the halves of a split ask for it
 # Variables that a server reads while it runs. The others are read while SGLang or a library is imported, so that a server
 # that wants one of them set otherwise is started by its command.
 READ_LATE = ("SPECSTORE_", "MOONCAKE_", "PYTHONPATH")
@@ -128,7 +130,7 @@ class ForkedProcess:
 @functools.cache
 def fork_server() -> ForkServer:
     """The one of this test run; started by the first test that needs it."""
-    return ForkServer(SGLANG, servers.ENVIRONMENT | servers.one_architecture())
+    return ForkServer(SGLANG, servers.ENVIRONMENT | servers.one_architecture() | PASSIVE)
 
 
 class ForkedChild(Child):
