@@ -46,6 +46,7 @@ def mapped_pages(pid: int, path: Path) -> dict[str, int]:
     return kinds
 
 
+@pytest.mark.long
 def test_two_services_share_a_large_prior(large_prior, demo_model, tmp_path):
     name = ("--model", "m", "--tokenizer", demo_model, "--json")
     alone = specstore("query", PROMPT, "--prior", large_prior, "--tokenizer", demo_model, "--json").stdout
