@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test lint serve serve-pd bench peers packages lock clean
+.PHONY: help env test test-long lint serve serve-pd bench peers packages lock clean
 
 # Every target runs in the environment of the lock file, which is made on first use.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
@@ -8,7 +8,8 @@ IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
 help:
 	echo "make serve   a datastore and an SGLang server with it (MODEL= PORT= ALGORITHM= DEVICE= DATASTORE=)"
 	echo "make serve-pd  the same with separate prefill and decode instances behind a router (PREFILLS= DECODES=)"
-	echo "make test    every test (ARGS='tests/unit -k name' for some)"
+	echo "make test    every test, in two lanes side by side (ARGS='tests/unit -k name' for some)"
+	echo "make test-long  the same and what takes too long for every change: a report under var/tests/long"
 	echo "make lint    ruff, import contracts, mypy"
 	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served"
 	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks"
@@ -21,7 +22,10 @@ env:
 	requirements/env.sh
 
 test:
-	$(IN_ENV) python -m pytest $(ARGS)
+	$(IN_ENV) python -m $(if $(strip $(ARGS)),pytest $(ARGS),tests.lanes)
+
+test-long:
+	$(IN_ENV) python -m tests.lanes --long
 
 lint:
 	$(IN_ENV) && export PATH && ruff check . && ruff format --check . && lint-imports && mypy

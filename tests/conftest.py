@@ -1,16 +1,23 @@
 """What several test packages share."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from sglang_patches.launch import processes
 
+LONG_FUZZ = "10"  # times the examples of every change
 SHARED = Path(__file__).parents[2] / "shared"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run what is too long for every change")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long"):
+        os.environ.setdefault("SPECSTORE_FUZZ", LONG_FUZZ)  # read when the fuzz tests are imported
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,11 +5,15 @@ The folder carries `SHA256SUMS`: one that no longer matches is rebuilt.
 """
 
 import argparse
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
+import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import DemoModelError
@@ -35,13 +39,30 @@ def ensure(out: Path | None = None) -> Path:
     if out.exists() and not (out / CHECKSUMS).exists() and any(out.iterdir()):
         raise DemoModelError(f"--out {out} holds something else: give a new or empty folder")
     out.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_in(out.parent):
+        if not is_intact(out):
+            _make(out)
+    return out
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two processes that need the model at once: the second waits and finds it made."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make(out: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as work:
         built = Path(work) / out.name
         built.mkdir()
         convert(source_gguf(), built)
         shutil.rmtree(out, ignore_errors=True)
         built.rename(out)
-    return out
 
 
 def is_intact(folder: Path) -> bool:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prompts import Prompt, chat_ids, load_prompts, spread
-from sglang_patches.launch.servers import ServerSpec, SglangServer, running
+from sglang_patches.demo.prompts import Prompt, chat_ids, load_prompts, spread
+from sglang_patches.launch.servers import ServerSpec
 from tests.conftest import SHARED
 from tests.e2e.services import serving
 from tests.e2e.tiny_model import write_tiny_model
+from tests.support.servers import SglangServer, running
 
-WORKSHOP_PROMPTS = 60
+PROMPTS = Path(__file__).parents[2] / "benchmarks" / "data" / "prompts.jsonl"
+WORKSHOP_PROMPTS, LONG_WORKSHOP_PROMPTS = 20, 60
 WORKSHOP_TOKENS = 32  # of an answer
 
 
@@ -29,7 +31,7 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def shipped_prompts() -> list[Prompt]:
-    return load_prompts()
+    return load_prompts(PROMPTS)
 
 
 @pytest.fixture(scope="session")
@@ -41,14 +43,15 @@ def prompt_ids(demo_model, shipped_prompts) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def workshop_ids(demo_model, prompt_ids) -> list[list[int]]:
+def workshop_ids(demo_model, prompt_ids, pytestconfig) -> list[list[int]]:
     """Chat ids of workshop prompts over all categories where they are at hand, of the shipped ones elsewhere."""
+    count = LONG_WORKSHOP_PROMPTS if pytestconfig.getoption("--long") else WORKSHOP_PROMPTS
     from transformers import AutoTokenizer
 
     if not SHARED.is_dir():
-        return prompt_ids
+        return prompt_ids[:count]
     files = [SHARED / "data" / name for name in ("spec_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl")]
-    prompts = spread([prompt for file in files for prompt in load_prompts(file)], WORKSHOP_PROMPTS)
+    prompts = spread([prompt for file in files for prompt in load_prompts(file)], count)
     # The longest prompts only add prefill time on a small machine.
     return [row[-600:] for row in chat_ids(AutoTokenizer.from_pretrained(demo_model), prompts)]
 

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sglang_patches.launch.servers import ServerSpec, running
+from sglang_patches.launch.servers import ServerSpec
 from tests.e2e.tiny_model import VOCABULARY
+from tests.support.servers import running
 
 CONTEXT = 256
 END = CONTEXT - 2  # SGLang keeps two tokens of the context free

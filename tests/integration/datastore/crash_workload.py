@@ -15,6 +15,7 @@ from __future__ import annotations
 import builtins
 import gc
 import io
+import itertools
 import json
 import os
 import shutil
@@ -387,11 +388,15 @@ class Trial:
         return root
 
 
-def points(calls: list[str]) -> Iterator[tuple[int, bool]]:
+def points(calls: list[str], every: int) -> Iterator[tuple[int, bool]]:
+    """One of `every` so many, and the first of each kind."""
+    tried: set[tuple[str, bool]] = set()
+    at = itertools.count()
     for number, name in enumerate(calls, start=1):
-        yield number, False
-        if name == "write":
-            yield number, True
+        for torn in (False, True) if name == "write" else (False,):
+            if next(at) % every == 0 or (name, torn) not in tried:
+                tried.add((name, torn))
+                yield number, torn
 
 
 def compile_kernels() -> None:
@@ -404,7 +409,7 @@ def compile_kernels() -> None:
     )
 
 
-def main(workload: str, folder: Path) -> None:
+def main(workload: str, folder: Path, every: int) -> None:
     compile_kernels()
     gc.freeze()  # a child's collector would touch, and so copy, all of it
     operations = WORKLOADS[workload]
@@ -413,10 +418,10 @@ def main(workload: str, folder: Path) -> None:
         models.append(expected_after(operation, models[-1]))
     trial = Trial(folder, operations, models, evicting=workload == "evicting")
     killed = 0
-    for number, torn in points(trial.calls()):
+    for number, torn in points(trial.calls(), every):
         killed += trial.kill(number, torn)
     print(f"{killed} points")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -2,6 +2,7 @@
 
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,13 @@ def quick_conversion(monkeypatch):
 def test_an_intact_folder_is_kept(tmp_path, quick_conversion):
     first, second = model.ensure(tmp_path / "m"), model.ensure(tmp_path / "m")
     assert first == second == tmp_path / "m"
+    assert len(quick_conversion) == 1
+
+
+def test_two_that_need_it_at_once_make_it_once(tmp_path, quick_conversion):
+    """flock(2) tells apart who opened the folder, thread or process."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(model.ensure, [tmp_path / "m"] * 8))
     assert len(quick_conversion) == 1
 
 

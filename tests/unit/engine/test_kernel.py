@@ -12,12 +12,10 @@ import pytest
 
 import datastore_service
 from datastore_service.engine import SOURCES_DIGEST, batch, packing, segment, session, suffix_sorting
-from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import SessionIndex
 
 QUERY = """
-import json
 import numpy as np
 from datastore_service.engine import batch
 from datastore_service.engine.engine import Engine
@@ -26,14 +24,23 @@ from datastore_service.protocol.types import Budget, Entry, Opening
 engine = Engine(100)
 text = np.array([1, 2, 3, 4, 5, 6, 1, 2, 3], dtype=np.int32)
 reply, = engine.step([Entry("a", tokens=text, opening=Opening(), budget=Budget(nodes=1))])
-compiled = sum(batch.run_batch.stats.cache_misses.values())
-print(json.dumps([reply.tree.tokens.tolist(), reply.tree.probs.tolist(), compiled]))
+print(*reply.tree.tokens, sum(batch.run_batch.stats.cache_misses.values()))
 """
 
-RESERVE = """
-from datastore_service.engine import session
-session.SessionIndex().reserve(1000)
-print(sum(session._refill.stats.cache_misses.values()))
+UNPACK = """
+import json
+import numpy as np
+from datastore_service.engine import packing
+values = packing.unpack(packing.pack(np.array([1, 2, 3], dtype=np.int32), 4), 4, 3)
+misses = [sum(kernel.stats.cache_misses.values()) for kernel in (packing._pack, packing._unpack)]
+print(json.dumps([values.tolist(), sum(misses)]))
+"""
+
+PACK = """
+import numpy as np
+from datastore_service.engine import packing
+packing.pack(np.array([1, 2, 3], dtype=np.int32), 4)
+print(sum(packing._pack.stats.cache_misses.values()))
 """
 
 
@@ -67,37 +74,48 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def query(package: Path) -> tuple[list[int], float, int]:
-    """Drafted tokens, the estimate of the first (its probability before the odds are weighted), kernels compiled."""
-    tokens, (prob, *_), compiled = json.loads(python(package, QUERY).stdout)
-    odds = FusionWeights().odds
-    return tokens, prob / (odds - (odds - 1) * prob), compiled
+def unpacked(package: Path) -> list:
+    """1, 2 and 3, packed and unpacked; kernels compiled."""
+    return json.loads(python(package, UNPACK).stdout)
 
 
 def test_an_edit_of_another_module_is_compiled_and_nothing_else_is(package):
-    tokens, estimate, compiled = query(package)
-    assert (tokens, compiled) == ([4], 1)
-    assert query(package) == ([4], estimate, 0)
-    edit(package / "fusion.py", "left, shares = 1.0, ", "left, shares = 0.5, ")
-    assert query(package) == ([4], pytest.approx(estimate / 2), 1)
-    edit(package / "fusion.py", "left, shares = 0.5, ", "left, shares = 1.0, ")
-    assert query(package) == ([4], estimate, 0)
+    assert unpacked(package) == [[1, 2, 3], 2]
+    assert unpacked(package) == [[1, 2, 3], 0]
+    edit(
+        package / "memory.py",
+        "return builder.load(pointer, align=1)",
+        "return builder.not_(builder.load(pointer, align=1))",
+    )
+    assert unpacked(package) == [[14, 13, 12], 2]
+    edit(
+        package / "memory.py",
+        "return builder.not_(builder.load(pointer, align=1))",
+        "return builder.load(pointer, align=1)",
+    )
+    assert unpacked(package) == [[1, 2, 3], 0]
+
+
+def test_the_largest_kernel_is_compiled_once():
+    """Compiling it takes half a minute: each service and each server would wait for it."""
+    exec(QUERY, {})
+    assert python(Path(datastore_service.__file__).parent / "engine", QUERY).stdout == "4 0\n"
 
 
 def test_where_the_package_is_read_only_the_cache_is_the_users(package, tmp_path):
     _forbid_cache_in(package)
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "home")}
-    assert python(package, RESERVE, **home).stdout == "1\n"
-    assert python(package, RESERVE, **home).stdout == "0\n"
-    assert python(package, RESERVE, **home, NUMBA_CACHE_DIR=str(tmp_path / "chosen")).stdout == "1\n"
+    assert python(package, PACK, **home).stdout == "1\n"
+    assert python(package, PACK, **home).stdout == "0\n"
+    assert python(package, PACK, **home, NUMBA_CACHE_DIR=str(tmp_path / "chosen")).stdout == "1\n"
     for place in ("home", "chosen"):
-        assert len(list((tmp_path / place).rglob("session._refill_*.nbc"))) == 1
+        assert len(list((tmp_path / place).rglob("packing._pack_*.nbc"))) == 1
 
 
 def test_no_directory_at_all_is_reported_once_and_costs_only_the_cache(package, tmp_path):
     _forbid_cache_in(package)
     (tmp_path / "file").touch()
-    done = python(package, RESERVE, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "file"))
+    done = python(package, PACK, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "file"))
     assert len(done.stderr.splitlines()) == 1
     assert "NUMBA_CACHE_DIR" in done.stderr
 

@@ -1,0 +1,53 @@
+"""What tests see of a forked server is what they would see of one that SGLang's own command starts."""
+
+import random
+import re
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from sglang_patches.launch import servers
+from sglang_patches.launch.servers import ServerSpec
+from tests.e2e.tiny_model import VOCABULARY
+from tests.support.servers import SglangServer, running
+
+PROMPTS = [random.Random(i).choices(range(2, VOCABULARY), k=5 + 7 * i) for i in range(8)]
+# Of /get_server_info: what two servers of one command differ in, and what the command line itself says.
+OWN = {"port", "random_seed", "nccl_port", "dist_init_addr", "internal_states", "startup_time", "kv_events"}
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_model, logs):
+    flags = ("--enable-metrics", "--specstore-length", "static")
+    spec = ServerSpec("by-fork", tiny_model, "SSSD", dtype="float32", flags=flags)
+    with running(spec, logs) as forked, servers.running(replace(spec, name="by-command"), logs) as started:
+        yield forked, started
+
+
+def test_their_greedy_answers_are_equal(pair):
+    def answers(server) -> list[list[int]]:
+        wishes = {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True, "frequency_penalty": 0.3}
+        return [answer["output_ids"] for answer in server.generate_many(PROMPTS, 4, **wishes)]
+
+    forked, started = map(answers, pair)
+    assert forked == started
+    assert all(len(answer) == 60 for answer in forked)
+
+
+def test_their_settings_are_equal(pair):
+    forked, started = ({k: v for k, v in s.server_info().items() if k not in OWN} for s in pair)
+    assert {k for k in forked.keys() | started.keys() if forked.get(k) != started.get(k)} == set()
+
+
+def test_the_same_functions_are_hooked(pair):
+    forked, started = (set(re.findall(r"Applied \d+ hook\(s\) to \S+", s.log.read_text())) for s in pair)
+    assert forked == started != set()
+
+
+def test_they_are_made_of_the_same_processes(pair):
+    def names(server: SglangServer) -> set[str]:
+        return {process.name() for process in psutil.Process(server.pid).children(recursive=True)}
+
+    forked, started = map(names, pair)
+    assert forked == started > {"sglang::scheduler"}
