@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.prompts import Prompt, load_prompts, spec_bench_category, spread
-from benchmarks.statistics import FEW, ratio_of_sums, throughput_ratio
+from benchmarks.report.statistics import FEW, ratio_of_sums, throughput_ratio
 
 
 def test_ratio_of_sums_and_its_interval():
