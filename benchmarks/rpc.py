@@ -21,10 +21,10 @@ import grpc
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.echo import METHOD, identity
 from benchmarks.engine import PROMPT, STEPS, sessions
 from benchmarks.options import add_tokenizer, options
 from benchmarks.report.records import finish
+from benchmarks.services import ECHO, add_echo, service
 from benchmarks.sources import source_documents
 from datastore_service.client import wire
 from datastore_service.client.remote import GrpcDatastore
@@ -32,6 +32,7 @@ from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import Budget, Entry, Namespace
 from datastore_service.server.wire import reply_message
 from sglang_patches.launch.processes import Child, free_port
+from sglang_patches.launch.serve import SPECSTORE
 
 SECONDS = 10.0  # that an answer may take
 START_SECONDS = 120.0
@@ -67,9 +68,7 @@ def echo(port: int, steps: Sequence[Recorded]) -> Iterator[Callable[[bytes], byt
     outbound: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     outbound.put(json.dumps([step.reply_size for step in steps]).encode())
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.stream_stream(METHOD, identity, identity)(
-            iter(outbound.get, None), wait_for_ready=True
-        )
+        call = channel.stream_stream(ECHO)(iter(outbound.get, None), wait_for_ready=True)
         next(call)
 
         def send(message: bytes) -> bytes:
@@ -103,21 +102,20 @@ def measure(
 
 
 @contextmanager
-def processes(echo_port: int, service_port: int) -> Iterator[None]:
+def datastore() -> Iterator[GrpcDatastore]:
+    """Connected to a service."""
+    port = free_port()
+    words = [*SPECSTORE, "serve", "--listen", f"127.0.0.1:{port}", "--log-level", "warning"]
     with tempfile.TemporaryDirectory() as folder:
-        specstore = [sys.executable, "-m", "datastore_service.cli.main", "serve", "--listen"]
-        commands = {
-            "echo": [sys.executable, "-m", "benchmarks.echo", "--port", str(echo_port)],
-            "service": [*specstore, f"127.0.0.1:{service_port}", "--log-level", "warning"],
-        }
-        children = [
-            Child(name, words, {}, Path(folder) / name, show=False) for name, words in commands.items()
-        ]
+        child = Child("service", words, {}, Path(folder) / "log", show=False)
         try:
-            yield
+            connected = GrpcDatastore(f"127.0.0.1:{port}", Namespace("benchmark", FINGERPRINT))
+            if not connected.wait_connected(START_SECONDS):
+                sys.exit(f"the service did not answer: {connected.trouble}")
+            yield connected
+            connected.close()
         finally:
-            for child in children:
-                child.stop()
+            child.stop()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -136,19 +134,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         record(vocab_size, texts[first : first + given.batch], Budget(given.nodes))
         for first in range(0, len(texts) - given.batch + 1, given.batch)
     ]
-    ports = free_port(), free_port()
-    with processes(*ports):
-        service = GrpcDatastore(f"127.0.0.1:{ports[1]}", Namespace("benchmark", FINGERPRINT))
-        if not service.wait_connected(START_SECONDS):
-            sys.exit(f"the service did not answer: {service.trouble}")
-        engine = Engine(vocab_size)
-        results = []
+    engine, results = Engine(vocab_size), []
+    with service(add_echo) as echo_port, datastore() as connected:
         for number, steps in enumerate(rounds):
-            with echo(ports[0], steps) as send:
-                times = measure(engine, service, send, steps)
+            with echo(echo_port, steps) as send:
+                times = measure(engine, connected, send, steps)
             if number:  # the first round loads what loads late
                 results.append({name: float(np.median(row)) for name, row in times.items()})
-        service.close()
     finish("rpc", given, results=results)
 
 

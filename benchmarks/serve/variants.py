@@ -17,14 +17,15 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.services import add_never_matching, service
 from benchmarks.sources import SUFFIXES, source_documents
 from benchmarks.traces import recorded_rows
 from sglang_patches.launch.processes import Child, free_port, wait_until
@@ -132,23 +133,9 @@ def services(
             port, ports["metrics"] = free_port(), free_port()
             ports["datastore"] = port
             words = [*datastore_command(knowledge.prior, port), "--metrics-port", str(ports["metrics"])]
-            child = _child("datastore", words, folder, stack)
+            child = Child("datastore", words, {}, folder / "datastore.log", show=False)
+            stack.callback(child.stop)
             wait_until(lambda: datastore_healthy(port), [child])
         if set(CONTROLS) & set(variants):
-            port = ports["control"] = free_port()
-            words = [
-                "-m",
-                "benchmarks.serve.never_matching",
-                "--port",
-                str(port),
-                "--token",
-                str(unused_token),
-            ]
-            _child("control", [sys.executable, *words], folder, stack)
+            ports["control"] = stack.enter_context(service(partial(add_never_matching, unused_token)))
         yield ports
-
-
-def _child(name: str, words: list[str], folder: Path, stack: contextlib.ExitStack) -> Child:
-    child = Child(name, words, {}, folder / f"{name}-service.log", show=False)
-    stack.callback(child.stop)
-    return child
