@@ -14,5 +14,10 @@
     python -m benchmarks.report         page and plots from what the others wrote
 
 Each prints its tables; `--json FILE` keeps the figures with a manifest (versions, commit, machine, seeds). `make bench` runs
-replay, serve and roofline in a short form and makes their page.
+replay, serve and roofline in a short form and makes their page. What docs/ shows is made by:
+
+    docs/benchmarks.md              report docs/benchmarks/two-cores --page docs/benchmarks.md
+    docs/benchmarks/NAME/README.md  report docs/benchmarks/NAME; the page lists the commands that measure again
+    docs/engine.png                 engine --tokenizer FILE --millions 1 2 4 8 16 32 64 --json var/E/engine.json, report var/E
+    docs/split-latency.png          split_latency --json var/S/split_latency.json, report var/S
 """

@@ -22,12 +22,13 @@ from tokenizers import Tokenizer
 
 from benchmarks.engine import MILLION, REPLAYED_TOKENS, prior_of, replay, split
 from benchmarks.options import add_tokenizer, options
+from benchmarks.playback import Playback
 from benchmarks.report.records import finish
 from benchmarks.sources import source_documents
 from datastore_service.engine.engine import Engine, Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import Budget, Entry, Opening
+from datastore_service.protocol.types import Budget, Opening
 
 BUILDS = 3
 SESSIONS = 20_000
@@ -114,32 +115,28 @@ def measure_sessions(text: np.ndarray, vocab_size: int) -> dict:
     process, resident, bytes_a_token = psutil.Process(), [], 0.0
     for first in range(0, SESSIONS, OPEN_AT_ONCE):
         names = [str(first + i) for i in range(OPEN_AT_ONCE)]
-        _fill(engine, names, text)
+        playing = _filled(engine, names, text)
         infos = engine.sessions()
         bytes_a_token = sum(info.nbytes for info in infos) / sum(info.tokens for info in infos)
-        engine.step([Entry(name, closing=True) for name in names])
+        engine.step([session.closing() for session in playing])
         if (first + OPEN_AT_ONCE) % (SESSIONS // 10) == 0:
             gc.collect()
             resident.append(process.memory_info().rss)
     return {"sessions": SESSIONS, "bytes_per_token": bytes_a_token, "resident_bytes": resident}
 
 
-def _fill(engine: Engine, names: Sequence[str], text: np.ndarray) -> None:
-    """A prompt and then a few tokens a step, as decoding does."""
+def _filled(engine: Engine, names: Sequence[str], text: np.ndarray) -> list[Playback]:
+    """Sessions that have sent all of their text but the last step: a prompt and then a few tokens a step, as decoding does."""
     starts = np.random.default_rng(len(names)).integers(0, len(text) - SESSION_TOKENS, len(names))
-    for begin in (0, *range(SESSION_TOKENS // 2, SESSION_TOKENS, STEP_TOKENS)):
-        end = SESSION_TOKENS // 2 if begin == 0 else begin + STEP_TOKENS
-        engine.step(
-            [
-                Entry(
-                    name,
-                    begin,
-                    text[at + begin : at + end],
-                    opening=None if begin else Opening(publish=False),
-                )
-                for name, at in zip(names, starts, strict=True)
-            ]
-        )
+    playing = [
+        Playback(name, text[at : at + SESSION_TOKENS], SESSION_TOKENS // 2, Opening(publish=False))
+        for name, at in zip(names, starts, strict=True)
+    ]
+    while not playing[0].ended:
+        engine.step([session.entry() for session in playing])
+        for session in playing:
+            session.advance(STEP_TOKENS)
+    return playing
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -58,13 +59,14 @@ def panels(names: Sequence[str], **axes: object) -> tuple[Figure, list[Axes]]:
     return figure, grid[: len(names)]
 
 
-def line(panel: Axes, rows: Rows, over: str, label: str, **style: object) -> None:
+def line(panel: Axes, rows: Rows, over: str, label: str, **style: Any) -> None:
     """Tokens a step with its interval as a band."""
     rows = sorted(rows, key=lambda row: row[over])
     across = [row[over] for row in rows]
-    middle, low, high = ([row["tokens_per_step"][end] for row in rows] for end in ("value", "low", "high"))
+    middle, low, high = (
+        np.array([row["tokens_per_step"][end] for row in rows], float) for end in ("value", "low", "high")
+    )
     (drawn,) = panel.plot(across, middle, label=label, marker=".", **style)
-    low, high = (np.array(column, float) for column in (low, high))  # None becomes nan
     panel.fill_between(across, low, high, color=drawn.get_color(), alpha=0.12)
 
 

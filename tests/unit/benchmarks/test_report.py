@@ -56,7 +56,10 @@ def folder(tmp_path):
     (folder / "curve.json").write_text(json.dumps({"manifest": MADE, "summary": summary}))
     cold = [served("empty", "plain", 1.0), served("empty", "sssd_cold", 1.5)]
     (folder / "cold.json").write_text(json.dumps({"manifest": MADE, "summary": cold}))
-    drawn = [served("sampled", arm, ratio) for arm, ratio in (("plain", 1.0), ("ngram", 3.0), ("sssd", 1.1))]
+    drawn = [
+        served("sampled", variant, ratio)
+        for variant, ratio in (("plain", 1.0), ("ngram", 3.0), ("sssd", 1.1))
+    ]
     (folder / "drawn.json").write_text(json.dumps({"manifest": MADE, "summary": drawn}))
     (folder / "curve-curve.png").write_bytes(b"")
     results = {"methods": [replayed("specstore", 1.0), replayed("other", 1.2), replayed("better", 0.9)]}

@@ -361,7 +361,10 @@ def test_a_broken_run_has_a_page_of_what_it_measured(tmp_path):
     }  # fmt: skip
     journal = Journal(tmp_path / f"broken{SUFFIX}", made)
     journal.add("pilot", record("plain", 0, "x", 9.0))
-    for row in [*(one | {"case": "mixed", "expected": (9.0, 1.25)} for one in RECORDS), record("plain", 7, "x", 1.0)]:
+    for row in [
+        *(one | {"case": "mixed", "expected": (9.0, 1.25)} for one in RECORDS),
+        record("plain", 7, "x", 1.0),
+    ]:
         journal.add("group", row)
     journal.add("bench_serving", {
         "batch": 1, "variant": "plain", "output_throughput": 10.0, "median_ttft_ms": 1, "median_itl_ms": 2, "p99_itl_ms": 3,
