@@ -13,7 +13,7 @@
     python -m benchmarks.record         answers of a served model, which replay and serve need
     python -m benchmarks.report         page and plots from what the others wrote
 
-Each prints its tables; `--json FILE` keeps the figures with a manifest (versions, commit, machine, seeds). `make bench` runs
+Each prints its tables; `--json FILE` keeps the results with a manifest (versions, commit, machine, seeds). `make bench` runs
 replay, serve and roofline in a short form and makes their page. What docs/ shows is made by:
 
     docs/benchmarks.md              report docs/benchmarks/two-cores --page docs/benchmarks.md

@@ -12,7 +12,7 @@ def options(command: str, description: str | None) -> argparse.ArgumentParser:
     """The parser of `python -m benchmarks.<command>`. description: the module's docstring, which begins with that command."""
     summary = (description or "").splitlines()[0].split(": ", 1)[-1]
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{command}", description=summary)
-    parser.add_argument("--json", type=Path, help="where the figures are written")
+    parser.add_argument("--json", type=Path, help="file to write the results to")
     return parser
 
 

@@ -138,8 +138,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     before = after = score(best, tasks, vocab_size)
     if not given.evaluate:
         best, after = search(best, before, tasks, vocab_size)
-    figures = {"before": asdict(before), "after": asdict(after), "weights": asdict(best)}
-    finish("weights", given, given.traces, **figures)
+    results = {"before": asdict(before), "after": asdict(after), "weights": asdict(best)}
+    finish("weights", given, given.traces, **results)
 
 
 if __name__ == "__main__":

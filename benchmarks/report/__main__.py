@@ -1,7 +1,7 @@
-"""`python -m benchmarks.report`: the page and the plots of a named run, from the folder its benchmarks wrote their figures to.
+"""`python -m benchmarks.report`: the page and the plots of a named run, from the folder its benchmarks wrote their results to.
 
-A folder of figures alone is enough. Of serving the raw records may lie beside them (`*.journal.jsonl`), also of a run that broke off:
-the figures are then made from those.
+A folder of results is enough. Of serving the raw records may lie beside them (`*.journal.jsonl`), also of a run that broke off:
+the results are then made from those.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import figures
+from benchmarks.report import plots
 from benchmarks.report.page import Run, page
 from benchmarks.report.records import dumps
 from benchmarks.serve.journal import SUFFIX
@@ -22,9 +22,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.report", description=__doc__.split(": ", 1)[1].splitlines()[0]
     )
-    parser.add_argument("folder", type=Path, help="figures of one run (--json of the other commands)")
+    parser.add_argument("folder", type=Path, help="results of one run (--json of the other commands)")
     parser.add_argument(
-        "--out", type=Path, help="where figures and plots are kept; the folder itself if left out"
+        "--out", type=Path, help="where results and plots are kept; the folder itself if left out"
     )
     parser.add_argument("--page", type=Path, help="README.md of that folder if left out")
     return parser.parse_args(argv)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         texts[journal.name.removesuffix(SUFFIX)] = dumps(summarised(journal))
     for name, text in texts.items():
         (out / f"{name}.json").write_text(text)
-        figures.draw(name, json.loads(text), out)
+        plots.draw(name, json.loads(text), out)
     where = given.page or out / "README.md"
     where.write_text(page(Run.read(out, where)))
 

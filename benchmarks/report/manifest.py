@@ -1,4 +1,4 @@
-"""What a run was made with, written next to its figures."""
+"""What a run was made with, written next to its results."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def page(run: Run) -> str:
     lines = [
         "# Benchmarks",
         "",
-        f"`python -m benchmarks.report` makes this page from the figures of the run *{run.name}*, which lie [here]({run.link}) with"
+        f"`python -m benchmarks.report` makes this page from the results of the run *{run.name}*, which lie [here]({run.link}) with"
         " their manifests. Brackets are 95% intervals, over answers in replay and over groups of prompts in serving: bootstrap, and"
         f" Student's t below {FEW} groups. The end says how to repeat the run.",
         "",
@@ -100,8 +100,8 @@ def how_made(run: Run) -> list[str]:
     lines = [
         "## How to repeat it",
         "",
-        "The folder holds figures and plots; what each request did (every token, every gap) is not kept. These commands measure it"
-        f" again. They leave figures in `{folder}/` and, of servers, each group's raw record in `*.journal.jsonl`. The last command"
+        "The folder holds results and plots; what each request did (every token, every gap) is not kept. These commands measure it"
+        f" again. They leave results in `{folder}/` and, of servers, each group's raw record in `*.journal.jsonl`. The last command"
         " makes plots and page. `benchmarks/data/README.md` says how the files of prompts and answers are made.",
         "",
         *(f"    {line}" for line in [*commands, f"python -m benchmarks.report {folder}"]),

@@ -1,4 +1,4 @@
-"""The file a benchmark leaves: a manifest and its figures as JSON, one row of a table a line."""
+"""The file a benchmark leaves: a manifest and its results as JSON, one row of a table a line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from benchmarks.report.statistics import Interval
 DIGITS = 6  # significant ones
 
 
-def finish(command: str, given: argparse.Namespace, files: Iterable[Path] = (), **figures: object) -> None:
+def finish(command: str, given: argparse.Namespace, files: Iterable[Path] = (), **results: object) -> None:
     """Prints a run's tables and writes its record if --json asks for it. files: prompts and answers that were read."""
-    text = dumps({"manifest": manifest(command, files, given), **figures})
+    text = dumps({"manifest": manifest(command, files, given), **results})
     show(tables.of(json.loads(text)))
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.serve`: throughput and latency of real servers, against plain decoding in the same run.
 
 Prompts are recorded ones (benchmarks.record), whose answers also predict each figure before it is measured. Each group's
-prompts are prefilled first, then a steady load decodes them from the cached prefix: figures are decode throughput with
+prompts are prefilled first, then a steady load decodes them from the cached prefix: results are decode throughput with
 a full batch. Pilot loads before that are the first to measure every server's step times.
 """
 

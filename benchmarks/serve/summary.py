@@ -1,4 +1,4 @@
-"""From records (benchmarks.serve.measure) to the figures of a report."""
+"""From records (benchmarks.serve.measure) to the results of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def difference_rate(rows: Sequence[dict], base: Sequence[dict]) -> float:
 
 
 def summarised(path: Path) -> dict:
-    """The figures of a run, without those of a load that not every server has had."""
+    """The results of a run, without those of a load that not every server has had."""
     manifest, *records = map(json.loads, path.read_text().splitlines())
     of_kind = {
         kind: [

@@ -13,7 +13,7 @@ from benchmarks.replay.experiments import Setting, growing, run
 from benchmarks.replay.footprint import footprint
 from benchmarks.replay.method import Method, chain_of, replay, tree_of
 from benchmarks.replay.methods import METHODS, OURS, Corpus, available
-from benchmarks.report import figures
+from benchmarks.report import plots
 from benchmarks.traces import Trace, load_traces
 from datastore_service.protocol.tree import EMPTY_TREE
 
@@ -174,7 +174,7 @@ def test_command_writes_tables_plots_and_a_manifest(recorded, tmp_path, capsys):
     assert set(report["manifest"]["prompts"]) == {"traces.jsonl.gz", "prior.jsonl"}
     assert {row["category"] for row in report["results"]["cold"]} == {"a", "b", "all"}
     assert report["results"]["size"][0]["documents"] == 0
-    figures.draw("replay", report, out.parent)
+    plots.draw("replay", report, out.parent)
     assert {path.name for path in out.parent.glob("*.png")} == {
         f"replay-{name}.png" for name in ("cold", "size", "language")
     }

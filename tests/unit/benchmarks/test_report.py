@@ -1,4 +1,4 @@
-"""Records, pages and plots: made from figures alone, losses under the same rule as wins."""
+"""Records, pages and plots: made from results alone, losses under the same rule as wins."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import roofline
-from benchmarks.report import figures, tables
+from benchmarks.report import plots, tables
 from benchmarks.report.__main__ import main
 from benchmarks.report.manifest import PROJECT, command
 from benchmarks.report.page import Run, page
@@ -128,7 +128,7 @@ def test_a_record_is_a_line_a_row_and_names_files_without_their_folders(tmp_path
     assert record["results"][0]["build_seconds"] == 0.333333
     assert sum('"p50_us": 20.0' in line for line in text.splitlines()) == 2
     assert "tokens a step" in capsys.readouterr().out
-    figures.draw("engine", record, tmp_path)
+    plots.draw("engine", record, tmp_path)
     assert (tmp_path / "engine.png").stat().st_size > 1000
 
 
@@ -156,7 +156,7 @@ def test_every_cost_has_tables():
     record = made_by("split_latency") | {"results": rows}
     text = "\n".join(tables.of(record))
     assert "| unsplit | busy | 2 | 205 |" in text and "busy, by round: 10.0." in text
-    assert [name for name, _ in figures.split_latency(record)] == [""]
+    assert [name for name, _ in plots.split_latency(record)] == [""]
     learned = {"known": {"all": 2.0}, "runs": [{"all": 1.8}, {"all": 1.6}]}
     assert "| all | 2.00 | 1.70 | 1.60 |" in tables.of(made_by("length") | learned)
     times = [{"widths": "one width", "batch": 1, "entries": 0.25, "all": 1.0}]
@@ -188,13 +188,13 @@ def test_the_rooflines_record_has_a_page_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("folder", sorted(RUNS.iterdir()), ids=lambda folder: folder.name)
-def test_committed_pages_are_those_of_the_committed_figures(folder):
+def test_committed_pages_are_those_of_the_committed_results(folder):
     where = RUNS.with_suffix(".md") if folder.name == "two-cores" else folder / "README.md"
     assert where.read_text() == page(Run.read(folder, where))
 
 
 @pytest.mark.parametrize("file", sorted(RUNS.glob("*/*.json")), ids=lambda file: file.name)
-def test_committed_figures_follow_from_their_groups(file):
+def test_committed_results_follow_from_their_groups(file):
     record = json.loads(file.read_text())
     assert "/" not in json.dumps(record["manifest"])
     rows = [row for row in record.get("summary", ()) if "by_group" in row]

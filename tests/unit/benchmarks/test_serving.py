@@ -1,4 +1,4 @@
-"""The serving benchmark without servers: who is asked what, what is expected, how figures are made."""
+"""The serving benchmark without servers: who is asked what, what is expected, how results are made."""
 
 import json
 from dataclasses import replace
