@@ -19,5 +19,5 @@ replay, serve and roofline in a short form and makes their page. What docs/ show
     docs/benchmarks.md              report docs/benchmarks/two-cores --page docs/benchmarks.md
     docs/benchmarks/NAME/README.md  report docs/benchmarks/NAME; the page lists the commands that measure again
     docs/engine.png                 engine --tokenizer FILE --millions 1 2 4 8 16 32 64 --json var/E/engine.json, report var/E
-    docs/split-latency.png          split_latency --json var/S/split_latency.json, report var/S
+    docs/split-latency.png          split_latency --json var/S/split-latency.json, report var/S
 """

@@ -15,6 +15,7 @@ from tests.soak.worker import Worker
 STOP, VERIFY, END = "stop", "verify", "end"
 HANG_SECONDS = 60.0  # a reply that takes longer, stops and restarts of the service included, does not come
 WATCH_SECONDS = 1.0
+START_SECONDS = 0.05  # between two looks whether every tenant works
 MOST_VERIFIED = 4000  # documents of a tenant, each time
 
 
@@ -28,15 +29,19 @@ class Report:
 
 
 def run_tenants(plan: Plan, numbers: Sequence[int], orders: Connection) -> None:
-    """Works until told to STOP, then looks everything up each time it is told to VERIFY, until told to END. Sends the
-    reports back."""
+    """Works until told to STOP, then looks everything up each time it is told to VERIFY, until told to END. Sends a report
+    once every tenant has stored something, and one after each order."""
     tenants = [Tenant(plan, number) for number in numbers]
     workers = [Worker(tenant, number) for tenant in tenants for number in range(plan.workers)]
     operators = [Operator(tenant) for tenant in tenants]
     for member in (*workers, *operators):
         member.thread.start()
-    while not orders.poll(WATCH_SECONDS):
+    working = False
+    while not orders.poll(WATCH_SECONDS if working else START_SECONDS):
         _watch(workers)
+        if not working and all(tenant.counts["closed sessions"] for tenant in tenants):
+            orders.send(_reports(tenants))
+            working = True
     if orders.recv() != STOP:
         return
     for tenant in tenants:

@@ -140,6 +140,8 @@ def soak(minutes: float, seed: int, folder: Path, between: tuple[float, float] =
     violations: list[str] = []
     disturbances: Counter[str] = Counter()
     try:
+        for client in clients:
+            client.report()  # it works
         disturbances = disturb(service, 60 * minutes, between, random.Random(seed))
         _tell(clients, STOP)
         violations += check_rest(service, first_bytes, first_descriptors)

@@ -20,7 +20,7 @@ def check(minutes: float, seed: int, folder: Path, **pace: tuple[float, float]) 
 
 
 def test_some_seconds(tmp_path):
-    check(0.1, 7, tmp_path, between=(0.3, 2.0))
+    check(0.06, 7, tmp_path, between=(0.2, 1.5))
 
 
 @pytest.mark.long
