@@ -39,9 +39,9 @@ serve-pd:
 bench:
 	$(IN_ENV) && export PATH && model=$$(python -m sglang_patches.demo.model | tail -n 1) && \
 	  python -m benchmarks.replay --nodes 8 16 --json var/bench/replay.json && \
-	  python -m benchmarks.serve --model "$$model" --arms plain ngram sssd --batch 1 4 --count 10 --max-tokens 48 --json var/bench/serve.json && \
+	  python -m benchmarks.serve --model "$$model" --variants plain ngram sssd --batch 1 4 --count 10 --max-tokens 48 --json var/bench/serve.json && \
 	  python -m benchmarks.roofline --json var/bench/roofline.json && \
-	  python -m benchmarks.document var/bench --out var/bench/README.md && echo "bench: var/bench/README.md"
+	  python -m benchmarks.report var/bench && echo "bench: var/bench/README.md"
 
 # The benchmarks compare with arctic-inference. It is published as source only, so it is compiled (CMake) and not in the lock.
 peers:

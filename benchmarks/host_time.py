@@ -1,4 +1,4 @@
-"""`python -m benchmarks.host_time`: what a decode step of SSSD costs the host before the target's forward is launched.
+"""`python -m benchmarks.host_time`: time of a decode step on the host before the forward pass is launched.
 
 An accelerator waits for it in every step. The worker, the requests, the batch and the embedded datastore are the real ones and run
 on the CPU; the target's forward is nothing, and what it would say is a recorded answer. Answers replace each other, so the batch
@@ -7,7 +7,6 @@ stays full. Results lag one step behind, as overlap scheduling has it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -19,8 +18,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -31,6 +28,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from transformers import PretrainedConfig
 
+from benchmarks.options import options
+from benchmarks.report.records import finish
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
@@ -258,31 +257,24 @@ def _parts(times: Sequence[float]) -> np.ndarray | None:
     return np.diff(times) if len(times) == len(PARTS) + 1 else None  # a step that asks for no draft has fewer
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_time", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    from sglang.srt.plugins import load_plugins
+
+    parser = options("host_time", __doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 48])
     parser.add_argument("--nodes", type=int, default=15)
     parser.add_argument("--steps", type=int, default=150)
-    arguments = parser.parse_args()
-    from sglang.srt.plugins import load_plugins
-
+    given = parser.parse_args(argv)
     load_plugins()
     traces = load_traces(SHIPPED)
     prior = [trace.output for trace in load_traces(SHIPPED_PRIOR)]
     engine = Engine(VOCABULARY, [build_segment(prior, VOCABULARY)])
-    rows = [
-        {
-            "length": name,
-            "batch": size,
-            **measure(traces, engine, size, arguments.nodes, length, arguments.steps),
-        }
+    results = [
+        {"widths": name, "batch": size, **measure(traces, engine, size, given.nodes, length, given.steps)}
         for name, length in LENGTHS.items()
-        for size in arguments.batch
+        for size in given.batch
     ]
-    table = Table("widths", "batch", *PARTS, "all", title="milliseconds before the launch (medians)")
-    for row in rows:
-        table.add_row(row["length"], str(row["batch"]), *(f"{row[part]:.2f}" for part in (*PARTS, "all")))
-    Console().print(table)
+    finish("host_time", given, [SHIPPED, SHIPPED_PRIOR], results=results)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.length`: how close the speculation length comes to what known step times would allow.
+"""`python -m benchmarks.length`: loss of throughput because the policy has to learn step times.
 
 The policy of SSSD's worker runs on replayed drafts (benchmarks.serve.prediction) against a clock that is made up: its step
 times are those given, and its pace wanders and jumps as that of a shared machine. No model, no server, a minute.
@@ -7,21 +7,19 @@ times are those given, and its pace wanders and jumps as that of a shared machin
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.manifest import manifest
+from benchmarks.options import options
 from benchmarks.prompts import ALL
 from benchmarks.replay.experiments import picks
 from benchmarks.replay.methods import Corpus
+from benchmarks.report.records import finish
 from benchmarks.serve.prediction import Simulation, StepTime
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
 from sglang_patches.workers.length import StepTimes
@@ -79,60 +77,35 @@ def reached(
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.length", description=__doc__.splitlines()[0])
+    parser = options("length", __doc__)
     parser.add_argument("--traces", type=Path, nargs="+", default=[SHIPPED])
     parser.add_argument("--prior", type=Path, nargs="*", default=[SHIPPED_PRIOR])
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--nodes", type=int, default=15)
     parser.add_argument("--per-category", type=int, default=30)
     parser.add_argument("--max-tokens", type=int, default=256, help="of an answer")
-    parser.add_argument(
-        "--milliseconds",
-        type=float,
-        nargs=len(WIDTHS),
-        default=MILLISECONDS,
-        help=f"of steps with {WIDTHS} rows a request",
-    )
+    rows = f"of steps with {WIDTHS} rows a request"
+    parser.add_argument("--milliseconds", type=float, nargs=len(WIDTHS), default=MILLISECONDS, help=rows)
     parser.add_argument("--runs", type=int, default=8, help="with another pace each")
     parser.add_argument("--vocab-size", type=int, default=49152)
-    parser.add_argument("--json", type=Path)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
-    traces = [
-        replace(trace, output=trace.output[: given.max_tokens])
-        for file in given.traces
-        for trace in load_traces(file)
-    ]
+    traces = [replace(trace, output=trace.output[: given.max_tokens]) for trace in load_traces(*given.traces)]
     loads = {
-        name: [traces[i] for i in chosen[: given.per_category]] for name, chosen in picks(traces).items()
+        name: [traces[i] for i in chosen[: given.per_category]]
+        for name, chosen in picks(traces).items()
+        if name != ALL and len(chosen) >= given.batch <= given.per_category
     }
-    loads = {name: rows for name, rows in loads.items() if name != ALL and len(rows) >= given.batch}
     if not loads:
         sys.exit(f"--batch {given.batch}: no category has so many traces")
-    documents = [trace.output for file in given.prior for trace in load_traces(file)]
-    corpus = Corpus(documents, vocab_size=given.vocab_size)
+    corpus = Corpus([trace.output for trace in load_traces(*given.prior)], vocab_size=given.vocab_size)
     true = StepTime(WIDTHS, [milliseconds / 1e3 for milliseconds in given.milliseconds])
-    run: Callable[[int | None], dict[str, float]] = partial(
-        reached, loads, corpus, given.batch, given.nodes, true
-    )
-    known, runs = run(None), [run(seed) for seed in range(given.runs)]
-    table = Table(
-        "category", "step times known", "learned: mean", "worst", title="throughput over plain decoding"
-    )
-    for category, best in known.items():
-        learned = [figures[category] for figures in runs]
-        table.add_row(category, f"{best:.2f}", f"{np.mean(learned):.2f}", f"{min(learned):.2f}")
-    Console().print(table)
-    if given.json:
-        report = {
-            "manifest": manifest("length", [*given.traces, *given.prior], **vars(given)),
-            "known": known,
-            "runs": runs,
-        }
-        given.json.write_text(json.dumps(report, default=str, indent=1))
+    run = partial(reached, loads, corpus, given.batch, given.nodes, true)
+    runs = [run(seed) for seed in range(given.runs)]
+    finish("length", given, [*given.traces, *given.prior], known=run(None), runs=runs)
 
 
 if __name__ == "__main__":

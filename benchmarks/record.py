@@ -23,8 +23,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.options import add_dtype
 from sglang_patches.demo.prompts import Prompt, chat_ids, load_prompts
-from sglang_patches.launch.servers import Endpoint, ServerSpec, exit_when_terminated, running, suitable_dtype
+from sglang_patches.launch.servers import Endpoint, ServerSpec, exit_when_terminated, running
 
 OWN_CATEGORY = "own"  # of prompts that the model wrote
 QUESTION_TOKENS = (4, 128)  # of them
@@ -67,7 +68,8 @@ def own_prompts(server: Endpoint, tokenizer, batch: int, known: Iterable[str]) -
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    description = __doc__.splitlines()[0].split(": ", 1)[-1]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.record", description=description)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, nargs="+", help="left out: the model writes them")
     parser.add_argument(
@@ -75,11 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=192)
-    parser.add_argument(
-        "--dtype",
-        default=suitable_dtype(),
-        help="default: bfloat16 where the processor multiplies it, else float32",
-    )
+    add_dtype(parser)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.roofline`: how many tokens a step can verify almost for free on hardware that is not at hand.
+"""`python -m benchmarks.roofline`: cost of verification on a GPU that is not at hand, by calculation.
 
 FLOPs and bytes of a forward pass by operation (SSSD, appendix B, table 2), each operation taking the longer of its computing
-and its memory time (Williams et al. 2009). Prints the ridge point, the speculation length by the paper's rule
+and its memory time (Williams et al. 2009). It prints the ridge point, the speculation length by the paper's rule
 s_q = ridge point / batch (section 3.2), and what a step costs over plain decoding, which is also the number of tokens it has to
 yield before speculation pays.
 """
@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.manifest import manifest
+from benchmarks.options import check_positive, options
+from benchmarks.report.records import finish
 
 LONGEST = 32  # s_q at batch 1 in the paper: longer drafts yield little
 BYTES = 2  # of a weight, an activation or a cached value
@@ -125,50 +123,16 @@ def records(model: Model, hardware: Hardware, batches: Sequence[int], context: i
     return found
 
 
-def show(hardware: Hardware, found: Sequence[dict], context: int) -> None:
-    console = Console(width=120)
-    console.print(f"ridge point: {hardware.ridge:.0f} FLOPs a byte; b x s_q up to about that is almost free")
-    table = Table(title=f"cost of a step over plain decoding by s_q (the root is one), context {context}")
-    for heading in ("batch", "plain ms", "s_q by the rule", *map(str, LENGTHS)):
-        table.add_column(heading, justify="right")
-    for row in found:
-        costs = (f"{cost:.2f}" for cost in row["cost"].values())
-        table.add_row(str(row["batch"]), f"{row['plain_ms']:.2f}", str(row["speculation_length"]), *costs)
-    console.print(table)
-
-
-def plot(found: Sequence[dict], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="s_q, the root included", ylabel="step time over plain decoding", xscale="log", yscale="log"
-    )
-    for row in found:
-        axes.plot(list(row["cost"]), list(row["cost"].values()), marker=".", label=f"batch {row['batch']}")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    figure.savefig(path, dpi=110)
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.roofline", description="what verification costs on given hardware"
-    )
-    parser.add_argument(
-        "--config", type=Path, help="a model's config.json (Hugging Face); Llama-3-8B if left out"
-    )
+    parser = options("roofline", __doc__)
+    config = "a model's config.json (Hugging Face); Llama-3-8B if left out"
+    parser.add_argument("--config", type=Path, help=config)
     parser.add_argument("--teraflops", type=float, default=165.0)
     parser.add_argument("--bandwidth", type=float, default=0.95, help="TB/s")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--context", type=int, default=1024, help="tokens already in each request's cache")
-    parser.add_argument("--json", type=Path, help="the plot goes beside it")
     given = parser.parse_args(argv)
-    for name in ("teraflops", "bandwidth", "context"):
-        if getattr(given, name) <= 0:
-            parser.error(f"--{name}: {getattr(given, name)} is not above 0")
-    if min(given.batch) < 1:
-        parser.error(f"--batch: {min(given.batch)} is below 1")
+    check_positive(parser, given, "teraflops", "bandwidth", "context", "batch")
     return given
 
 
@@ -176,15 +140,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     model = Model.from_config(given.config) if given.config else LLAMA_3_8B
     hardware = Hardware(given.teraflops, given.bandwidth)
-    found = records(model, hardware, given.batch, given.context)
-    show(hardware, found, given.context)
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {
-            "manifest": manifest("roofline", [], **vars(given)), "model": asdict(model), "ridge": hardware.ridge, "results": found
-        }  # fmt: skip
-        given.json.write_text(json.dumps(report, default=str, indent=1))
-        plot(found, given.json.with_suffix(".png"))
+    results = records(model, hardware, given.batch, given.context)
+    finish("roofline", given, model=asdict(model), ridge=hardware.ridge, results=results)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.rpc`: what a step costs over gRPC, beside a raw echo of the same bytes and the engine alone.
+"""`python -m benchmarks.rpc`: time of a draft over gRPC, beside a raw echo of the same bytes and the engine alone.
 
 Python sources are replayed as sessions, as benchmarks.engine does. Each step is taken three times in turn: by an engine
 in this process, by a service over its Draft stream (`GrpcDatastore`, as SSSD uses it), and as bytes of the same length
@@ -7,7 +7,6 @@ both ways by an echo service. Services are processes of their own.
 
 from __future__ import annotations
 
-import argparse
 import json
 import queue
 import sys
@@ -20,19 +19,20 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from rich.console import Console
 from tokenizers import Tokenizer
 
-from benchmarks.echo import METHOD, identity
-from benchmarks.engine import PROMPT, STEPS, accepted
-from benchmarks.manifest import manifest
+from benchmarks.engine import PROMPT, STEPS, sessions
+from benchmarks.options import add_tokenizer, options
+from benchmarks.report.records import finish
+from benchmarks.services import ECHO, add_echo, service
 from benchmarks.sources import source_documents
 from datastore_service.client import wire
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.engine.engine import Engine
-from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
+from datastore_service.protocol.types import Budget, Entry, Namespace
 from datastore_service.server.wire import reply_message
 from sglang_patches.launch.processes import Child, free_port
+from sglang_patches.launch.serve import SPECSTORE
 
 SECONDS = 10.0  # that an answer may take
 START_SECONDS = 120.0
@@ -50,20 +50,15 @@ class Recorded:
 
 def record(vocab_size: int, texts: Sequence[np.ndarray], budget: Budget) -> list[Recorded]:
     """STEPS steps of sessions over the texts, all at once: one batch."""
-    engine = Engine(vocab_size)
-    begin, end = [0] * len(texts), [PROMPT] * len(texts)
+    engine, playing = Engine(vocab_size), sessions(texts)
     steps = []
-    for number in range(STEPS):
-        entries = [
-            Entry(str(i), a, text[a:b], budget=budget, opening=None if a else Opening(publish=False))
-            for i, (text, a, b) in enumerate(zip(texts, begin, end, strict=True))
-        ]
+    for number in range(1, STEPS + 1):
+        entries = [session.entry(budget) for session in playing]
         replies = engine.step(entries)
-        request = wire.request_message(number + 1, entries).SerializeToString()
-        steps.append(Recorded(entries, request, len(reply_message(number + 1, replies).SerializeToString())))
-        begin = end
-        gains = [accepted(r.tree, t[e:]) + 1 for r, t, e in zip(replies, texts, end, strict=True)]
-        end = [e + gain for e, gain in zip(end, gains, strict=True)]
+        request = wire.request_message(number, entries).SerializeToString()
+        steps.append(Recorded(entries, request, len(reply_message(number, replies).SerializeToString())))
+        for session, reply in zip(playing, replies, strict=True):
+            session.follow(reply.tree)
     return steps
 
 
@@ -73,9 +68,7 @@ def echo(port: int, steps: Sequence[Recorded]) -> Iterator[Callable[[bytes], byt
     outbound: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     outbound.put(json.dumps([step.reply_size for step in steps]).encode())
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.stream_stream(METHOD, identity, identity)(
-            iter(outbound.get, None), wait_for_ready=True
-        )
+        call = channel.stream_stream(ECHO)(iter(outbound.get, None), wait_for_ready=True)
         next(call)
 
         def send(message: bytes) -> bytes:
@@ -109,35 +102,29 @@ def measure(
 
 
 @contextmanager
-def processes(echo_port: int, service_port: int) -> Iterator[None]:
+def datastore() -> Iterator[GrpcDatastore]:
+    """Connected to a service."""
+    port = free_port()
+    words = [*SPECSTORE, "serve", "--listen", f"127.0.0.1:{port}", "--log-level", "warning"]
     with tempfile.TemporaryDirectory() as folder:
-        specstore = [sys.executable, "-m", "datastore_service.cli.main", "serve", "--listen"]
-        commands = {
-            "echo": [sys.executable, "-m", "benchmarks.echo", "--port", str(echo_port)],
-            "service": [*specstore, f"127.0.0.1:{service_port}", "--log-level", "warning"],
-        }
-        children = [
-            Child(name, words, {}, Path(folder) / name, show=False) for name, words in commands.items()
-        ]
+        child = Child("service", words, {}, Path(folder) / "log", show=False)
         try:
-            yield
+            connected = GrpcDatastore(f"127.0.0.1:{port}", Namespace("benchmark", FINGERPRINT))
+            if not connected.wait_connected(START_SECONDS):
+                sys.exit(f"the service did not answer: {connected.trouble}")
+            yield connected
+            connected.close()
         finally:
-            for child in children:
-                child.stop()
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=20, help=f"of {STEPS} steps each")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args(argv)
+            child.stop()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    given = parse(argv)
+    parser = options("rpc", __doc__)
+    add_tokenizer(parser)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20, help=f"of {STEPS} steps each")
+    given = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
     vocab_size = tokenizer.get_vocab_size()
     wanted = given.batch * given.rounds
@@ -147,39 +134,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         record(vocab_size, texts[first : first + given.batch], Budget(given.nodes))
         for first in range(0, len(texts) - given.batch + 1, given.batch)
     ]
-    ports = free_port(), free_port()
-    with processes(*ports):
-        service = GrpcDatastore(f"127.0.0.1:{ports[1]}", Namespace("benchmark", FINGERPRINT))
-        if not service.wait_connected(START_SECONDS):
-            sys.exit(f"the service did not answer: {service.trouble}")
-        engine = Engine(vocab_size)
-        results = []
+    engine, results = Engine(vocab_size), []
+    with service(add_echo) as echo_port, datastore() as connected:
         for number, steps in enumerate(rounds):
-            with echo(ports[0], steps) as send:
-                times = measure(engine, service, send, steps)
+            with echo(echo_port, steps) as send:
+                times = measure(engine, connected, send, steps)
             if number:  # the first round loads what loads late
                 results.append({name: float(np.median(row)) for name, row in times.items()})
-        service.close()
-    report(results, given)
-
-
-def report(results: Sequence[dict[str, float]], given: argparse.Namespace) -> None:
-    ratios = [r["service"] / (r["echo"] + r["engine"]) for r in results]
-    summary = {name: float(np.median([r[name] for r in results])) for name in results[0]}
-    low, middle, high = np.percentile(ratios, (2.5, 50, 97.5))
-    summary |= {"ratio": middle, "ratio_low": low, "ratio_high": high}
-    Console().print(
-        f"batch {given.batch}, {given.nodes} nodes: service {summary['service']:.0f} µs, echo {summary['echo']:.0f} µs, "
-        f"engine {summary['engine']:.0f} µs; service / (echo + engine) {middle:.2f} [{low:.2f}, {high:.2f}] "
-        f"over {len(results)} rounds"
-    )
-    if given.json:
-        document = {
-            "manifest": manifest("rpc", [], **vars(given)),
-            "summary": summary,
-            "rounds": list(results),
-        }
-        given.json.write_text(json.dumps(document, default=str, indent=1))
+    finish("rpc", given, results=results)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Inter-token latency of running requests while long prompts arrive: prefill and decode on one instance against two.
+"""`python -m benchmarks.split_latency`: time between tokens while long prompts arrive, prefill and decode on one instance and on two.
 
 Both stacks run all the time on this machine and take turns; the one that does not measure is stopped (SIGSTOP). A gap is
 the time between two chunks of a streamed answer, one a decode step. Every instance has an embedded datastore.
@@ -7,7 +7,6 @@ the time between two chunks of a streamed answer, one a decode step. Every insta
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -23,9 +22,10 @@ from pathlib import Path
 import numpy as np
 import requests
 
-from benchmarks.manifest import manifest
+from benchmarks.options import add_dtype, options
+from benchmarks.report.records import finish
 from sglang_patches.demo.model import ensure
-from sglang_patches.launch.servers import Endpoint, ServerSpec, exit_when_terminated, running, suitable_dtype
+from sglang_patches.launch.servers import Endpoint, ServerSpec, exit_when_terminated, running
 from sglang_patches.launch.split import split
 
 SHORT = 40  # tokens of a running request's prompt
@@ -35,7 +35,7 @@ QUIET, BUSY = "quiet", "while long prompts arrive"
 
 
 @dataclass
-class Arm:
+class Stack:
     """One stack. pids: of its processes' groups. gaps: seconds, by phase, one list a round. prefills: seconds that long
     prompts took to their first token."""
 
@@ -112,7 +112,7 @@ def prompt(tokens: int, rng: random.Random) -> list[int]:
     return [rng.randrange(*VOCAB) for _ in range(tokens)]
 
 
-def measure(arm: Arm, given: argparse.Namespace, rng: random.Random) -> None:
+def measure(stack: Stack, given: argparse.Namespace, rng: random.Random) -> None:
     """One round."""
 
     def long_prompts() -> None:
@@ -123,52 +123,29 @@ def measure(arm: Arm, given: argparse.Namespace, rng: random.Random) -> None:
 
     def one_long_prompt() -> None:
         begin = time.perf_counter()
-        arm.endpoint.generate(prompt(given.long, rng), temperature=0, max_new_tokens=1)
-        arm.prefills.append(time.perf_counter() - begin)
+        stack.endpoint.generate(prompt(given.long, rng), temperature=0, max_new_tokens=1)
+        stack.prefills.append(time.perf_counter() - begin)
 
-    with Streams(arm.endpoint, given.running, rng) as streams:
-        arm.gaps[QUIET].append(streams.during(lambda: time.sleep(given.quiet)))
-        arm.gaps[BUSY].append(streams.during(long_prompts))
+    with Streams(stack.endpoint, given.running, rng) as streams:
+        stack.gaps[QUIET].append(streams.during(lambda: time.sleep(given.quiet)))
+        stack.gaps[BUSY].append(streams.during(long_prompts))
     time.sleep(2.0)  # for what was aborted
 
 
-def summary(arm: Arm) -> dict:
-    def milliseconds(values: Sequence[float], percentile: float) -> float:
-        return round(float(np.percentile(values, percentile)) * 1e3, 1)
-
-    phases = {
-        phase: {
-            "gaps": sum(map(len, rounds)),
-            **{f"p{p}_ms": milliseconds(np.concatenate(rounds), p) for p in (50, 90, 99, 100)},
-            "p99_ms_by_round": [milliseconds(gaps, 99) for gaps in rounds],
+def rows_of(stack: Stack) -> list[dict]:
+    """One a phase: milliseconds of its gaps, a list a round, and the median wait for a long prompt's first token."""
+    prefill = float(np.median(stack.prefills))
+    return [
+        {
+            "stack": stack.name, "phase": phase, "long_prompt_p50_s": prefill,
+            "gaps_ms": [[round(1e3 * gap, 1) for gap in gaps] for gaps in rounds],
         }
-        for phase, rounds in arm.gaps.items()
-    }
-    return {"gaps": phases, "long_prompt_p50_s": round(float(np.median(arm.prefills)), 2)}
-
-
-def plot(arms: Sequence[Arm], path: Path) -> None:
-    """How many gaps are longer than what."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((7, 4), layout="constrained")
-    axes = figure.subplots()
-    for arm in arms:
-        for phase, style in ((QUIET, ":"), (BUSY, "-")):
-            gaps = np.sort(np.concatenate(arm.gaps[phase])) * 1e3
-            color = "tab:red" if arm.name == "unsplit" else "tab:blue"
-            share = 1 - np.arange(len(gaps)) / len(gaps)
-            axes.loglog(gaps, share, style, color=color, label=f"{arm.name}, {phase}")
-    axes.axhline(0.01, color="gray", linewidth=0.5)
-    axes.set(xlabel="time between two chunks of an answer, ms", ylabel="part of them that is longer")
-    axes.legend()
-    figure.savefig(path, dpi=120)
+        for phase, rounds in stack.gaps.items()
+    ]  # fmt: skip
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.split_latency", description=__doc__.splitlines()[0]
-    )
+    parser = options("split_latency", __doc__)
     parser.add_argument("--model", type=Path, help="the demo model if left out")
     parser.add_argument("--rounds", type=int, default=4, help="of each stack, in turn")
     parser.add_argument("--running", type=int, default=2, help="requests that are decoded all the time")
@@ -176,73 +153,54 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=5, help="long prompts a round")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two of them")
     parser.add_argument("--quiet", type=float, default=8.0, help="seconds without any, before them")
-    parser.add_argument(
-        "--dtype",
-        default=suitable_dtype(),
-        help="default: bfloat16 where the processor multiplies it, else float32",
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    add_dtype(parser)
     return parser.parse_args(argv)
 
 
-def run(given: argparse.Namespace, folder: Path) -> list[Arm]:
+def run(given: argparse.Namespace, folder: Path) -> list[Stack]:
     model = given.model or ensure()
     flags = ("--specstore-endpoint", "embedded", "--specstore-length", "static")
     environment = {"OMP_WAIT_POLICY": "PASSIVE"}
-    one = ServerSpec(
-        "unsplit", model, "SSSD", dtype=given.dtype, nodes=3, flags=flags, environment=environment
+    one, two = (
+        ServerSpec(name, model, "SSSD", dtype=given.dtype, nodes=3, flags=flags, environment=environment)
+        for name in ("unsplit", "split")
     )
-    two = ServerSpec("split", model, "SSSD", dtype=given.dtype, nodes=3, flags=flags, environment=environment)
     with running(one, folder) as server:
-        unsplit = Arm("unsplit", server, [server.pid])
+        unsplit = Stack("unsplit", server, [server.pid])
         unsplit.pause()
         try:
-            with split(two, folder) as stack:
-                arms = [unsplit, Arm("split", stack, stack.pids)]
-                arms[1].pause()
+            with split(two, folder) as instances:
+                stacks = [unsplit, Stack("split", instances, instances.pids)]
+                stacks[1].pause()
                 try:
-                    take_turns(arms, given)
+                    take_turns(stacks, given)
                 finally:
-                    arms[1].resume()
+                    stacks[1].resume()
         finally:
             unsplit.resume()
-    return arms
+    return stacks
 
 
-def take_turns(arms: Sequence[Arm], given: argparse.Namespace) -> None:
+def take_turns(stacks: Sequence[Stack], given: argparse.Namespace) -> None:
     """The first round of each is thrown away."""
     rng = random.Random(0)
     for number in range(given.rounds + 1):
-        for arm in arms if number % 2 else reversed(arms):
-            arm.resume()
-            measure(arm, given, rng)
-            arm.pause()
-            print(
-                f"round {number} of {arm.name}: {len(arm.gaps[BUSY][-1])} gaps", file=sys.stderr, flush=True
-            )
+        for stack in stacks if number % 2 else reversed(stacks):
+            stack.resume()
+            measure(stack, given, rng)
+            stack.pause()
+            print(f"round {number} of {stack.name}: {len(stack.gaps[BUSY][-1])} gaps", file=sys.stderr)
         if number == 0:
-            for arm in arms:
-                arm.gaps, arm.prefills = {QUIET: [], BUSY: []}, []
+            for stack in stacks:
+                stack.gaps, stack.prefills = {QUIET: [], BUSY: []}, []
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     exit_when_terminated()
     with tempfile.TemporaryDirectory(prefix="split-latency-") as folder:
-        arms = run(given, Path(folder))
-    result = {arm.name: summary(arm) for arm in arms}
-    ratios = [
-        float(np.percentile(one, 99) / np.percentile(two, 99))
-        for one, two in zip(arms[0].gaps[BUSY], arms[1].gaps[BUSY], strict=True)
-    ]
-    result["p99_unsplit_over_split_by_round"] = [round(ratio, 2) for ratio in ratios]
-    print(json.dumps(result, indent=1))
-    if given.json:
-        record = {"manifest": manifest("split_latency", [], **vars(given)), **result}
-        given.json.write_text(json.dumps(record, indent=1))
-    if given.plot:
-        plot(arms, given.plot)
+        stacks = run(given, Path(folder))
+    finish("split_latency", given, results=[row for stack in stacks for row in rows_of(stack)])
 
 
 if __name__ == "__main__":

@@ -35,10 +35,11 @@ def recorded_rows(path: Path) -> list[dict]:
     return rows
 
 
-def load_traces(path: Path) -> list[Trace]:
+def load_traces(*paths: Path) -> list[Trace]:
     """Raises ValueError as `recorded_rows`."""
     return [
         Trace(row["category"], np.array(row["prompt_tokens"], np.int32), np.array(row["tokens"], np.int32))
+        for path in paths
         for row in recorded_rows(path)
     ]
 

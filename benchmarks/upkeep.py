@@ -1,4 +1,4 @@
-"""`python -m benchmarks.upkeep`: what the datastore costs beside its queries: building, merging, memory.
+"""`python -m benchmarks.upkeep`: time and memory of building, merging and sessions, the datastore's work beside queries.
 
 Build: `build_segment` against pydivsufsort's raw time on the same tokens, in turns. Merging: the same replay with the
 live tier at rest and while another thread adds text without pause, so that segments are sorted and merged all the
@@ -7,31 +7,29 @@ time. Sessions: bytes a token while open, and the process's resident size as tho
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gc
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import psutil
 from pydivsufsort import divsufsort
-from rich.console import Console
 from tokenizers import Tokenizer
 
 from benchmarks.engine import MILLION, REPLAYED_TOKENS, prior_of, replay, split
-from benchmarks.manifest import manifest
+from benchmarks.options import add_tokenizer, options
+from benchmarks.playback import Playback
+from benchmarks.report.records import finish
 from benchmarks.sources import source_documents
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import Budget, Entry, Opening
+from datastore_service.protocol.types import Budget, Opening
 
 BUILDS = 3
 SESSIONS = 20_000
@@ -82,8 +80,6 @@ def measure_merging(
         result[name] = dict(
             zip(("p50", "p99"), np.percentile(np.array(nanoseconds) / 1e3, (50, 99)), strict=True)
         )
-    for other in ("quiet", "busy"):
-        result[f"p99_over_{other}"] = result["merging"]["p99"] / result[other]["p99"]
     return result
 
 
@@ -120,57 +116,45 @@ def measure_sessions(text: np.ndarray, vocab_size: int) -> dict:
     process, resident, bytes_a_token = psutil.Process(), [], 0.0
     for first in range(0, SESSIONS, OPEN_AT_ONCE):
         names = [str(first + i) for i in range(OPEN_AT_ONCE)]
-        _fill(engine, names, text)
+        playing = _filled(engine, names, text)
         infos = engine.sessions()
         bytes_a_token = sum(info.nbytes for info in infos) / sum(info.tokens for info in infos)
-        engine.step([Entry(name, closing=True) for name in names])
+        engine.step([session.closing() for session in playing])
         if (first + OPEN_AT_ONCE) % (SESSIONS // 10) == 0:
             gc.collect()
             resident.append(process.memory_info().rss)
     return {"sessions": SESSIONS, "bytes_per_token": bytes_a_token, "resident_bytes": resident}
 
 
-def _fill(engine: Engine, names: Sequence[str], text: np.ndarray) -> None:
-    """A prompt and then a few tokens a step, as decoding does."""
+def _filled(engine: Engine, names: Sequence[str], text: np.ndarray) -> list[Playback]:
+    """Sessions that have sent all of their text but the last step: a prompt and then a few tokens a step, as decoding does."""
     starts = np.random.default_rng(len(names)).integers(0, len(text) - SESSION_TOKENS, len(names))
-    for begin in (0, *range(SESSION_TOKENS // 2, SESSION_TOKENS, STEP_TOKENS)):
-        end = SESSION_TOKENS // 2 if begin == 0 else begin + STEP_TOKENS
-        engine.step(
-            [
-                Entry(
-                    name,
-                    begin,
-                    text[at + begin : at + end],
-                    opening=None if begin else Opening(publish=False),
-                )
-                for name, at in zip(names, starts, strict=True)
-            ]
-        )
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
-    parser.add_argument("--millions", type=float, default=8.0, help="tokens of the build")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args(argv)
+    playing = [
+        Playback(name, text[at : at + SESSION_TOKENS], SESSION_TOKENS // 2, Opening(publish=False))
+        for name, at in zip(names, starts, strict=True)
+    ]
+    while not playing[0].ended:
+        engine.step([session.entry() for session in playing])
+        for session in playing:
+            session.advance(STEP_TOKENS)
+    return playing
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    given = parse(argv)
+    parser = options("upkeep", __doc__)
+    add_tokenizer(parser)
+    parser.add_argument("--millions", type=float, default=8.0, help="tokens of the build")
+    given = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
     vocab_size = tokenizer.get_vocab_size()
-    size = int(given.millions * MILLION)
-    load = split(source_documents(tokenizer, size + 2 * REPLAYED_TOKENS))
-    results = {
-        "sessions": measure_sessions(np.concatenate(load.replayed), vocab_size),
-        "merging": measure_merging(load.prior, load.live, load.replayed, vocab_size),
-        "build": measure_build(load.prior, vocab_size),
-    }
-    Console().print(results)
-    if given.json:
-        document = {"manifest": manifest("upkeep", [], **vars(given)), **results}
-        given.json.write_text(json.dumps(document, default=str, indent=1))
+    load = split(source_documents(tokenizer, int(given.millions * MILLION) + 2 * REPLAYED_TOKENS))
+    finish(
+        "upkeep",
+        given,
+        sessions=measure_sessions(np.concatenate(load.replayed), vocab_size),
+        merging=measure_merging(load.prior, load.live, load.replayed, vocab_size),
+        build=measure_build(load.prior, vocab_size),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.weights`: the search that set the constants of `weighted` fusion.
+"""`python -m benchmarks.weights`: search for the constants of `weighted` fusion.
 
 Coordinate descent on recorded answers to *training* prompts (benchmarks.record; none of them may be in a set that is
 measured later): each constant in turn is moved up and down, and a move that improves the score stays. The score is the
@@ -9,8 +9,6 @@ answers.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,8 +18,10 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
+from benchmarks.options import add_tokenizer, options
 from benchmarks.replay.method import replay
 from benchmarks.replay.ours import Ours, Tiers
+from benchmarks.report.records import finish
 from benchmarks.sources import source_documents
 from benchmarks.traces import Trace, by_category, load_traces
 from datastore_service.engine.fusion import FusionWeights
@@ -105,8 +105,10 @@ def changed(weights: FusionWeights, name: str, value: object) -> FusionWeights:
     return replace(weights, **{name: value, name.replace("prior", "live"): value})
 
 
-def search(start: FusionWeights, tasks: Sequence[Task], vocab_size: int) -> tuple[FusionWeights, Score]:
-    best, best_score = start, score(start, tasks, vocab_size)
+def search(
+    start: FusionWeights, start_score: Score, tasks: Sequence[Task], vocab_size: int
+) -> tuple[FusionWeights, Score]:
+    best, best_score = start, start_score
     console = Console(stderr=True)
     for size in range(len(MOVES)):
         for place in track(range(len(neighbours(start, size))), f"pass {size + 1}", console=console):
@@ -118,36 +120,26 @@ def search(start: FusionWeights, tasks: Sequence[Task], vocab_size: int) -> tupl
     return best, best_score
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = options("weights", __doc__)
     parser.add_argument("--traces", type=Path, nargs="+", required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
+    add_tokenizer(parser)
     parser.add_argument("--per-category", type=int, default=24)
     parser.add_argument("--sources", type=int, default=24, help="Python sources replayed beside the traces")
     parser.add_argument("--evaluate", action="store_true", help="score the defaults, search nothing")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    given = parse(argv)
+    given = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
     vocab_size = tokenizer.get_vocab_size()
-    traces = [trace for path in given.traces for trace in load_traces(path)]
-    kept = [trace for rows in by_category(traces).values() for trace in rows[: given.per_category]]
+    by_name = by_category(load_traces(*given.traces))
+    kept = [trace for rows in by_name.values() for trace in rows[: given.per_category]]
     if given.sources:
         kept += source_traces(source_documents(tokenizer, 4000 * given.sources), given.sources)
-    tasks = tasks_of(kept, vocab_size)
-    start = FusionWeights()
-    before = score(start, tasks, vocab_size)
-    Console().print(f"defaults: {before}")
-    if given.evaluate:
-        return
-    best, after = search(start, tasks, vocab_size)
-    Console().print(best)
-    if given.json:
-        report = {"before": asdict(before), "after": asdict(after), "weights": asdict(best)}
-        given.json.write_text(json.dumps(report, indent=1))
+    tasks, best = tasks_of(kept, vocab_size), FusionWeights()
+    before = after = score(best, tasks, vocab_size)
+    if not given.evaluate:
+        best, after = search(best, before, tasks, vocab_size)
+    results = {"before": asdict(before), "after": asdict(after), "weights": asdict(best)}
+    finish("weights", given, given.traces, **results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,109 @@
-"""Entry point of `python -m benchmarks.replay`."""
+"""`python -m benchmarks.replay`: tokens a step of every drafting method, on recorded answers."""
 
-from benchmarks.replay.command import main
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.options import options
+from benchmarks.replay.experiments import EXPERIMENTS, Setting
+from benchmarks.replay.footprint import footprint
+from benchmarks.replay.methods import NEEDS_PEERS, available
+from benchmarks.report.records import finish
+from benchmarks.sources import source_documents
+from benchmarks.traces import SHIPPED, SHIPPED_LANGUAGE, SHIPPED_PRIOR, Trace, by_category, load_traces
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = options("replay", __doc__)
+    parser.add_argument("--experiments", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
+    recorded = "files of python -m benchmarks.record"
+    parser.add_argument(
+        "--traces", type=Path, nargs="+", default=[SHIPPED], help=f"answers to replay: {recorded}"
+    )
+    parser.add_argument(
+        "--prior", type=Path, nargs="+", default=[SHIPPED_PRIOR], help=f"answers to other prompts: {recorded}"
+    )
+    parser.add_argument(
+        "--language", type=Path, nargs="+", default=[SHIPPED_LANGUAGE], help="answers in another language"
+    )
+    parser.add_argument(
+        "--dataset",
+        nargs=3,
+        metavar=("CATEGORY", "RECORDED", "DATASET"),
+        help="the model's answers to a dataset's training questions, and the dataset's own (field answer), tried on the"
+        " traces of a category",
+    )
+    parser.add_argument("--per-category", type=int, default=1000, help="traces of each")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 16, 32, 64])
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json: of --dataset and --footprint")
+    parser.add_argument(
+        "--footprint", type=int, default=0, metavar="TOKENS", help="also index that much of Python's sources"
+    )
+    parser.add_argument("--vocab-size", type=int, default=49152)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the traces")
+    given = parser.parse_args(argv)
+    if (given.dataset or given.footprint) and not given.tokenizer:
+        parser.error("--tokenizer: needed by --dataset and --footprint")
+    if given.dataset:
+        category, *files = given.dataset
+        given.dataset = (category, *map(Path, files))
+    return given
+
+
+def chosen(traces: Sequence[Trace], per_category: int, seed: int) -> list[Trace]:
+    """The first ones of each category, all in a random order, as requests come to a server."""
+    mixed = [trace for rows in by_category(traces).values() for trace in rows[:per_category]]
+    random.Random(seed).shuffle(mixed)
+    return mixed
+
+
+def answers(files: Sequence[Path]) -> list[np.ndarray]:
+    return [trace.output for trace in load_traces(*files)]
+
+
+def dataset_answers(file: Path, count: int, tokenizer: Tokenizer) -> list[np.ndarray]:
+    rows = [json.loads(line) for line in file.read_text().splitlines()[:count]]
+    return [np.array(tokenizer.encode(row["answer"]).ids, np.int32) for row in rows]
+
+
+def setting_of(given: argparse.Namespace) -> Setting:
+    entries, category = {}, ""
+    if given.dataset:
+        category, recorded, dataset = given.dataset
+        own = answers([recorded])
+        theirs = dataset_answers(dataset, len(own), Tokenizer.from_file(str(given.tokenizer)))
+        entries = {"the model's": own, "the dataset's": theirs}
+    return Setting(
+        chosen(load_traces(*given.traces), given.per_category, given.seed), answers(given.prior), answers(given.language),
+        entries, category, given.nodes, given.vocab_size,
+    )  # fmt: skip
+
+
+def files_of(given: argparse.Namespace) -> list[Path]:
+    return [*given.traces, *given.prior, *given.language, *(given.dataset or ())[1:]]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
+    setting = setting_of(given)
+    results = {name: EXPERIMENTS[name](setting) for name in given.experiments}
+    results = {
+        name: records for name, records in results.items() if records
+    }  # of entries none without --dataset
+    if given.footprint:
+        tokenizer = Tokenizer.from_file(str(given.tokenizer))
+        documents = source_documents(tokenizer, given.footprint)
+        results["footprint"] = footprint(documents, tokenizer.get_vocab_size())
+    missing = sorted(set(NEEDS_PEERS) - set(available()))
+    finish("replay", given, files_of(given), missing=missing, results=results)
+
 
 if __name__ == "__main__":
     main()

@@ -11,7 +11,7 @@ from benchmarks.prompts import ALL, spec_bench_category
 from benchmarks.replay.method import Method, replay
 from benchmarks.replay.methods import METHODS, NEEDS_PEERS, OURS, Corpus, available
 from benchmarks.replay.ours import Ours, Tiers
-from benchmarks.statistics import ratio_of_sums, throughput_ratio
+from benchmarks.report.statistics import ratio_of_sums, throughput_ratio
 from benchmarks.traces import Trace
 
 NODES = 16  # of experiments about something else

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.playback import accepted_nodes
 from benchmarks.traces import Trace
 from datastore_service.protocol.tree import DraftTree
-from sglang_patches.drafting.outcome import settle
 
 
 class Method:
@@ -62,11 +62,6 @@ def tree_of(tokens: Sequence[int], parents: Sequence[int]) -> DraftTree:
 
 def chain_of(tokens: Sequence[int]) -> DraftTree:
     return tree_of(tokens, range(-1, len(tokens) - 1))
-
-
-def accepted_nodes(tree: DraftTree, following: np.ndarray) -> np.ndarray:
-    """bool [nodes]: which of the tree's nodes lie on the path of the tokens (int32) that follow the draft."""
-    return settle([None], [tree], [0], [following])[0].accepted
 
 
 def replay(method: Method, trace: Trace) -> Iterator[Step]:

@@ -14,10 +14,9 @@ from benchmarks.replay.prompt_lookup import PromptLookup
 from benchmarks.replay.rest import Rest
 from benchmarks.replay.sglang_ngram import SglangNgram
 from benchmarks.replay.suffix_decoding import SuffixDecoding, installed
+from benchmarks.report.replaying import OURS
 from datastore_service.engine.fusion import Policy
 from datastore_service.engine.segment import Segment
-
-OURS = "specstore"
 
 
 @dataclass(frozen=True)

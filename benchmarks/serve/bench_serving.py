@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.serve.cases import Request
+from benchmarks.serve.journal import Journal
 from sglang_patches.launch.servers import SglangServer
 
 KEPT = ("output_throughput", "median_ttft_ms", "median_itl_ms", "p99_itl_ms", "completed")
@@ -25,34 +26,13 @@ def bench_serving(
     turns = ([{"content": tokenizer.decode(request.prompt)}, {"content": "none"}] for request in requests)
     prompts.write_text("".join(json.dumps({"conversations": pair}) + "\n" for pair in turns))
     report.unlink(missing_ok=True)
-    words = [
-        "--backend",
-        "sglang",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(server.port),
-        "--model",
-        str(server.spec.model),
-    ]
-    words += ["--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(len(requests))]
-    words += [
-        "--sharegpt-output-len",
-        str(max_tokens),
-        "--max-concurrency",
-        str(batch),
-        "--output-file",
-        str(report),
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "sglang.bench_serving",
-        *words,
-        "--warmup-requests",
-        "0",
-        "--disable-tqdm",
-    ]
+    options = {
+        "backend": "sglang", "host": "127.0.0.1", "port": server.port, "model": server.spec.model,
+        "dataset-name": "custom", "dataset-path": prompts, "num-prompts": len(requests),
+        "sharegpt-output-len": max_tokens, "max-concurrency": batch, "output-file": report, "warmup-requests": 0,
+    }  # fmt: skip
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "sglang.bench_serving", *words, "--disable-tqdm"]
     subprocess.run(command, check=True, capture_output=True, text=True)
     measured = json.loads(report.read_text().splitlines()[-1])
     return {name: measured[name] for name in KEPT}
@@ -64,10 +44,10 @@ def cross_check(
     tokenizer,
     max_tokens: int,
     folder: Path,
-) -> list[dict]:
-    """One row a batch size and arm. groups: prompts that no server has answered, of each batch size."""
-    return [
-        {"batch": batch, "arm": arm} | bench_serving(server, group, tokenizer, batch, max_tokens, folder)
-        for batch, group in groups.items()
-        for arm, server in servers.items()
-    ]
+    journal: Journal,
+) -> None:
+    """One row a batch size and variant. groups: prompts that no server has answered, of each batch size."""
+    for batch, group in groups.items():
+        for variant, server in servers.items():
+            row = bench_serving(server, group, tokenizer, batch, max_tokens, folder)
+            journal.add("bench_serving", {"batch": batch, "variant": variant} | row)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.serve.cases import Case, Request
+from benchmarks.serve.journal import Journal
 from benchmarks.serve.load import steady_load
 from benchmarks.serve.prediction import Forecasts
 from sglang_patches.launch.metrics import samples
@@ -137,32 +136,28 @@ def run(
     cases: Sequence[Case],
     forecasts: Forecasts,
     max_tokens: int,
-    journal: Path,
+    journal: Journal,
     progress: Callable[[list[Point]], Sequence[Point]],
-) -> list[dict]:
-    """service_ports: of the metrics of an arm's own service. One record a point and arm, `expected` being (tokens, seconds)
-    as forecast before; each appended to the journal at once, so that a broken run keeps what it has. The order of the arms
-    rotates from point to point: a slow minute of the machine hits all of them."""
-    records, arms = [], list(servers)
+) -> None:
+    """service_ports: of the metrics of a variant's own service. The journal gets a record a point and variant, `expected` being
+    (tokens, seconds) as forecast before. The order of the variants rotates from point to point: a slow minute of the machine hits all of them."""
+    variants = list(servers)
     for number, point in enumerate(progress(list(points(cases)))):
-        turn = number % len(arms)
-        for arm in arms[turn:] + arms[:turn]:
+        turn = number % len(variants)
+        for variant in variants[turn:] + variants[:turn]:
             record = {
-                "case": point.case.name, "batch": point.batch, "group": point.index, "arm": arm,
+                "case": point.case.name, "batch": point.batch, "group": point.index, "variant": variant,
                 "category": point.group[0].category if point.case.name == "tasks" else point.case.name,
             }  # fmt: skip
-            record["expected"] = forecasts.of(arm, point.case, point.batch, point.group)
-            port = service_ports.get(arm)
-            record |= measure(servers[arm], point.group, point.batch, max_tokens, point.case, port)
-            forecasts.learn(arm, point.case, point.batch, record)
-            records.append(record)
-            with journal.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-    return records
+            record["expected"] = forecasts.of(variant, point.case, point.batch, point.group)
+            port = service_ports.get(variant)
+            record |= measure(servers[variant], point.group, point.batch, max_tokens, point.case, port)
+            forecasts.learn(variant, point.case, point.batch, record)
+            journal.add("group", record)
 
 
 def breakdown(rows: Sequence[dict]) -> dict[str, float]:
-    """Shares of the time that requests are decoded, as Double's table 10; rows: of one SSSD arm and batch size.
+    """Shares of the time that requests are decoded, as Double's table 10; rows: of one SSSD variant and batch size.
 
     retrieval: the datastore's own time. transport: the rest of the wait for drafts, where the datastore is a service.
     bookkeeping: the worker's, before and after. rest: prefills of cached prompts, the scheduler, requests on their way

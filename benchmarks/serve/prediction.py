@@ -16,13 +16,14 @@ from functools import partial
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from benchmarks.replay.method import Method, accepted_nodes, replay
+from benchmarks.playback import Playback
+from benchmarks.replay.method import Method, replay
 from benchmarks.replay.methods import METHODS, OURS, Corpus, Factory
 from benchmarks.replay.sglang_ngram import SglangNgram
 from benchmarks.serve.cases import Case, Request
 from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
-from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Opening
+from datastore_service.protocol.types import NO_DRAFT, Budget, Opening
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
 
 TRIE = 2_000_000  # nodes: more than a run's answers need, and 1.5 GB less than the server's beside it
@@ -146,42 +147,46 @@ class Forecasts:
     def __init__(
         self, recent: dict[tuple[str, int], Recent], nodes: int, corpus: Corpus, max_tokens: int
     ) -> None:
-        """recent: by arm and batch size."""
+        """recent: by variant and batch size."""
         self._recent, self._max_tokens = recent, max_tokens
         known = {
-            arm: Corpus([], vocab_size=corpus.vocab_size) if arm in WITHOUT_PRIOR else corpus
-            for arm, _ in recent
+            variant: Corpus([], vocab_size=corpus.vocab_size) if variant in WITHOUT_PRIOR else corpus
+            for variant, _ in recent
         }
         # One for all batch sizes, as on the server.
-        replayed = {arm: REPLAYED[arm](known[arm], nodes) for arm in known if arm in REPLAYED}
+        replayed = {
+            variant: REPLAYED[variant](known[variant], nodes) for variant in known if variant in REPLAYED
+        }
         self._expectations = {
-            (arm, batch): expectation(arm, batch, nodes, known[arm], times.step_time(), replayed.get(arm))
-            for (arm, batch), times in recent.items()
+            (variant, batch): expectation(
+                variant, batch, nodes, known[variant], times.step_time(), replayed.get(variant)
+            )
+            for (variant, batch), times in recent.items()
         }
 
-    def of(self, arm: str, case: Case, batch: int, group: Sequence[Request]) -> Expected | None:
+    def of(self, variant: str, case: Case, batch: int, group: Sequence[Request]) -> Expected | None:
         """None where recorded answers do not tell."""
-        expected = self._expectations[arm, batch]
+        expected = self._expectations[variant, batch]
         traces = traces_of(group, self._max_tokens)
         if expected is None or len(traces) < len(group) or not case.replayable:
             return None
-        return expected(traces, self._recent[arm, batch].step_time())
+        return expected(traces, self._recent[variant, batch].step_time())
 
-    def learn(self, arm: str, case: Case, batch: int, record: dict) -> None:
+    def learn(self, variant: str, case: Case, batch: int, record: dict) -> None:
         if case.replayable:
-            self._recent[arm, batch].learn(record)
+            self._recent[variant, batch].learn(record)
 
 
 def expectation(
-    arm: str, batch: int, nodes: int, corpus: Corpus, time: StepTime, replayed: Method | None
+    variant: str, batch: int, nodes: int, corpus: Corpus, time: StepTime, replayed: Method | None
 ) -> Expectation | None:
-    """What an arm makes of one group after the other; None for one that cannot be replayed. time: as it starts. replayed: the
+    """What a variant makes of one group after the other; None for one that cannot be replayed. time: as it starts. replayed: the
     method, where it verifies whole drafts."""
-    if arm in ("sssd", "sssd_cold", "sssd_grpc"):
+    if variant in ("sssd", "sssd_cold", "sssd_grpc"):
         return Simulation(corpus, batch, nodes, time).load_at
-    if arm in ("plain", "control_adaptive"):
+    if variant in ("plain", "control_adaptive"):
         return partial(fixed_load, lambda traces: 1.0, batch, 1)
-    if arm == "control":
+    if variant == "control":
         return partial(fixed_load, lambda traces: 1.0, batch, nodes + 1)
     if replayed is not None:
         return partial(fixed_load, partial(per_step, replayed), batch, nodes + 1)
@@ -238,10 +243,7 @@ class Simulation:
     def load(self, traces: Sequence[Trace]) -> Expected:
         """A steady load (benchmarks.serve.load), until a place stays empty."""
         waiting = iter(traces)
-        places = [
-            _Place(str(next(self._names)), trace)
-            for trace, _ in zip(waiting, range(self._batch), strict=False)
-        ]
+        places = [self._begin(trace) for trace, _ in zip(waiting, range(self._batch), strict=False)]
         produced, seconds = float(len(places)), self._time.admission * len(places)
         while True:
             for i, place in enumerate(places):
@@ -251,12 +253,16 @@ class Simulation:
                 following = next(waiting, None)
                 if following is None:
                     return produced, seconds
-                places[i] = _Place(str(next(self._names)), following)
+                places[i] = self._begin(following)
                 produced, seconds = produced + 1, seconds + self._time.admission
             gained, took = self._step(places)
             produced, seconds = produced + gained, seconds + took
 
-    def _step(self, places: Sequence[_Place]) -> tuple[int, float]:
+    def _begin(self, trace: Trace) -> Playback:
+        text, size = np.concatenate([trace.prompt, trace.output]), len(trace.prompt)
+        return Playback(str(next(self._names)), text, size + 1, Opening(prompt_length=size))
+
+    def _step(self, places: Sequence[Playback]) -> tuple[int, float]:
         policy, batch = self.policy, len(places)
         budget = self._budget if policy.wants_draft(batch) else NO_DRAFT
         trees = [reply.tree for reply in self._engine.step([place.entry(budget) for place in places])]
@@ -264,42 +270,10 @@ class Simulation:
         gained = 0
         for place, tree in zip(places, trees, strict=True):
             verified = tree.first(width - 1)
-            accepted = accepted_nodes(verified, place.rest())
+            accepted = place.accepted(verified)
             if width > 1:
                 policy.acceptance.of("").observe(verified.probs, verified.sources, accepted)
             gained += place.advance(int(accepted.sum()) + 1)
         took = self._time(width, float(np.mean([place.known for place in places])))
         policy.times.observe(batch, width, took * self._pace())
         return gained, took
-
-
-class _Place:
-    """A request that is being decoded. known: its tokens."""
-
-    def __init__(self, name: str, trace: Trace) -> None:
-        self._name = name
-        self._text = np.concatenate([trace.prompt, trace.output])
-        self._opening: Opening | None = Opening(prompt_length=len(trace.prompt))
-        self._sent, self.known = 0, min(len(trace.prompt) + 1, len(self._text))
-
-    @property
-    def ended(self) -> bool:
-        return self.known == len(self._text)
-
-    def entry(self, budget: Budget) -> Entry:
-        entry = Entry(
-            self._name, self._sent, self._text[self._sent : self.known], budget=budget, opening=self._opening
-        )
-        self._sent, self._opening = self.known, None
-        return entry
-
-    def closing(self) -> Entry:
-        return Entry(self._name, self._sent, self._text[self._sent :], opening=self._opening, closing=True)
-
-    def rest(self) -> np.ndarray:
-        return self._text[self.known :]
-
-    def advance(self, tokens: int) -> int:
-        gained = min(tokens, len(self._text) - self.known)
-        self.known += gained
-        return gained

@@ -1,15 +1,17 @@
-"""From records (benchmarks.serve.measure) to the figures of a report."""
+"""From records (benchmarks.serve.measure) to the results of a run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.prompts import ALL, SPEC_BENCH
-from benchmarks.serve.arms import BASELINE
+from benchmarks.report.serving import BASELINE
+from benchmarks.report.statistics import ratio_of_sums, throughput_ratio
 from benchmarks.serve.measure import breakdown
-from benchmarks.statistics import ratio_of_sums, throughput_ratio
 
 
 def first_difference(reference: Sequence[int], other: Sequence[int]) -> int | None:
@@ -30,21 +32,39 @@ def difference_rate(rows: Sequence[dict], base: Sequence[dict]) -> float:
     return sum(first_difference(*pair) is not None for pair in pairs) / len(pairs)
 
 
+def summarised(path: Path) -> dict:
+    """The results of a run, without those of a load that not every server has had."""
+    manifest, *records = map(json.loads, path.read_text().splitlines())
+    of_kind = {
+        kind: [
+            {name: value for name, value in record.items() if name != "kind"}
+            for record in records
+            if record["kind"] == kind
+        ]
+        for kind in ("group", "bench_serving")
+    }
+    size = len(manifest["settings"]["variants"])
+    complete = of_kind["group"][: len(of_kind["group"]) // size * size]
+    return {"manifest": manifest, "summary": summarise(complete), "bench_serving": of_kind["bench_serving"]}
+
+
 def summarise(records: Sequence[dict]) -> list[dict]:
-    """One row a case, batch, category and arm: of cases with several categories also all of them together, with what was
+    """One row a case, batch, category and variant: of cases with several categories also all of them together, with what was
     predicted of them, and Spec-Bench's six where there are others too."""
     summary = []
     for case, batch in dict.fromkeys((r["case"], r["batch"]) for r in records):
         chosen = [r for r in records if (r["case"], r["batch"]) == (case, batch)]
         for category, members in _groupings(dict.fromkeys(r["category"] for r in chosen)).items():
             of_category = [r for r in chosen if r["category"] in members]
-            base = _of_arm(of_category, BASELINE)
-            for arm in dict.fromkeys(r["arm"] for r in chosen):
-                labels = {"case": case, "batch": batch, "category": category, "arm": arm}
-                rows = _of_arm(of_category, arm)
+            base = _of_variant(of_category, BASELINE)
+            for variant in dict.fromkeys(r["variant"] for r in chosen):
+                labels = {"case": case, "batch": batch, "category": category, "variant": variant}
+                rows = _of_variant(of_category, variant)
                 row = labels | figures(rows, base)
                 if category == ALL:
                     row["predicted_tokens_per_second"] = expected(rows)
+                if len(members) == 1:
+                    row["by_group"] = by_group(rows)
                 summary.append(row)
     return summary
 
@@ -57,6 +77,16 @@ def expected(rows: Sequence[dict]) -> float | None:
     return sum(tokens) / sum(seconds)
 
 
+def by_group(rows: Sequence[dict]) -> dict[str, list]:
+    """What the intervals and predictions are made of."""
+    forecasts = [row["expected"] or (None, None) for row in rows]
+    measured = {key: [row[key] for row in rows] for key in ("tokens", "seconds", "decoded", "steps")}
+    return measured | {
+        "expected_tokens": [tokens for tokens, _ in forecasts],
+        "expected_seconds": [seconds for _, seconds in forecasts],
+    }
+
+
 def _groupings(categories: Collection[str]) -> dict[str, Collection[str]]:
     """What each row of the summary is about: its name, and the categories in it."""
     if len(categories) == 1:
@@ -67,13 +97,13 @@ def _groupings(categories: Collection[str]) -> dict[str, Collection[str]]:
     return found | {ALL: categories}
 
 
-def _of_arm(records: Sequence[dict], arm: str) -> list[dict]:
-    rows = [r for r in records if r["arm"] == arm]
+def _of_variant(records: Sequence[dict], variant: str) -> list[dict]:
+    rows = [r for r in records if r["variant"] == variant]
     return sorted(rows, key=lambda r: (r["category"], r["group"]))
 
 
 def figures(rows: list[dict], base: list[dict]) -> dict:
-    """Of one arm against the baseline; element i of both is the same group."""
+    """Of one variant against the baseline; element i of both is the same group."""
     columns = [[r[key] for r in side] for side in (rows, base) for key in ("tokens", "seconds")]
     per_second = sum(r["tokens"] for r in rows) / sum(r["seconds"] for r in rows)
     gaps = [gap for r in rows for gap in r["gaps"]] or [0.0]
@@ -84,9 +114,6 @@ def figures(rows: list[dict], base: list[dict]) -> dict:
         "tokens_per_step": per_step,
         "milliseconds_per_step": 1e3 * rows[0]["batch"] * per_step.value / per_second,
         "tokens_per_second": per_second,
-        "spread": [
-            float(np.percentile([r["tokens"] / r["seconds"] for r in rows], p)) for p in (0, 25, 50, 75, 100)
-        ],
         "ttft_p50": float(np.median([second for r in rows for second in r["ttft_seconds"]])),
         "gap_mean": float(np.mean(gaps)),
         "gap_p50": float(np.percentile(gaps, 50)),

@@ -88,7 +88,9 @@ class DatastoreService:
         with self._channel() as channel:
             admin = AdminStub(channel)
             for namespace in admin.ListNamespaces(admin_pb2.ListNamespacesRequest(), **self._call).namespaces:
-                admin.Flush(admin_pb2.FlushRequest(namespace=namespace, tier=admin_pb2.TIER_LIVE), **self._call)
+                admin.Flush(
+                    admin_pb2.FlushRequest(namespace=namespace, tier=admin_pb2.TIER_LIVE), **self._call
+                )
 
     @property
     def _call(self) -> dict:

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from benchmarks.engine import PROMPT, STEPS, accepted, prior_of, publish, replay
+from benchmarks.engine import PROMPT, STEPS, prior_of, publish, replay
+from benchmarks.playback import Playback
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.tree import DraftTree, Tier
-from datastore_service.protocol.types import Budget
+from datastore_service.protocol.types import Budget, Opening
 
 
 def _documents(count: int) -> list[np.ndarray]:
@@ -21,8 +22,22 @@ def test_accepted_follows_the_tree():
         np.full(3, 0.5, np.float32),
         np.full(3, 1, np.uint8),
     )
-    assert accepted(tree, np.array([6, 7, 8])) == 2
-    assert accepted(tree, np.array([9])) == 0
+    text = np.array([1, 2, 6, 7, 8, 4], np.int32)
+    playback = Playback("s", text, 2, Opening())
+    assert playback.accepted(tree).tolist() == [False, True, True]
+    assert (playback.follow(tree), playback.known) == (3, 5)
+    assert playback.follow(tree) == 1 and playback.ended
+
+
+def test_a_playback_sends_everything_once():
+    text = np.arange(10, dtype=np.int32)
+    playback = Playback("s", text, 4, Opening(prompt_length=3))
+    first, _ = playback.entry(), playback.advance(5)
+    second, closing = playback.entry(Budget(nodes=8)), playback.closing()
+    assert [(e.start, e.tokens.tolist()) for e in (first, second, closing)] == [
+        (0, [0, 1, 2, 3]), (4, [4, 5, 6, 7, 8]), (9, [9]),
+    ]  # fmt: skip
+    assert first.opening.prompt_length == 3 and second.opening is None and closing.closing
 
 
 def test_prior_holds_the_tokens_asked_for():

@@ -57,10 +57,9 @@ def test_command_reads_a_config_and_writes_a_report(tmp_path, capsys):
     roofline.main(
         ["--config", str(config), "--batch", "1", "8", "--json", str(tmp_path / "r" / "roofline.json")]
     )
-    assert "174 FLOPs a byte" in capsys.readouterr().out
+    assert "The ridge point is 174" in capsys.readouterr().out
     report = json.loads((tmp_path / "r" / "roofline.json").read_text())
     assert [row["batch"] for row in report["results"]] == [1, 8]
-    assert (tmp_path / "r" / "roofline.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

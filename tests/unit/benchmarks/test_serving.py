@@ -1,4 +1,4 @@
-"""The serving benchmark without servers: who is asked what, what is expected, how figures are made."""
+"""The serving benchmark without servers: who is asked what, what is expected, how results are made."""
 
 import json
 from dataclasses import replace
@@ -7,14 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from benchmarks.document import SAMPLED
 from benchmarks.length import reached
 from benchmarks.prompts import SPEC_BENCH
 from benchmarks.replay.methods import Corpus
-from benchmarks.serve import plots
-from benchmarks.serve.arms import ARMS, Knowledge, Settings, arm_spec
+from benchmarks.report.__main__ import main as report
+from benchmarks.report.serving import SAMPLED
+from benchmarks.serve.__main__ import left_out
 from benchmarks.serve.cases import CASES, Case, Pool, Request, deal, pilots
-from benchmarks.serve.command import left_out
+from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.load import prompts_for
 from benchmarks.serve.measure import Counters, breakdown, points
 from benchmarks.serve.prediction import (
@@ -26,7 +26,7 @@ from benchmarks.serve.prediction import (
     traces_of,
 )
 from benchmarks.serve.summary import difference_rate, first_difference, summarise
-from benchmarks.statistics import as_json
+from benchmarks.serve.variants import VARIANTS, Knowledge, Settings, server_spec
 
 VOCABULARY = 1000
 RNG = np.random.default_rng(0)
@@ -137,12 +137,12 @@ def test_points_keep_the_order_of_cases_and_batches():
     ]
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_has_a_server(arm, tmp_path):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_arm_has_a_server(variant, tmp_path):
     knowledge = Knowledge(tmp_path / "prior", tmp_path / "crowded", tmp_path / "corpus.jsonl")
     settings = Settings(tmp_path, "bfloat16", 15, (1, 8), 64, True)
-    words = arm_spec(arm, settings, knowledge, {"control": 7, "datastore": 8, "metrics": 9}).command(1)
-    assert ("--speculative-algorithm" in words) == (arm != "plain")
+    words = server_spec(variant, settings, knowledge, {"control": 7, "datastore": 8, "metrics": 9}).command(1)
+    assert ("--speculative-algorithm" in words) == (variant != "plain")
     assert words[words.index("--max-running-requests") + 1] == "8"
 
 
@@ -208,13 +208,13 @@ CORPUS = Corpus([], vocab_size=VOCABULARY)
 
 
 def predict(
-    arm: str, groups: list[list[Request]], batch: int, nodes: int, time: StepTime, corpus: Corpus
+    variant: str, groups: list[list[Request]], batch: int, nodes: int, time: StepTime, corpus: Corpus
 ) -> float:
     """Tokens a second of loads one after the other, each on a server whose steps take this time."""
     cells = [[batch, rows, 1, seconds] for rows, seconds in zip(time.rows, time.seconds, strict=True)]
     load = pilot(cells) | {"wall_seconds": 0.0}
-    forecasts = Forecasts({(arm, batch): Recent([load], load, batch, nodes + 1)}, nodes, corpus, 64)
-    expected = [forecasts.of(arm, Case("mixed", {}), batch, group) for group in groups]
+    forecasts = Forecasts({(variant, batch): Recent([load], load, batch, nodes + 1)}, nodes, corpus, 64)
+    expected = [forecasts.of(variant, Case("mixed", {}), batch, group) for group in groups]
     tokens, seconds = zip(*expected, strict=True)
     return sum(tokens) / sum(seconds)
 
@@ -254,11 +254,11 @@ def test_ngram_prediction_comes_from_its_replay():
     assert predict("ngram", [group_of(*PERIODIC)], 2, 15, time, CORPUS) > 2 * 2 / 0.05
 
 
-@pytest.mark.parametrize("arm", ["sssd_cold", "sssd_static"])
-def test_arms_without_a_prior_are_predicted_without_it(arm):
+@pytest.mark.parametrize("variant", ["sssd_cold", "sssd_static"])
+def test_arms_without_a_prior_are_predicted_without_it(variant):
     time, groups = StepTime([1, 16], [0.05, 0.05]), [group_of(*PERIODIC)]
     told = Corpus([group[10:] for group in PERIODIC], vocab_size=VOCABULARY)
-    assert predict(arm, groups, 2, 15, time, told) == predict(arm, groups, 2, 15, time, CORPUS)
+    assert predict(variant, groups, 2, 15, time, told) == predict(variant, groups, 2, 15, time, CORPUS)
     gain = predict("sssd", groups, 2, 15, time, told) / predict("sssd", groups, 2, 15, time, CORPUS)
     assert gain > 1.05
 
@@ -299,14 +299,14 @@ def test_first_difference():
     assert difference_rate([{"outputs": [[1], [2]]}], [{"outputs": [[1], [3]]}]) == 0.5
 
 
-def record(arm: str, group: int, category: str, seconds: float) -> dict:
+def record(variant: str, group: int, category: str, seconds: float) -> dict:
     phases = (
         {"draft": 0.2, "prepare": 0.1, "forward": 0.5, "verify": 0.1, "commit": 0.0, "retrieve": 0.1}
-        if arm != "plain"
+        if variant != "plain"
         else {}
     )
     return {
-        "case": "tasks", "batch": 1, "group": group, "category": category, "arm": arm, "tokens": 10, "decoded": 9,
+        "case": "tasks", "batch": 1, "group": group, "category": category, "variant": variant, "tokens": 10, "decoded": 9,
         "steps": 3, "seconds": seconds, "outputs": [[1]], "ttft_seconds": [0.1], "gaps": [0.1, 0.2],
         "wall_seconds": 1.0, "cells": [[1, 2, 3, 1.0]] if phases else [], "phases": phases, "served": 0.0,
         "expected": (9.0, 1.25) if phases else None,
@@ -317,7 +317,7 @@ RECORDS = [record(a, g, c, s) for g, c in ((0, "x"), (0, "y")) for a, s in (("pl
 
 
 def test_summary_has_every_category_and_the_total():
-    summary = {(row["category"], row["arm"]): row for row in summarise(RECORDS)}
+    summary = {(row["category"], row["variant"]): row for row in summarise(RECORDS)}
     assert summary["x", "sssd"]["throughput_ratio"].value == 2.0
     assert summary["all", "sssd"]["tokens_per_step"].value == 3.0
     assert summary["all", "sssd"]["predicted_tokens_per_second"] == 18.0 / 2.5
@@ -327,7 +327,7 @@ def test_summary_has_every_category_and_the_total():
 
 
 def test_spec_bench_has_a_row_of_its_own_beside_other_tasks():
-    records = [record(arm, 0, c, 1.0) for c in (*SPEC_BENCH, "gsm8k") for arm in ("plain", "sssd")]
+    records = [record(variant, 0, c, 1.0) for c in (*SPEC_BENCH, "gsm8k") for variant in ("plain", "sssd")]
     groups = {row["category"]: row["groups"] for row in summarise(records)}
     assert groups["Spec-Bench"] == 6 and groups["all"] == 7
     alone = {row["category"] for row in summarise([r for r in records if r["category"] != "gsm8k"])}
@@ -353,10 +353,28 @@ def test_counters_are_differences():
     assert spent.cells == {(1, 4): (3, 0.6)} and spent.served == 0.5
 
 
-def test_plots_are_drawn_from_the_report(tmp_path):
-    mixed = [row | {"case": "mixed"} for row in RECORDS]
-    summary = json.loads(json.dumps(summarise(mixed), default=as_json))
-    plots.draw(summary, tmp_path / "serve.json")
+def test_a_broken_run_has_a_page_of_what_it_measured(tmp_path):
+    """The last group has not been on every server."""
+    made = {
+        "command": "serve", "packages": {}, "commit": "c", "lock": "l", "python": "3", "processor": "p", "cores": 1,
+        "prompts": {}, "settings": {"variants": ["plain", "sssd"]},
+    }  # fmt: skip
+    journal = Journal(tmp_path / f"broken{SUFFIX}", made)
+    journal.add("pilot", record("plain", 0, "x", 9.0))
+    for row in [
+        *(one | {"case": "mixed", "expected": (9.0, 1.25)} for one in RECORDS),
+        record("plain", 7, "x", 1.0),
+    ]:
+        journal.add("group", row)
+    journal.add("bench_serving", {
+        "batch": 1, "variant": "plain", "output_throughput": 10.0, "median_ttft_ms": 1, "median_itl_ms": 2, "p99_itl_ms": 3,
+    })  # fmt: skip
+    report([str(tmp_path)])
+    summary = json.loads((tmp_path / "broken.json").read_text())["summary"]
+    assert len(summary) == 6 and summary[0]["by_group"]["seconds"] == [2.0]
+    text = (tmp_path / "README.md").read_text()
+    assert "| mixed at batch 1 | 2 | 5 | 2.00 [2.00, 2.00] (3.00) |" in text
+    assert "sglang.bench_serving" in text and "python -m benchmarks.serve --variants plain sssd" in text
     assert {path.name for path in tmp_path.glob("*.png")} == {
-        f"serve-{name}.png" for name in ("curve", "cases", "predicted")
+        f"broken-{name}.png" for name in ("curve", "cases", "predicted")
     }

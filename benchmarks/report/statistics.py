@@ -30,11 +30,6 @@ class Interval:
         return asdict(self)
 
 
-def as_json(value: object) -> object:
-    """`default` of json.dumps for reports."""
-    return value.as_dict() if isinstance(value, Interval) else str(value)
-
-
 def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
     """sum(numerators) / sum(denominators), groups resampled together."""
     return _ratio([numerators], [denominators])

@@ -15,10 +15,10 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.soak.scene import CHANNEL_OPTIONS
 from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from sglang_patches.launch.processes import free_port
+from tests.soak.tenant import CHANNEL_OPTIONS
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0

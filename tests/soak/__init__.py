@@ -1,6 +1,6 @@
-"""The datastore under load, kills and stops for minutes, with every answer checked.
+"""The datastore under load, kills and stops for minutes, with every answer checked: `python -m tests.soak`.
 
-Client processes play workers: each thread has a Draft stream with several sessions, and another thread makes admin calls.
+Client processes act as workers: each thread has a Draft stream with several sessions, and another thread makes admin calls.
 Meanwhile the service is killed, stopped, let go on and restarted at random times. What is checked:
 
 - each reply answers its own message, in order, with the status and the `known` that the worker can work out;
@@ -10,6 +10,6 @@ Meanwhile the service is killed, stopped, let go on and restarted at random time
   flush, a restored snapshot or a drop takes it, and then no more;
 - at the end no stream and no session is left, memory is bounded, and every segment file on the disk is whole.
 
-`texts` makes what is written, `ledger` knows what must be remembered, `worker` and `operator` talk to the service,
-`tenant` is a client process, `service` the process under test, `command` runs it all.
+`texts` makes what is written, `ledger` knows what must be remembered, `tenant` holds both with what was found wrong, `worker` and
+`operator` talk to the service, `client` is a client process, `service` the process under test, `run` the whole.
 """

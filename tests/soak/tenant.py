@@ -1,4 +1,4 @@
-"""What the threads of one tenant share."""
+"""A tenant of the soak: its texts, its ledger and its findings, shared by its threads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.soak.ledger import Ledger
-from benchmarks.soak.texts import Document, Texts
 from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import Budget, Entry, Opening
 from proto_gen.specstore.v1 import drafting_pb2
+from tests.soak.ledger import Ledger
+from tests.soak.texts import Document, Texts
 
 FINGERPRINT = "5" * 64
 PROBE_BUDGET = Budget(32, 8, 4)
@@ -34,15 +34,15 @@ class Plan:
     bound: int
 
 
-class Scene:
+class Tenant:
     """keeps: whether nobody wipes this tenant's text."""
 
-    def __init__(self, plan: Plan, tenant: int) -> None:
-        self.plan, self.tenant = plan, tenant
-        self.keeps = tenant % 2 == 0
-        self.texts = Texts(plan.seed, tenant)
+    def __init__(self, plan: Plan, number: int) -> None:
+        self.plan, self.number = plan, number
+        self.keeps = number % 2 == 0
+        self.texts = Texts(plan.seed, number)
         self.ledger = Ledger(plan.bound)
-        self.namespace = drafting_pb2.Namespace(model="m", tokenizer=FINGERPRINT, tenant=f"tenant {tenant}")
+        self.namespace = drafting_pb2.Namespace(model="m", tokenizer=FINGERPRINT, tenant=f"tenant {number}")
         self.stopping = threading.Event()
         self.counts: Counter[str] = Counter()
         self.findings: list[str] = []
@@ -68,7 +68,7 @@ class Scene:
         with self._lock:
             self.counts["violations"] += 1
             if len(self.findings) < MOST_FINDINGS:
-                self.findings.append(f"tenant {self.tenant}: {what}")
+                self.findings.append(f"tenant {self.number}: {what}")
 
     def check_tree(self, tree: DraftTree, last: int, budget: Budget, what: str) -> None:
         """last: the context's last token."""

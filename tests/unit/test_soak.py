@@ -5,13 +5,13 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.soak import ledger as ledger_module
-from benchmarks.soak.ledger import Ledger
-from benchmarks.soak.scene import PROBE_BUDGET, Plan, Scene, followed, probe
-from benchmarks.soak.texts import IDS, PROBE, Texts
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Entry, Opening
+from tests.soak import ledger as ledger_module
+from tests.soak.ledger import Ledger
+from tests.soak.tenant import PROBE_BUDGET, Plan, Tenant, followed, probe
+from tests.soak.texts import IDS, PROBE, Texts
 
 
 def chain(tokens) -> DraftTree:
@@ -152,43 +152,43 @@ class TestScene:
     """Each check reports what it is there for."""
 
     @pytest.fixture
-    def scene(self):
-        return Scene(Plan("nowhere", "", 0, 1, 1, 1 << 20), tenant=1)
+    def tenant(self):
+        return Tenant(Plan("nowhere", "", 0, 1, 1, 1 << 20), number=1)
 
-    def test_a_right_draft_is_no_finding(self, scene):
-        document = scene.write()
-        scene.ledger.published(document.number, begun=0.0)
-        scene.check_probe(document, chain(document.continuation), asked=ledger_module.time.monotonic())
-        assert scene.findings == [] and scene.counts["found"] == 1
+    def test_a_right_draft_is_no_finding(self, tenant):
+        document = tenant.write()
+        tenant.ledger.published(document.number, begun=0.0)
+        tenant.check_probe(document, chain(document.continuation), asked=ledger_module.time.monotonic())
+        assert tenant.findings == [] and tenant.counts["found"] == 1
 
-    def test_lost_text(self, scene):
-        document = scene.write()
-        scene.ledger.published(document.number, begun=0.0)
-        scene.check_probe(document, EMPTY_TREE, asked=ledger_module.time.monotonic())
-        (finding,) = scene.findings
+    def test_lost_text(self, tenant):
+        document = tenant.write()
+        tenant.ledger.published(document.number, begun=0.0)
+        tenant.check_probe(document, EMPTY_TREE, asked=ledger_module.time.monotonic())
+        (finding,) = tenant.findings
         assert finding.startswith("tenant 1: document 0: was acknowledged and is lost; stored ")
 
-    def test_text_that_should_be_gone(self, scene):
-        document = scene.write()
-        scene.ledger.withheld(document.number)
-        scene.check_probe(document, chain(document.continuation), asked=ledger_module.time.monotonic())
-        (finding,) = scene.findings
+    def test_text_that_should_be_gone(self, tenant):
+        document = tenant.write()
+        tenant.ledger.withheld(document.number)
+        tenant.check_probe(document, chain(document.continuation), asked=ledger_module.time.monotonic())
+        (finding,) = tenant.findings
         assert (
             finding
             == "tenant 1: document 0: was flushed, dropped or withheld and is drafted; not to be stored"
         )
 
-    def test_foreign_tokens_unwritten_pairs_and_large_trees(self, scene):
-        tokens = scene.write().tokens.tolist()
-        scene.check_tree(chain([5]), tokens[0], PROBE_BUDGET, "x")
-        assert "another tenant's tokens [5]" in scene.findings[0]
-        scene.findings.clear()
-        scene.check_tree(chain(tokens[2:4]), tokens[0], PROBE_BUDGET, "x")
-        assert "stands in no text" in scene.findings[0] and len(scene.findings) == 1
-        scene.check_tree(chain(tokens[1:20]), tokens[0], PROBE_BUDGET, "x")
-        assert "deeper than the budget" in scene.findings[1]
+    def test_foreign_tokens_unwritten_pairs_and_large_trees(self, tenant):
+        tokens = tenant.write().tokens.tolist()
+        tenant.check_tree(chain([5]), tokens[0], PROBE_BUDGET, "x")
+        assert "another tenant's tokens [5]" in tenant.findings[0]
+        tenant.findings.clear()
+        tenant.check_tree(chain(tokens[2:4]), tokens[0], PROBE_BUDGET, "x")
+        assert "stands in no text" in tenant.findings[0] and len(tenant.findings) == 1
+        tenant.check_tree(chain(tokens[1:20]), tokens[0], PROBE_BUDGET, "x")
+        assert "deeper than the budget" in tenant.findings[1]
 
-    def test_a_conversation_without_memory(self, scene):
-        document = scene.write()
-        scene.check_recall(document, EMPTY_TREE, "talk")
-        assert scene.findings == ["tenant 1: talk: the conversation does not remember its text"]
+    def test_a_conversation_without_memory(self, tenant):
+        document = tenant.write()
+        tenant.check_recall(document, EMPTY_TREE, "talk")
+        assert tenant.findings == ["tenant 1: talk: the conversation does not remember its text"]

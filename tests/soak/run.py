@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import random
 import secrets
@@ -19,14 +18,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.manifest import manifest
-from benchmarks.soak.scene import Plan
-from benchmarks.soak.service import ServiceError, ServiceProcess
-from benchmarks.soak.tenant import END, STOP, VERIFY, Report, run_tenants
-from benchmarks.soak.texts import IDS
 from datastore_service.protocol.tree import Tier
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.segment_file import SUFFIX, SegmentFile
+from tests.soak.client import END, STOP, VERIFY, Report, run_tenants
+from tests.soak.service import ServiceError, ServiceProcess
+from tests.soak.tenant import Plan
+from tests.soak.texts import IDS
 
 PROCESSES, TENANTS = 3, 2  # client processes, and tenants of each
 WORKERS, SESSIONS = 2, 4  # of a tenant, and of a worker
@@ -75,11 +73,13 @@ class Client:
         self._process.kill()
 
 
-def disturb(service: ServiceProcess, seconds: float, rng: random.Random) -> Counter[str]:
+def disturb(
+    service: ServiceProcess, seconds: float, between: tuple[float, float], rng: random.Random
+) -> Counter[str]:
     """Kills, stops and restarts until the time is over. Raises ServiceError if the service ends by itself."""
     done: Counter[str] = Counter()
     until = time.monotonic() + seconds
-    while (wait := min(rng.uniform(*BETWEEN), until - time.monotonic())) > 0:
+    while (wait := min(rng.uniform(*between), until - time.monotonic())) > 0:
         time.sleep(wait)
         if service.died:
             raise ServiceError(f"the service died: {service.log.read_text()[-2000:]}")
@@ -128,8 +128,9 @@ def check_files(data: Path) -> tuple[int, list[str]]:
     return len(paths), found
 
 
-def soak(minutes: float, seed: int, folder: Path) -> dict:
-    """One run; its summary, with everything found wrong under `violations`."""
+def soak(minutes: float, seed: int, folder: Path, between: tuple[float, float] = BETWEEN) -> dict:
+    """One run; its summary, with everything found wrong under `violations`. between: seconds from one disturbance to the
+    next, at least and at most."""
     token, tenants = secrets.token_hex(16), PROCESSES * TENANTS
     service = ServiceProcess(folder, token, "--vocab-size", tenants * IDS, "--grace", GRACE)
     service.start()
@@ -139,7 +140,9 @@ def soak(minutes: float, seed: int, folder: Path) -> dict:
     violations: list[str] = []
     disturbances: Counter[str] = Counter()
     try:
-        disturbances = disturb(service, 60 * minutes, random.Random(seed))
+        for client in clients:
+            client.report()  # it works
+        disturbances = disturb(service, 60 * minutes, between, random.Random(seed))
         _tell(clients, STOP)
         violations += check_rest(service, first_bytes, first_descriptors)
         for end in (service.kill, service.terminate):
@@ -174,11 +177,10 @@ def _tell(clients: Sequence[Client], order: str) -> list[Report]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak", description="The datastore under load, kills and stops."
+        prog="python -m tests.soak", description="The datastore under load, kills and stops."
     )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, help="of texts, sessions and disturbances; a new one if left out")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="folder for data and log, which must be new; kept")
     return parser.parse_args(argv)
 
@@ -195,10 +197,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not given.keep:
             shutil.rmtree(folder)
     show(summary)
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        record = {"manifest": manifest("soak", [], **vars(given)), **summary}
-        given.json.write_text(json.dumps(record, default=str, indent=1))
     return 1 if summary["violations"] else 0
 
 

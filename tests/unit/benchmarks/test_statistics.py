@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.prompts import SHIPPED, spec_bench_category
-from benchmarks.statistics import FEW, ratio_of_sums, throughput_ratio
+from benchmarks.report.statistics import FEW, ratio_of_sums, throughput_ratio
 from sglang_patches.demo.prompts import load_prompts
 
 
@@ -39,7 +39,7 @@ def test_one_group_has_no_interval():
 
 
 def test_pairing_cancels_slow_groups():
-    """A group that is ten times slower for both arms does not widen the interval."""
+    """A group that is ten times slower on both sides does not widen the interval."""
     interval = throughput_ratio([10] * 6, [1, 10, 1, 10, 1, 10], [10] * 6, [2, 20, 2, 20, 2, 20])
     assert interval.low == pytest.approx(2.0) and interval.high == pytest.approx(2.0)
 

@@ -1,6 +1,6 @@
 import sys
 
-from benchmarks.soak.command import main
+from tests.soak.run import main
 
 if __name__ == "__main__":
     sys.exit(main())

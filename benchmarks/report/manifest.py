@@ -1,7 +1,8 @@
-"""What a run was made with, written next to its figures."""
+"""What a run was made with, written next to its results."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import platform
@@ -13,13 +14,13 @@ from pathlib import Path
 from benchmarks.prompts import digest
 from sglang_patches.launch.servers import suitable_dtype
 
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("specstore", "sglang", "torch", "numba", "numpy", "grpcio")
 
 
-def manifest(command: str, prompt_files: Iterable[Path], **settings: object) -> dict:
-    """Versions, commit, lock hash, processor, the prompts' hashes and the run's settings. command: the benchmark's module.
-    Files are given by their names alone: where they lie is nobody else's business."""
+def manifest(command: str, files: Iterable[Path], given: argparse.Namespace) -> dict:
+    """Versions, commit, lock hash, processor, the hashes of the files read and the run's settings. command: the benchmark's
+    module. Files are given by their names alone: where they lie is nobody else's business."""
     return {
         "command": command,
         "packages": {name: version(name) for name in PACKAGES},
@@ -30,8 +31,8 @@ def manifest(command: str, prompt_files: Iterable[Path], **settings: object) -> 
         "python": platform.python_version(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "prompts": {file.name: digest(file) for file in prompt_files},
-        "settings": {name: _without_folder(value) for name, value in settings.items()},
+        "prompts": {file.name: digest(file) for file in files},
+        "settings": {name: _without_folder(value) for name, value in vars(given).items()},
     }
 
 
@@ -49,3 +50,14 @@ def _processor() -> str:
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     bfloat16 = "with" if suitable_dtype() == "bfloat16" else "without"
     return f"{next(names, 'unknown')} ({get_cpu_capability()}, {bfloat16} bfloat16)"
+
+
+def command(made: dict) -> str:
+    """The words that repeat a run."""
+    words = ["python -m benchmarks." + made["command"]]
+    for name, value in made["settings"].items():
+        if value in (None, False, [], "", 0) or name == "json":
+            continue
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words.append(" ".join([f"--{name.replace('_', '-')}", *map(str, values)]))
+    return " ".join(words)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
-from benchmarks.soak.scene import CHANNEL_OPTIONS, Scene, probe
-from benchmarks.soak.texts import Document
 from datastore_service.client import wire
 from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, Reply, Status
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
+from tests.soak.tenant import CHANNEL_OPTIONS, Tenant, probe
+from tests.soak.texts import Document
 
 THINKING = 0.002  # seconds between two rounds
 RECONNECT = 0.1
@@ -61,9 +61,9 @@ class Asked:
 class Worker:
     """waiting: since when it waits for a reply, None while it does not."""
 
-    def __init__(self, scene: Scene, number: int) -> None:
-        self._scene, self._name = scene, f"worker {number}"
-        self._rng = random.Random(f"{scene.plan.seed} {scene.tenant} {number}")
+    def __init__(self, tenant: Tenant, number: int) -> None:
+        self._tenant, self._name = tenant, f"worker {number}"
+        self._rng = random.Random(f"{tenant.plan.seed} {tenant.number} {number}")
         self._chats: list[Chat] = []
         self._begun = 0  # sessions
         self._stream = 0  # number of the current one
@@ -73,29 +73,29 @@ class Worker:
         self.thread = threading.Thread(target=self._work, name=self._name, daemon=True)
 
     def give_up(self, why: str) -> None:
-        self._scene.find(f"{self._name}: {why}")
+        self._tenant.find(f"{self._name}: {why}")
         self._call.cancel()
 
     def verify(self, numbers: Sequence[int], batch: int = 64) -> None:
         """Looks documents up on a stream of its own."""
-        with grpc.insecure_channel(self._scene.plan.endpoint, CHANNEL_OPTIONS) as channel:
+        with grpc.insecure_channel(self._tenant.plan.endpoint, CHANNEL_OPTIONS) as channel:
             self._connect(channel)
             for first in range(0, len(numbers), batch):
-                documents = [self._scene.texts.document(n) for n in numbers[first : first + batch]]
+                documents = [self._tenant.texts.document(n) for n in numbers[first : first + batch]]
                 self._exchange([[self._probe(document) for document in documents]])
             self._outbound.put(None)
 
     def _work(self) -> None:
-        while not self._scene.stopping.is_set():
+        while not self._tenant.stopping.is_set():
             try:
-                with grpc.insecure_channel(self._scene.plan.endpoint, CHANNEL_OPTIONS) as channel:
+                with grpc.insecure_channel(self._tenant.plan.endpoint, CHANNEL_OPTIONS) as channel:
                     self._connect(channel)
-                    while not self._scene.stopping.is_set():
+                    while not self._tenant.stopping.is_set():
                         self._round()
                         time.sleep(THINKING)
                     self._leave()
             except StreamEndedError:
-                self._scene.count("broken streams")
+                self._tenant.count("broken streams")
                 self._chats = [chat for chat in self._chats if self._rng.random() > ABANDONED]
                 time.sleep(RECONNECT)
 
@@ -108,13 +108,13 @@ class Worker:
         self._just_closed = []
         self._send([], greeting=True)
         self._receive(self._step)
-        self._scene.count("streams")
+        self._tenant.count("streams")
 
     def _send(self, entries: Sequence[Entry], greeting: bool = False) -> int:
         self._step += 1
         request = wire.request_message(self._step, entries)
         if greeting:
-            request.namespace.CopyFrom(self._scene.namespace)
+            request.namespace.CopyFrom(self._tenant.namespace)
         self._outbound.put(request)
         return self._step
 
@@ -126,19 +126,19 @@ class Worker:
             self._check_end(error)
             raise StreamEndedError from error
         except StopIteration:
-            self._scene.find(f"{self._name}: the service ended the stream without a status")
+            self._tenant.find(f"{self._name}: the service ended the stream without a status")
             raise StreamEndedError from None
         finally:
             self.waiting = None
         if message.step != step:
-            self._scene.find(f"{self._name}: reply to step {message.step} instead of {step}")
-        self._scene.count("messages")
+            self._tenant.find(f"{self._name}: reply to step {message.step} instead of {step}")
+        self._tenant.count("messages")
         return wire.read_replies(message)
 
     def _check_end(self, error: grpc.RpcError) -> None:
         dropped = error.code() is grpc.StatusCode.FAILED_PRECONDITION and "was dropped" in error.details()
-        if error.code() is not grpc.StatusCode.UNAVAILABLE and not (dropped and not self._scene.keeps):
-            self._scene.find(f"{self._name}: stream ended: {error.code().name}: {error.details()}")
+        if error.code() is not grpc.StatusCode.UNAVAILABLE and not (dropped and not self._tenant.keeps):
+            self._tenant.find(f"{self._name}: stream ended: {error.code().name}: {error.details()}")
 
     def _exchange(self, messages: list[list[Asked]]) -> None:
         """Sends the messages at once, then reads their replies. No session is in two of them."""
@@ -147,7 +147,7 @@ class Worker:
             for step, message in zip(steps, messages, strict=True):
                 replies = self._receive(step)
                 if len(replies) != len(message):
-                    self._scene.find(f"{self._name}: {len(replies)} replies to {len(message)} entries")
+                    self._tenant.find(f"{self._name}: {len(replies)} replies to {len(message)} entries")
                 for asked, reply in zip(message, replies, strict=False):
                     self._judge(asked, reply)
                 message.clear()
@@ -165,13 +165,13 @@ class Worker:
 
     def _round(self) -> None:
         probes = self._fresh_probes()
-        while len(self._chats) < self._scene.plan.sessions:
+        while len(self._chats) < self._tenant.plan.sessions:
             self._chats.append(self._begin())
         chats = self._rng.sample(self._chats, self._rng.randint(1, len(self._chats)))
         asked = [self._advance(chat) for chat in chats]
         if self._rng.random() < 0.3:
-            numbers = self._scene.ledger.sample(1, self._rng)
-            probes += [self._probe(self._scene.texts.document(number)) for number in numbers]
+            numbers = self._tenant.ledger.sample(1, self._rng)
+            probes += [self._probe(self._tenant.texts.document(number)) for number in numbers]
         parts = self._rng.randint(1, 3)
         messages = [probes] * bool(probes) + [asked[i::parts] for i in range(parts)]
         if self._rng.random() < CUT:
@@ -180,7 +180,7 @@ class Worker:
 
     def _begin(self) -> Chat:
         self._begun += 1
-        document, name = self._scene.write(), f"{self._name} chat {self._begun}"
+        document, name = self._tenant.write(), f"{self._name} chat {self._begun}"
         conversation = name if self._rng.random() < 0.2 else ""
         publish = not conversation and self._rng.random() < 0.9
         return Chat(name, document, Opening(conversation, publish, document.prompt_length))
@@ -210,7 +210,7 @@ class Worker:
         return Asked(entry, chat, chat.document, Status.OK, end, now)
 
     def _rejected(self, position: int) -> tuple[Rejected, ...]:
-        first = self._scene.texts.first_id
+        first = self._tenant.texts.first_id
         siblings = [first + self._rng.randint(0, 50) for _ in range(self._rng.choice((0, 0, 1, 3)))]
         return (Rejected(position, np.array(siblings, dtype=np.int32)),) if siblings else ()
 
@@ -252,14 +252,14 @@ class Worker:
 
     def _judge(self, asked: Asked, reply: Reply) -> None:
         chat, what = asked.chat, f"{asked.entry.session} from {asked.entry.start} to {asked.known}"
-        self._scene.count("entries")
+        self._tenant.count("entries")
         if reply.status is Status.UNKNOWN_SESSION and self._may_be_unknown(asked):
-            self._scene.count("unknown sessions")
+            self._tenant.count("unknown sessions")
             if chat is not None:
                 chat.open, chat.known = False, 0
             return
         if (reply.status, reply.known) != (asked.status, asked.known):
-            self._scene.find(f"{what}: {reply.status.name}, known {reply.known}, not {asked.status.name}")
+            self._tenant.find(f"{what}: {reply.status.name}, known {reply.known}, not {asked.status.name}")
             return
         if chat is None:
             self._judge_probe(asked, reply)
@@ -269,7 +269,7 @@ class Worker:
     def _may_be_unknown(self, asked: Asked) -> bool:
         """An opening only if it closes too and a call has ended sessions meanwhile. Otherwise: the stream is new since
         it was confirmed, a call has ended sessions or a closing that was thought lost was read after all."""
-        chat, ended_since = asked.chat, self._scene.ledger.sessions_ended_since
+        chat, ended_since = asked.chat, self._tenant.ledger.sessions_ended_since
         if chat is None or asked.entry.opening is not None:
             return asked.entry.closing and ended_since(asked.at)
         moment, stream = chat.confirmed
@@ -278,8 +278,8 @@ class Worker:
     def _judge_chat(self, asked: Asked, chat: Chat, reply: Reply) -> None:
         if len(reply.tree):
             last = int(chat.document.tokens[asked.known - 1])
-            self._scene.check_tree(reply.tree, last, asked.entry.budget, chat.name)
-            self._scene.count("drafts")
+            self._tenant.check_tree(reply.tree, last, asked.entry.budget, chat.name)
+            self._tenant.count("drafts")
         if asked.status is not Status.OK:
             return
         chat.open, chat.known, chat.confirmed = True, asked.known, (asked.at, self._stream)
@@ -288,16 +288,16 @@ class Worker:
 
     def _closed(self, chat: Chat) -> None:
         self._chats.remove(chat)
-        self._scene.count("closed sessions")
+        self._tenant.count("closed sessions")
         if chat.opening.publish:
-            self._scene.ledger.published(chat.document.number, chat.begun, once=not chat.loose)
+            self._tenant.ledger.published(chat.document.number, chat.begun, once=not chat.loose)
         else:
-            self._scene.ledger.withheld(chat.document.number)
+            self._tenant.ledger.withheld(chat.document.number)
         self._just_closed.append(chat)
 
     def _judge_probe(self, asked: Asked, reply: Reply) -> None:
         conversation = asked.entry.opening.conversation
         if not conversation:
-            self._scene.check_probe(asked.document, reply.tree, asked.at)
-        elif not self._scene.ledger.sessions_ended_since(asked.at):
-            self._scene.check_recall(asked.document, reply.tree, conversation)
+            self._tenant.check_probe(asked.document, reply.tree, asked.at)
+        elif not self._tenant.ledger.sessions_ended_since(asked.at):
+            self._tenant.check_recall(asked.document, reply.tree, conversation)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from benchmarks.soak.operator import CALL_SECONDS, Operator
-from benchmarks.soak.scene import Plan, Scene
-from benchmarks.soak.worker import Worker
+from tests.soak.operator import CALL_SECONDS, Operator
+from tests.soak.tenant import Plan, Tenant
+from tests.soak.worker import Worker
 
 STOP, VERIFY, END = "stop", "verify", "end"
 HANG_SECONDS = 60.0  # a reply that takes longer, stops and restarts of the service included, does not come
 WATCH_SECONDS = 1.0
+START_SECONDS = 0.05  # between two looks whether every tenant works
 MOST_VERIFIED = 4000  # documents of a tenant, each time
 
 
@@ -28,25 +29,29 @@ class Report:
 
 
 def run_tenants(plan: Plan, numbers: Sequence[int], orders: Connection) -> None:
-    """Works until told to STOP, then looks everything up each time it is told to VERIFY, until told to END. Sends the
-    reports back."""
-    scenes = [Scene(plan, number) for number in numbers]
-    workers = [Worker(scene, number) for scene in scenes for number in range(plan.workers)]
-    operators = [Operator(scene) for scene in scenes]
+    """Works until told to STOP, then looks everything up each time it is told to VERIFY, until told to END. Sends a report
+    once every tenant has stored something, and one after each order."""
+    tenants = [Tenant(plan, number) for number in numbers]
+    workers = [Worker(tenant, number) for tenant in tenants for number in range(plan.workers)]
+    operators = [Operator(tenant) for tenant in tenants]
     for member in (*workers, *operators):
         member.thread.start()
-    while not orders.poll(WATCH_SECONDS):
+    working = False
+    while not orders.poll(WATCH_SECONDS if working else START_SECONDS):
         _watch(workers)
+        if not working and all(tenant.counts["closed sessions"] for tenant in tenants):
+            orders.send(_reports(tenants))
+            working = True
     if orders.recv() != STOP:
         return
-    for scene in scenes:
-        scene.stopping.set()
+    for tenant in tenants:
+        tenant.stopping.set()
     _join(workers, operators)
-    orders.send(_reports(scenes))
+    orders.send(_reports(tenants))
     while orders.recv() == VERIFY:
-        for scene in scenes:
-            _verify(scene)
-        orders.send(_reports(scenes))
+        for tenant in tenants:
+            _verify(tenant)
+        orders.send(_reports(tenants))
 
 
 def _watch(workers: Sequence[Worker]) -> None:
@@ -65,10 +70,10 @@ def _join(workers: Sequence[Worker], operators: Sequence[Operator]) -> None:
         member.thread.join(max(0.0, limit - time.monotonic()))
 
 
-def _verify(scene: Scene) -> None:
-    worker = Worker(scene, -1)
-    worker.verify(scene.ledger.sample(MOST_VERIFIED, random.Random(scene.tenant)))
+def _verify(tenant: Tenant) -> None:
+    worker = Worker(tenant, -1)
+    worker.verify(tenant.ledger.sample(MOST_VERIFIED, random.Random(tenant.number)))
 
 
-def _reports(scenes: Sequence[Scene]) -> list[Report]:
-    return [Report(scene.tenant, dict(scene.counts), list(scene.findings)) for scene in scenes]
+def _reports(tenants: Sequence[Tenant]) -> list[Report]:
+    return [Report(tenant.number, dict(tenant.counts), list(tenant.findings)) for tenant in tenants]

@@ -1,4 +1,4 @@
-"""What is served. Arms:
+"""What is served. Variants:
 
 plain              no speculation
 ngram              SGLang's own n-gram drafting, which learns from what it answers
@@ -17,22 +17,22 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.services import add_never_matching, service
 from benchmarks.sources import SUFFIXES, source_documents
 from benchmarks.traces import recorded_rows
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from sglang_patches.launch.serve import SPECSTORE, datastore_command, datastore_healthy
 from sglang_patches.launch.servers import ServerSpec
 
-BASELINE = "plain"
-ARMS = (
+VARIANTS = (
     "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static", "control",
     "control_adaptive",
 )  # fmt: skip
@@ -43,7 +43,7 @@ DISTRACTOR_TOKENS = 500_000  # of each unrelated corpus
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What arms know before the first request. prior, crowded: directories of `specstore build`. corpus: NGRAM's file."""
+    """What variants know before the first request. prior, crowded: directories of `specstore build`. corpus: NGRAM's file."""
 
     prior: Path
     crowded: Path
@@ -62,15 +62,15 @@ class Settings:
     overlap: bool
 
 
-def prepare(arms: Sequence[str], answers: Sequence[Path], tokenizer: Path, folder: Path) -> Knowledge:
-    """Builds from recorded answers what these arms need."""
+def prepare(variants: Sequence[str], answers: Sequence[Path], tokenizer: Path, folder: Path) -> Knowledge:
+    """Builds from recorded answers what these variants need."""
     knowledge = Knowledge(folder / "prior", folder / "crowded", folder / "corpus.jsonl")
     rows = [row for file in answers for row in recorded_rows(file)]
     own = folder / "answers.jsonl"
     own.write_text("".join(json.dumps({"tokens": row["tokens"]}) + "\n" for row in rows))
     knowledge.corpus.write_text("".join(json.dumps(row["answer"]) + "\n" for row in rows))
     _build(tokenizer, knowledge.prior, [own])
-    if "sssd_crowded" in arms:
+    if "sssd_crowded" in variants:
         _build(tokenizer, knowledge.crowded, [own, *_distractors(tokenizer, folder)])
     return knowledge
 
@@ -89,8 +89,8 @@ def _build(tokenizer: Path, out: Path, files: Sequence[Path]) -> None:
     subprocess.run([*command, *map(str, files)], check=True, stdout=subprocess.DEVNULL)
 
 
-def arm_spec(arm: str, settings: Settings, knowledge: Knowledge, ports: dict[str, int]) -> ServerSpec:
-    """The server of one arm. ports: of the services that run."""
+def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: dict[str, int]) -> ServerSpec:
+    """The server of one variant. ports: of the services that run."""
 
     def endpoint(service: str) -> tuple[str, str]:
         return "--specstore-endpoint", f"127.0.0.1:{ports[service]}"
@@ -104,19 +104,19 @@ def arm_spec(arm: str, settings: Settings, knowledge: Knowledge, ports: dict[str
         "sssd_static": ("--specstore-length", "static"),
         "sssd_crowded": ("--specstore-prior", str(knowledge.crowded)),
     }
-    if arm == "sssd_grpc":
-        flags[arm] = endpoint("datastore")
-    if arm in CONTROLS:
-        static = ("--specstore-length", "static") if arm == "control" else ()
-        flags[arm] = (*endpoint("control"), *static)
-    algorithm = {"plain": None, "ngram": "NGRAM", "ngram_corpus": "NGRAM"}.get(arm, "SSSD")
+    if variant == "sssd_grpc":
+        flags[variant] = endpoint("datastore")
+    if variant in CONTROLS:
+        static = ("--specstore-length", "static") if variant == "control" else ()
+        flags[variant] = (*endpoint("control"), *static)
+    algorithm = {"plain": None, "ngram": "NGRAM", "ngram_corpus": "NGRAM"}.get(variant, "SSSD")
     return ServerSpec(
-        arm,
+        variant,
         settings.model,
         algorithm,
         settings.dtype,
         settings.nodes,
-        flags=(*flags.get(arm, ()), "--enable-metrics"),
+        flags=(*flags.get(variant, ()), "--enable-metrics"),
         max_running_requests=max(settings.batches),
         overlap=settings.overlap,
     )
@@ -124,32 +124,18 @@ def arm_spec(arm: str, settings: Settings, knowledge: Knowledge, ports: dict[str
 
 @contextlib.contextmanager
 def services(
-    arms: Sequence[str], knowledge: Knowledge, unused_token: int, folder: Path
+    variants: Sequence[str], knowledge: Knowledge, unused_token: int, folder: Path
 ) -> Iterator[dict[str, int]]:
-    """The gRPC services that the arms draft from, by name: the port of each, and of the datastore's metrics."""
+    """The gRPC services that the variants draft from, by name: the port of each, and of the datastore's metrics."""
     ports: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
-        if "sssd_grpc" in arms:
+        if "sssd_grpc" in variants:
             port, ports["metrics"] = free_port(), free_port()
             ports["datastore"] = port
             words = [*datastore_command(knowledge.prior, port), "--metrics-port", str(ports["metrics"])]
-            child = _child("datastore", words, folder, stack)
+            child = Child("datastore", words, {}, folder / "datastore.log", show=False)
+            stack.callback(child.stop)
             wait_until(lambda: datastore_healthy(port), [child])
-        if set(CONTROLS) & set(arms):
-            port = ports["control"] = free_port()
-            words = [
-                "-m",
-                "benchmarks.serve.never_matching",
-                "--port",
-                str(port),
-                "--token",
-                str(unused_token),
-            ]
-            _child("control", [sys.executable, *words], folder, stack)
+        if set(CONTROLS) & set(variants):
+            ports["control"] = stack.enter_context(service(partial(add_never_matching, unused_token)))
         yield ports
-
-
-def _child(name: str, words: list[str], folder: Path, stack: contextlib.ExitStack) -> Child:
-    child = Child(name, words, {}, folder / f"{name}-service.log", show=False)
-    stack.callback(child.stop)
-    return child

@@ -1,0 +1,35 @@
+"""Options that several benchmarks have."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sglang_patches.launch.servers import suitable_dtype
+
+
+def options(command: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m benchmarks.<command>`. description: the module's docstring, which begins with that command."""
+    summary = (description or "").splitlines()[0].split(": ", 1)[-1]
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{command}", description=summary)
+    parser.add_argument("--json", type=Path, help="file to write the results to")
+    return parser
+
+
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    default = suitable_dtype()
+    parser.add_argument(
+        "--dtype", default=default, help="default: bfloat16 where the processor multiplies it, else float32"
+    )
+
+
+def check_positive(parser: argparse.ArgumentParser, given: argparse.Namespace, *names: str) -> None:
+    """Numbers, or lists of them, that must be above 0."""
+    for name in names:
+        value = getattr(given, name)
+        if min(value if isinstance(value, list) else [value]) <= 0:
+            parser.error(f"--{name.replace('_', '-')}: {value} is not above 0")

@@ -1,0 +1,48 @@
+"""`python -m benchmarks.report`: the page and the plots of a named run, from the folder its benchmarks wrote their results to.
+
+A folder of results is enough. Of serving the raw records may lie beside them (`*.journal.jsonl`), also of a run that broke off:
+the results are then made from those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report import plots
+from benchmarks.report.page import Run, page
+from benchmarks.report.records import dumps
+from benchmarks.serve.journal import SUFFIX
+from benchmarks.serve.summary import summarised
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report", description=__doc__.split(": ", 1)[1].splitlines()[0]
+    )
+    parser.add_argument("folder", type=Path, help="results of one run (--json of the other commands)")
+    parser.add_argument(
+        "--out", type=Path, help="where results and plots are kept; the folder itself if left out"
+    )
+    parser.add_argument("--page", type=Path, help="README.md of that folder if left out")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
+    out = given.out or given.folder
+    out.mkdir(parents=True, exist_ok=True)
+    texts = {path.stem: path.read_text() for path in given.folder.glob("*.json")}
+    for journal in given.folder.glob(f"*{SUFFIX}"):
+        texts[journal.name.removesuffix(SUFFIX)] = dumps(summarised(journal))
+    for name, text in texts.items():
+        (out / f"{name}.json").write_text(text)
+        plots.draw(name, json.loads(text), out)
+    where = given.page or out / "README.md"
+    where.write_text(page(Run.read(out, where)))
+
+
+if __name__ == "__main__":
+    main()

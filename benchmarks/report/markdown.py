@@ -1,0 +1,53 @@
+"""Markdown as lists of lines: the same tables on a page and in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from benchmarks.report.statistics import Interval
+
+WIDTH = 160
+
+
+def table(headings: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
+    return [_row(headings), "|" + "---|" * len(headings), *map(_row, rows), ""]
+
+
+def _row(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def pivot(
+    rows: Sequence[dict], by: Sequence[str], across: str, cell: Callable[[dict], object]
+) -> tuple[list, list[tuple]]:
+    """The values of `across`, and for each combination of `by` its values and a cell under each of those."""
+    columns = in_order(rows, across)
+    groups: dict[tuple, dict] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in by), {})[row[across]] = cell(row)
+    return columns, [(*key, *(cells.get(column, "") for column in columns)) for key, cells in groups.items()]
+
+
+def in_order(rows: Iterable[dict], key: str) -> list:
+    """The values of a field, each once."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def interval(value: dict) -> str:
+    return str(Interval(**value))
+
+
+def show(lines: Sequence[str]) -> None:
+    Console(width=WIDTH).print(Markdown("\n".join(lines)))
+
+
+Picture = Callable[
+    [str, str], list[str]
+]  # the lines that show a plot, by the end of its file's name and its title
+
+
+def no_picture(name: str, title: str) -> list[str]:
+    return []

@@ -1,0 +1,249 @@
+"""The plots of every benchmark's record, as read back from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.prompts import ALL
+from benchmarks.report.markdown import in_order
+from benchmarks.report.replaying import OURS, is_ours
+from benchmarks.report.serving import BASELINE
+
+DPI = 110
+COLUMNS = 4
+PANEL = 3.2  # inches
+CURVE = "mixed"  # the case that runs at every batch size
+
+Rows = Sequence[dict]
+
+
+def draw(name: str, record: dict, folder: Path) -> None:
+    """Writes <name>.png or <name>-<plot>.png, as many as the record has."""
+    for plot, figure in DRAWN.get(record["manifest"]["command"], lambda _: ())(record):
+        figure.savefig(folder / ("-".join(filter(None, (name, plot))) + ".png"), dpi=DPI)
+
+
+def single(size: tuple[float, float] = (6, 4), **axes: object) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size, layout="constrained")
+    panel = figure.add_subplot(**axes)
+    panel.grid(alpha=0.3, which="both")
+    return figure, panel
+
+
+# Replay
+
+
+def replay(record: dict) -> Iterator[tuple[str, Figure]]:
+    for name, rows in record["results"].items():
+        if name in ("methods", "cold"):
+            yield name, by_nodes(rows)
+        elif name in ("size", "language", "entries"):
+            yield name, by_size(rows)
+
+
+def panels(names: Sequence[str], **axes: object) -> tuple[Figure, list[Axes]]:
+    rows = -(-len(names) // COLUMNS)
+    figure = Figure(figsize=(PANEL * min(COLUMNS, len(names)), PANEL * rows + 0.8), layout="constrained")
+    grid = list(figure.subplots(rows, min(COLUMNS, len(names)), squeeze=False).flat)
+    for spare in grid[len(names) :]:
+        spare.set_visible(False)
+    for panel, name in zip(grid, names, strict=False):
+        panel.set(title=name, **axes)
+        panel.grid(alpha=0.3)
+    return figure, grid[: len(names)]
+
+
+def line(panel: Axes, rows: Rows, over: str, label: str, **style: Any) -> None:
+    """Tokens a step with its interval as a band."""
+    rows = sorted(rows, key=lambda row: row[over])
+    across = [row[over] for row in rows]
+    middle, low, high = (
+        np.array([row["tokens_per_step"][end] for row in rows], float) for end in ("value", "low", "high")
+    )
+    (drawn,) = panel.plot(across, middle, label=label, marker=".", **style)
+    panel.fill_between(across, low, high, color=drawn.get_color(), alpha=0.12)
+
+
+def by_nodes(rows: Rows) -> Figure:
+    """Tokens a step over drafted nodes: a panel a category (SSSD, figure 4), and one of ours by tier."""
+    names, methods = in_order(rows, "category"), in_order(rows, "method")
+    ours = [name for name in methods if is_ours({"method": name})]
+    tiers = ["our tiers, all answers"] if len(ours) > 1 else []
+    figure, grid = panels([*names, *tiers], xscale="log", xlabel="drafted nodes", ylabel="tokens a step")
+    for panel, category in zip(grid, names, strict=False):
+        for method in (OURS, *(name for name in methods if name not in ours)):
+            chosen = [row for row in rows if (row["method"], row["category"]) == (method, category)]
+            line(panel, chosen, "nodes", method, linewidth=2.5 if method == OURS else 1)
+    for method in ours if tiers else ():
+        chosen = [row for row in rows if (row["method"], row["category"]) == (method, ALL)]
+        line(grid[-1], chosen, "nodes", method.removeprefix(f"{OURS}, "))
+        grid[-1].legend(fontsize="x-small")
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
+    return figure
+
+
+def by_size(rows: Rows) -> Figure:
+    """Tokens a step over the prior's size; a line for each prior it grows beside, or for whose answers it holds."""
+    over = "added" if "added" in rows[0] else "tokens"
+    label = next((key for key in ("beside", "answers") if key in rows[0]), None)
+    names = in_order(rows, "category")
+    figure, grid = panels(names, xlabel=f"tokens of the prior{' added' if over == 'added' else ''}")
+    for panel, category in zip(grid, names, strict=True):
+        chosen = [row for row in rows if row["category"] == category]
+        for value in dict.fromkeys(row.get(label) for row in chosen):
+            own = [row for row in chosen if row.get(label) == value]
+            line(panel, own, over, f"{label}: {value}" if label else "")
+        panel.set_xscale(
+            "symlog", linthresh=max(min((row[over] for row in chosen if row[over]), default=1), 1)
+        )
+        if label:
+            panel.legend(fontsize="x-small")
+    grid[0].set_ylabel("tokens a step")
+    return figure
+
+
+# Servers
+
+
+def serve(record: dict) -> Iterator[tuple[str, Figure]]:
+    rows = record["summary"]
+    over_batch = [row for row in rows if row["case"] == CURVE and row["category"] == ALL]
+    if over_batch:
+        yield "curve", curve(over_batch)
+    others = [row for row in rows if row["variant"] != BASELINE]
+    if others:
+        yield "cases", ratios(others)
+    predicted = [row for row in rows if row.get("predicted_tokens_per_second")]
+    if predicted:
+        yield "predicted", predictions(predicted)
+
+
+def curve(rows: Rows) -> Figure:
+    """Throughput over latency, a point a batch size (SSSD, figure 6): up and to the left is better."""
+    figure, axes = single(
+        (7, 5), xlabel="mean time between tokens of a request, ms", ylabel="tokens a second, all requests"
+    )
+    for variant in in_order(rows, "variant"):
+        own = sorted((row for row in rows if row["variant"] == variant), key=lambda row: row["batch"])
+        across, up = [1e3 * row["gap_mean"] for row in own], [row["tokens_per_second"] for row in own]
+        axes.plot(across, up, marker="o", label=variant)
+        for x, y, row in zip(across, up, own, strict=True):
+            axes.annotate(
+                str(row["batch"]), (x, y), textcoords="offset points", xytext=(4, 4), fontsize="x-small"
+            )
+    axes.legend(title="numbers: batch size", fontsize="small")
+    return figure
+
+
+def ratios(rows: Rows) -> Figure:
+    """Throughput over plain decoding of every case."""
+    variants = in_order(rows, "variant")
+    places = list(dict.fromkeys((row["case"], row["category"], row["batch"]) for row in rows))
+    figure, axes = single((8, 0.32 * len(places) + 1.5), xlabel="throughput over plain decoding")
+    for number, variant in enumerate(variants):
+        own = [row for row in rows if row["variant"] == variant]
+        heights = [
+            -places.index((r["case"], r["category"], r["batch"])) - 0.7 * number / len(variants) for r in own
+        ]
+        found = [row["throughput_ratio"] for row in own]
+        middle, low, high = (
+            np.array([ratio["value"] if ratio[end] is None else ratio[end] for ratio in found])
+            for end in ("value", "low", "high")
+        )
+        errors = [middle - low, high - middle]
+        axes.errorbar(middle, heights, xerr=errors, fmt="o", markersize=3, color=f"C{number}", label=variant)
+    axes.axvline(1, color="black", linewidth=0.8)
+    labels = [
+        f"{case}{'' if category == ALL else ', ' + category}, batch {batch}"
+        for case, category, batch in places
+    ]
+    axes.set_yticks([-i - 0.3 for i in range(len(places))], labels, fontsize="x-small")
+    axes.legend(fontsize="small")
+    return figure
+
+
+def predictions(rows: Rows) -> Figure:
+    """Predicted over measured throughput."""
+    figure, axes = single(
+        (5, 5), xlabel="measured tokens/s", ylabel="predicted tokens/s", xscale="log", yscale="log"
+    )
+    for variant in in_order(rows, "variant"):
+        own = [row for row in rows if row["variant"] == variant]
+        measured, predicted = (
+            [row[key] for row in own] for key in ("tokens_per_second", "predicted_tokens_per_second")
+        )
+        axes.plot(measured, predicted, "o", label=variant)
+    measured = [row["tokens_per_second"] for row in rows]
+    ends = np.array([min(measured), max(measured)])
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, alpha=0.1, color="black", label="±10%")
+    axes.legend(fontsize="small")
+    return figure
+
+
+# Costs
+
+
+def engine(record: dict) -> Iterator[tuple[str, Figure]]:
+    """Step time over the prior's size; a line a batch size and percentile."""
+    figure, axes = single(
+        xlabel="tokens of the prior",
+        ylabel="µs a step",
+        xscale="log",
+        yscale="log",
+        title="Engine.step, one thread",
+    )
+    rows = record["results"]
+    for batch in in_order(rows, "batch"):
+        own = [row for row in rows if row["batch"] == batch]
+        for name, style in (("p50_us", "-o"), ("p99_us", "--o")):
+            label = f"batch {batch}, {own[0]['nodes']} nodes, {name[:3]}"
+            axes.plot([row["prior_tokens"] for row in own], [row[name] for row in own], style, label=label)
+    axes.set_ylim(bottom=4)  # room for the legend
+    axes.legend(loc="lower left", ncols=2, fontsize="small")
+    yield "", figure
+
+
+def roofline(record: dict) -> Iterator[tuple[str, Figure]]:
+    figure, axes = single(
+        xlabel="s_q, the root included", ylabel="step time over plain decoding", xscale="log", yscale="log"
+    )
+    for row in record["results"]:
+        axes.plot(
+            list(map(int, row["cost"])), list(row["cost"].values()), marker=".", label=f"batch {row['batch']}"
+        )
+    axes.legend()
+    yield "", figure
+
+
+def split_latency(record: dict) -> Iterator[tuple[str, Figure]]:
+    """The share of gaps that are longer than a time."""
+    figure, axes = single(
+        (7, 4), xlabel="time between two chunks of an answer, ms", ylabel="share of them that is longer",
+        xscale="log", yscale="log",
+    )  # fmt: skip
+    stacks, phases = (in_order(record["results"], key) for key in ("stack", "phase"))
+    for row in record["results"]:
+        gaps = np.sort(np.concatenate(row["gaps_ms"]))
+        style = {
+            "color": f"C{stacks.index(row['stack'])}",
+            "linestyle": (":", "-")[phases.index(row["phase"])],
+        }
+        axes.plot(
+            gaps, 1 - np.arange(len(gaps)) / len(gaps), label=f"{row['stack']}, {row['phase']}", **style
+        )
+    axes.axhline(0.01, color="gray", linewidth=0.5)
+    axes.legend()
+    yield "", figure
+
+
+DRAWN: dict[str, Callable[[dict], Iterator[tuple[str, Figure]]]] = {
+    "replay": replay, "serve": serve, "engine": engine, "roofline": roofline, "split_latency": split_latency,
+}  # fmt: skip

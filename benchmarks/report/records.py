@@ -1,0 +1,64 @@
+"""The file a benchmark leaves: a manifest and its results as JSON, one row of a table a line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.report import tables
+from benchmarks.report.manifest import manifest
+from benchmarks.report.markdown import show
+from benchmarks.report.statistics import Interval
+
+DIGITS = 6  # significant ones
+
+
+def finish(command: str, given: argparse.Namespace, files: Iterable[Path] = (), **results: object) -> None:
+    """Prints a run's tables and writes its record if --json asks for it. files: prompts and answers that were read."""
+    text = dumps({"manifest": manifest(command, files, given), **results})
+    show(tables.of(json.loads(text)))
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(text)
+
+
+def dumps(record: dict) -> str:
+    return _lines(_plain(record)) + "\n"
+
+
+def _lines(value: object) -> str:
+    """A line for each entry that holds no table, and for each row of a table."""
+    if isinstance(value, dict) and any(_is_nested(entry) for entry in value.values()):
+        return (
+            "{\n"
+            + ",\n".join(f"{json.dumps(name)}: {_lines(entry)}" for name, entry in value.items())
+            + "\n}"
+        )
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+    return json.dumps(value)
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(row, dict) for row in value)
+    )
+
+
+def _plain(value: object) -> object:
+    """As JSON has it, floats rounded."""
+    if isinstance(value, Interval):
+        return _plain(value.as_dict())
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    return value if isinstance(value, str | int | None) else str(value)

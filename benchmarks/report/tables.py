@@ -1,0 +1,22 @@
+"""The tables of every benchmark's record."""
+
+from __future__ import annotations
+
+from benchmarks.report import costs, replaying, serving
+
+COSTS = {
+    "engine": costs.engine,
+    "rpc": costs.rpc,
+    "upkeep": costs.upkeep,
+    "host_time": costs.host_time,
+    "length": costs.length,
+    "roofline": costs.roofline,
+    "split_latency": costs.split_latency,
+    "weights": costs.weights,
+}
+TABLES = COSTS | {"replay": replaying.tables, "serve": serving.tables}
+
+
+def of(record: dict) -> list[str]:
+    """Lines of Markdown."""
+    return TABLES[record["manifest"]["command"]](record)
