@@ -7,7 +7,7 @@ random keys and queries; it costs well under a second, kernel compilation apart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PREFIXES = (3, 40)  # cached tokens of the two probed requests
+PREFIXES = (3, 40)  # cached tokens of the probed requests
 # Backends that take the rotary part of latent queries and keys as arguments of their own.
 ROPE_APART = ("fa3", "fa4")
 TOLERANCE = 0.1  # of what a causal chain in the tree's place would change
@@ -38,16 +38,17 @@ def check_tree_attention(runner: ModelRunner, width: int) -> None:
     To be called before anything is served: it uses KV slots and request rows, and gives them back.
     """
     layers = list(_one_of_each_kind(runner))
-    slots = _allocate(runner, width)
+    table = runner.req_to_token_pool.req_to_token
+    prefixes = PREFIXES[-(len(table) - 1) :]  # row 0 is SGLang's; a server for one request has one more
+    slots = _allocate(runner, prefixes, width)
     if slots is None:
         logger.warning("specstore: the KV cache is too small to probe tree attention")
         return
-    rows = torch.arange(1, len(PREFIXES) + 1, device=runner.device)
-    table = runner.req_to_token_pool.req_to_token
+    rows = torch.arange(1, len(prefixes) + 1, device=runner.device)
     before = table[rows].clone()
     table[rows, : slots.shape[1]] = slots.to(table.dtype)
     try:
-        probe = _Probe(runner, width, rows, slots)
+        probe = _Probe(runner, prefixes, width, rows, slots)
         for layer in layers:
             probe.check(layer)
     finally:
@@ -70,10 +71,10 @@ def _one_of_each_kind(runner: ModelRunner) -> Iterable[RadixAttention]:
             yield layer
 
 
-def _allocate(runner: ModelRunner, width: int) -> torch.Tensor | None:
+def _allocate(runner: ModelRunner, prefixes: Sequence[int], width: int) -> torch.Tensor | None:
     """int64 [requests, longest prefix + width] free KV slots, None when there are not enough."""
     allocator, page = runner.token_to_kv_pool_allocator, runner.page_size
-    requests, length = len(PREFIXES), -(-(max(PREFIXES) + width) // page) * page
+    requests, length = len(prefixes), -(-(max(prefixes) + width) // page) * page
     if (
         runner.req_to_token_pool.req_to_token.shape[1] < length
         or allocator.available_size() < requests * length
@@ -91,23 +92,26 @@ def _allocate(runner: ModelRunner, width: int) -> torch.Tensor | None:
 
 
 class _Probe:
-    """One verification of a binary tree for two requests with cached tokens."""
+    """One verification of a binary tree for each of some requests with cached tokens."""
 
-    def __init__(self, runner: ModelRunner, width: int, rows: torch.Tensor, slots: torch.Tensor) -> None:
+    def __init__(
+        self, runner: ModelRunner, cached: Sequence[int], width: int, rows: torch.Tensor, slots: torch.Tensor
+    ) -> None:
         self._runner = runner
         self._slots = slots
         self._generator = torch.Generator().manual_seed(0)
-        prefixes = np.array(PREFIXES, dtype=np.int64)
+        self._cached_tokens = cached
+        prefixes = np.array(cached, dtype=np.int64)
         self._layout = _binary_tree(prefixes, width)
         self._batch = _verify_batch(runner, self._layout, prefixes, rows, slots)
         runner.attn_backend.init_forward_metadata(self._batch)
 
     def check(self, layer: RadixAttention) -> None:
-        width = self._layout.mask.shape[1]
-        query = self._random(len(PREFIXES) * width, layer.tp_q_head_num, layer.qk_head_dim)
-        got = self._attend(layer, query).view(len(PREFIXES), width, layer.tp_q_head_num, -1).float()
-        query = query.view(len(PREFIXES), width, *query.shape[1:])
-        for request, prefix in enumerate(PREFIXES):
+        requests, width, _ = self._layout.mask.shape
+        query = self._random(requests * width, layer.tp_q_head_num, layer.qk_head_dim)
+        got = self._attend(layer, query).view(requests, width, layer.tp_q_head_num, -1).float()
+        query = query.view(requests, width, *query.shape[1:])
+        for request, prefix in enumerate(self._cached_tokens):
             keys, values = self._cached(layer, request, prefix + width)
             tree = torch.from_numpy(self._layout.mask[request])
             chain = torch.ones_like(tree).tril()
@@ -152,7 +156,7 @@ class _Probe:
 
     def _visible(self, layer: RadixAttention, request: int, mask: torch.Tensor) -> torch.Tensor:
         """bool [width, prefix + width]: what each row of the tree may attend to."""
-        width, prefix = mask.shape[0], PREFIXES[request]
+        width, prefix = mask.shape[0], self._cached_tokens[request]
         visible = torch.cat([torch.ones(width, prefix, dtype=torch.bool), mask], dim=1)
         if layer.sliding_window_size > 0:
             rows = torch.from_numpy(self._layout.positions).view(-1, width)[request]
@@ -188,7 +192,7 @@ def _verify_batch(
 ) -> ForwardBatch:
     device, width = runner.device, layout.mask.shape[1]
     lengths = torch.from_numpy(prefixes)
-    tree_slots = [slots[request, prefix : prefix + width] for request, prefix in enumerate(PREFIXES)]
+    tree_slots = [slots[request, prefix : prefix + width] for request, prefix in enumerate(prefixes.tolist())]
     batch = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=len(prefixes),

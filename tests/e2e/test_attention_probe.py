@@ -1,4 +1,4 @@
-"""A server whose attention backend ignores tree masks does not start. That a right one passes, every other server shows."""
+"""A server whose attention backend ignores tree masks does not start; one with room for a single request does."""
 
 import os
 from pathlib import Path
@@ -26,3 +26,9 @@ def test_backend_that_ignores_the_mask_is_refused_by_name(tiny_model, logs):
         raise AssertionError("the server became healthy")
     log = (logs / "tiny-blind.log").read_text()
     assert "attention backend specstore_cpu does not honour draft trees" in log
+
+
+def test_a_server_for_one_request_at_a_time_starts(tiny_model, logs):
+    spec = ServerSpec("tiny-alone", tiny_model, "SSSD", dtype="float32", max_running_requests=1)
+    with running(spec, logs) as server:
+        assert len(server.generate([5, 6], temperature=0, max_new_tokens=4)["output_ids"]) > 0
