@@ -19,7 +19,7 @@ from datastore_service.client.base import Datastore, DatastoreError
 from datastore_service.client.channel import open_channel
 from datastore_service.client.metrics import RECONNECTS
 from datastore_service.endpoint import parse_endpoint
-from datastore_service.protocol.types import Entry, Namespace, Reply
+from datastore_service.protocol.types import MAX_VOCAB, Entry, Namespace, Reply
 from datastore_service.tls import Tls
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
@@ -75,7 +75,7 @@ class GrpcDatastore(Datastore):
         endpoint: str,
         namespace: Namespace,
         tls: Tls | None = None,
-        vocab_size: int = wire.ANY_VOCABULARY,
+        vocab_size: int = MAX_VOCAB,
     ) -> None:
         self._vocab_size = vocab_size
         self._target = parse_endpoint(endpoint).target

@@ -9,10 +9,19 @@ from itertools import chain, islice
 import numpy as np
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Query, Rejected, Reply, Status
+from datastore_service.protocol.types import (
+    MAX_VOCAB,
+    Budget,
+    Entry,
+    Namespace,
+    Opening,
+    Query,
+    Rejected,
+    Reply,
+    Status,
+)
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
-ANY_VOCABULARY = 1 << 31  # the engine's MAX_VOCAB, which is not imported: its kernels take half a second
 _STATUSES = {
     status.value: status for status in Status
 }  # faster than Status(), which raises for other numbers
@@ -68,7 +77,7 @@ def _opening(opening: Opening) -> pb.Opening:
     )
 
 
-def read_replies(message: pb.DraftReply, vocab_size: int = ANY_VOCABULARY) -> list[Reply]:
+def read_replies(message: pb.DraftReply, vocab_size: int = MAX_VOCAB) -> list[Reply]:
     """Raises ValueError if the service sent columns of unequal length, an unknown status or an id that is not below
     `vocab_size`, OverflowError for a number that is no token id."""
     entries, nodes = len(message.statuses), sum(message.nodes) + sum(message.query_nodes)

@@ -39,7 +39,7 @@ from datastore_service.engine.retrieval import (
     segment_occurrences,
     session_occurrences,
 )
-from datastore_service.engine.segment import MAX_VOCAB, Segment
+from datastore_service.engine.segment import Segment
 from datastore_service.engine.session import (
     BUFFER,
     DESCRIPTOR_FIELDS,
@@ -59,6 +59,7 @@ from datastore_service.engine.session import (
     follow_with,
 )
 from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import MAX_VOCAB
 
 # Fields of a request: address of the session's descriptor (0: nothing to do), the range of its tokens, whether they are a
 # query's and so not kept, the start of the request's own text, the budget, where its nodes are written and, set by the

@@ -26,13 +26,13 @@ from datastore_service.engine.limits import Limits
 from datastore_service.engine.live.store import LiveStore
 from datastore_service.engine.live.tier import LiveTier
 from datastore_service.engine.open_sessions import OpenSessions, Usage
-from datastore_service.engine.segment import MAX_VOCAB, Segment, build_segment
+from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.shared_texts import SharedTexts, Texts
 from datastore_service.engine.stats import EngineStats, SessionInfo, TierStats
 from datastore_service.engine.step import StepRunner
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Reply
+from datastore_service.protocol.types import EMPTY_TOKENS, MAX_VOCAB, Entry, Reply
 
 
 class Engine:
