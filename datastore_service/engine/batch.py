@@ -66,11 +66,10 @@ from datastore_service.engine.session import (
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from datastore_service.protocol.types import Budget
 
-# Fields of a request: the session's descriptor, its part of the tokens, whether they are a query's, which are not kept,
-# where its known text starts, the budget, where its nodes are written and, from the kernel, where they end. Address 0:
-# nothing to do.
-SESSION, BEGIN, END, TENTATIVE, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(10)
-REQUEST_FIELDS = 10
+# Fields of a request: the session's descriptor, its part of the tokens, where its known text starts, the budget, where its
+# nodes are written and, from the kernel, where they end. Address 0: nothing to do.
+SESSION, BEGIN, END, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(9)
+REQUEST_FIELDS = 9
 _CONTEXT, _INTERVALS, _COUNTS, _DESCRIPTOR = range(INTEGER_ROWS, INTEGER_ROWS + 4)
 _SCRATCH_ROWS = INTEGER_ROWS + 4
 _TIERS = max(Tier) + 1
@@ -105,27 +104,28 @@ class Work:
 
     def add_nothing(self) -> None:
         """An entry that neither appends nor drafts, or a query that is not answered."""
-        self._fields += (0, 0, 0, 0, 0, 0, 0, 0, self._output, 0)
+        self._fields += (0, 0, 0, 0, 0, 0, 0, self._output, 0)
 
-    def add(self, index: SessionIndex, begin: int, end: int, budget: Budget, tentative: bool = False) -> None:
-        """index: has reserved room for the tokens [begin, end) of those that `run` gets, and for the budget's nodes.
-        tentative: a query, after its session's entry."""
+    def add(self, index: SessionIndex, begin: int, end: int, budget: Budget) -> None:
+        """index: has reserved room for the tokens [begin, end) of those that `run` gets, and for the budget's nodes."""
         nodes = budget.nodes
         self._fields += (
-            index.address, begin, end, tentative, index.text_start, nodes, budget.depth, budget.children, self._output, 0
+            index.address, begin, end, index.text_start, nodes, budget.depth, budget.children, self._output, 0
         )  # fmt: skip
         self._output += nodes
 
-    def run(self, tokens_of_all: np.ndarray, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
-        """A tree for each entry and query. tokens_of_all: int32. table: of `source_table`, whose texts the caller keeps
-        alive meanwhile."""
+    def run(
+        self, entries: int, appended: np.ndarray, table: np.ndarray, weights: np.ndarray
+    ) -> list[DraftTree]:
+        """A tree for each entry and query. entries: how many were added before the first query. appended: int32, the new
+        tokens of all, then the queries'. table: of `source_table`, whose texts the caller keeps alive meanwhile."""
         requests = np.array(self._fields, dtype=np.int64).reshape(-1, REQUEST_FIELDS)
         tokens = np.empty(self._output, dtype=np.int32)
         parents = np.empty(self._output, dtype=np.int32)
         probs = np.empty(self._output, dtype=np.float32)
         tiers = np.empty(self._output, dtype=np.uint8)
         run_batch(
-            requests, tokens_of_all, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
+            requests, entries, appended, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
         )  # fmt: skip
         return [
             DraftTree(tokens[i:j], parents[i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE
@@ -275,29 +275,29 @@ def _occurrences(address, sources, bounds, context, size, nodes, weights, interv
 
 
 @kernel
-def run_batch(requests, appended, sources, weights, integers, reals, tokens, parents, probs, tiers):
-    """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order.
+def run_batch(requests, entries, appended, sources, weights, integers, reals, tokens, parents, probs, tiers):
+    """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order. After the first `entries`
+    they are queries: what they append is not kept, what they draft is not counted.
 
-    appended: int32, the tokens of all entries and queries. sources: see source_table; the session's rows are overwritten, so a call owns
+    appended: int32, the tokens of all. sources: see source_table; the session's rows are overwritten, so a call owns
     its copy. tokens, parents: int32, probs: float32, tiers: uint8, each of the total budget."""
     live, prior = _borders(sources)
     bounds = live, prior, len(sources)
     context = integers[_CONTEXT]
     count = integers[_COUNTS]
+    scratch = integers[_DESCRIPTOR].ctypes.data
     intervals = integers[_INTERVALS, : 4 * MAX_SEGMENTS].reshape((2, MAX_SEGMENTS, 2))
-    for entry in range(len(requests)):
-        request = requests[entry]
+    for row in range(len(requests)):
+        request, tentative = requests[row], row >= entries
         request[DRAFTED] = request[OUTPUT]
         address = request[SESSION]
         if address == 0:
             continue
-        descriptor = view_i64(address, DESCRIPTOR_FIELDS)
-        tentative = request[TENTATIVE] != 0
         if tentative:
-            descriptor = integers[_DESCRIPTOR, :DESCRIPTOR_FIELDS]
-            follow_with(address, appended, request[BEGIN], request[END], descriptor)
-            address = descriptor.ctypes.data
-        elif request[BEGIN] < request[END]:
+            follow_with(address, appended, request[BEGIN], request[END], scratch)
+            address = scratch
+        descriptor = view_i64(address, DESCRIPTOR_FIELDS)
+        if request[BEGIN] < request[END] and not tentative:
             if descriptor[DRAFT_NODES] > 0:
                 _count_accepted(descriptor, appended, request[BEGIN], request[END], count)
             append_tokens(address, appended, request[BEGIN], request[END])

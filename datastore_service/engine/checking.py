@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
-from datastore_service.protocol.types import Budget, Entry, Query
+from datastore_service.protocol.types import EMPTY_TOKENS, Budget, Entry, Query
 
 MAX_NAME_BYTES = 256
 MAX_QUERIES = 4096  # of a step
@@ -16,8 +16,8 @@ _SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit whatever they are
 _FEW = 128
 
 
-def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
-    """Raises ValueError naming the field and its limit. Of the tokens see `joined_tokens`."""
+def check_entries(entries: Sequence[Entry], vocab_size: int) -> int:
+    """Raises ValueError naming the field and its limit. Of the tokens see `joined_tokens`. Returns the number of queries."""
     asked = 0
     for entry in entries:
         if not 0 < len(entry.session) <= _SHORT_NAME:
@@ -42,19 +42,22 @@ def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
             _check_queries(entry.queries)
     if asked > MAX_QUERIES:
         raise ValueError(f"queries: {asked} in one step exceed {MAX_QUERIES}")
+    return asked
 
 
-def joined_tokens(entries: Sequence[Entry], vocab_size: int) -> np.ndarray:
-    """int32, the entries' tokens one after the other and then their queries', in an array of its own. Raises ValueError
-    naming the field, the id and the limit."""
+def joined_tokens(entries: Sequence[Entry], asked: int, vocab_size: int) -> np.ndarray:
+    """int32, the entries' tokens one after the other and then their queries' (asked: how many there are, if any), in an
+    array of its own. Raises ValueError naming the field, the id and the limit."""
     tokens = _joined("tokens", [entry.tokens for entry in entries], vocab_size)
-    tentative = [query.tokens for entry in entries for query in entry.queries]
-    if not tentative:
+    if not asked:
         return tokens
+    tentative = [query.tokens for entry in entries for query in entry.queries]
     return np.concatenate((tokens, _joined("queries.tokens", tentative, vocab_size)))
 
 
 def _joined(name: str, parts: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+    if not parts:
+        return EMPTY_TOKENS
     for part in parts:
         if part.ndim != 1 or (part.dtype.kind not in "iu" and len(part)):
             raise ValueError(f"{name}: {part.ndim}-D {part.dtype}, not a 1-D integer array")

@@ -175,13 +175,14 @@ class Engine:
         Raises ValueError naming the field and its limit before anything is applied."""
         if not entries:
             return []
-        check_entries(entries, self.vocab_size)
-        tokens = joined_tokens(entries, self.vocab_size)
+        asked = check_entries(entries, self.vocab_size)
+        tokens = joined_tokens(entries, asked, self.vocab_size)
         if len({entry.session for entry in entries}) == len(entries):
-            return self._step_distinct(entries, tokens)
+            return self._step_distinct(entries, asked, tokens)
         replies: list[Reply] = []
         for distinct in _split_at_repeats(entries):
-            replies += self._step_distinct(distinct, joined_tokens(distinct, self.vocab_size))
+            tokens = joined_tokens(distinct, asked, self.vocab_size)
+            replies += self._step_distinct(distinct, asked, tokens)
         return replies
 
     def set_prior(self, segments: Sequence[Segment]) -> None:
@@ -332,7 +333,7 @@ class Engine:
         SessionIndex().reserve(1 << 10)
         work = self._take_work()
         work.begin()
-        work.run(EMPTY_TOKENS, self._snapshot.table, self._weights)
+        work.run(0, EMPTY_TOKENS, self._snapshot.table, self._weights)
         self._idle.append(work)
 
     def _check_segments(self, segments: Sequence[Segment]) -> None:
@@ -346,11 +347,11 @@ class Engine:
 
     # One batch of distinct sessions
 
-    def _step_distinct(self, entries: Sequence[Entry], tokens: np.ndarray) -> list[Reply]:
-        """tokens: of `joined_tokens`."""
+    def _step_distinct(self, entries: Sequence[Entry], asked: int, tokens: np.ndarray) -> list[Reply]:
+        """asked: 0 if there are no queries. tokens: of `joined_tokens`."""
         sessions = self._hold(entries)
         try:
-            replies = self._answer(entries, sessions, tokens)
+            replies = self._answer(entries, sessions, asked, tokens)
             for row, entry in enumerate(entries):
                 session = sessions[row]
                 if entry.closing and session is not None and (failure := self._close(session)):
@@ -404,7 +405,7 @@ class Engine:
         return index
 
     def _answer(
-        self, entries: Sequence[Entry], sessions: Sequence[_Session | None], tokens: np.ndarray
+        self, entries: Sequence[Entry], sessions: Sequence[_Session | None], asked: int, tokens: np.ndarray
     ) -> list[Reply]:
         """Appends what the entries bring and drafts, in one kernel call."""
         statuses, spans = self._accept(entries, sessions)
@@ -419,21 +420,20 @@ class Engine:
             if entry.rejected and self.limits.refusals:
                 self._refuse(entry, index, end - begin)
             work.add(index, begin, end, budget)
-        if any(entry.queries for entry in entries):
+        if asked:
             _add_queries(work, entries, sessions, statuses)
         snapshot = self._snapshot  # held until the kernel returns: its table has only addresses
-        trees = work.run(tokens, snapshot.table, self._weights)
+        trees = work.run(len(entries), tokens, snapshot.table, self._weights)
         self._idle.append(work)
-        answers = iter(trees[len(entries) :])
-        return [
-            Reply(
-                status,
-                0 if session is None else session.index.known,
-                tree,
-                tuple(islice(answers, len(entry.queries))) if entry.queries else (),
-            )
-            for entry, session, status, tree in zip(entries, sessions, statuses, trees, strict=False)
+        replies = [
+            Reply(status, 0 if session is None else session.index.known, tree)
+            for session, status, tree in zip(sessions, statuses, trees, strict=False)
         ]
+        if asked:
+            answers = iter(trees[len(entries) :])
+            for entry, reply in zip(entries, replies, strict=True):
+                reply.trees = tuple(islice(answers, len(entry.queries)))
+        return replies
 
     def _refuse(self, entry: Entry, index: SessionIndex, new: int) -> None:
         for refused in entry.rejected:
@@ -544,7 +544,7 @@ def _add_queries(
             if session is None or status is not Status.OK or not _agrees(query.tokens, committed):
                 work.add_nothing()
             else:
-                work.add(session.index, begin + len(committed), end, query.budget, tentative=True)
+                work.add(session.index, begin + len(committed), end, query.budget)
 
 
 def _longest(queries: Sequence[Query]) -> int:

@@ -289,12 +289,13 @@ def append_tokens(address, source, begin, end):
 
 
 @njit
-def follow_with(address, source, begin, end, descriptor):
-    """Makes `descriptor` (int64 [DESCRIPTOR_FIELDS]) that of the session at `address` as if its text went on with
-    source[begin:end] (int32), for which it has reserved room.
+def follow_with(address, source, begin, end, result):
+    """Writes at `result` the descriptor of the session at `address` as if its text went on with source[begin:end] (int32),
+    for which it has reserved room.
 
     The tokens, and links from the last of them, are written where the next appended ones will be. Nothing else of the
     session changes: an n-gram of them is found by comparison instead of in the hash table."""
+    descriptor = view_i64(result, DESCRIPTOR_FIELDS)
     descriptor[:] = view_i64(address, DESCRIPTOR_FIELDS)
     if begin == end:
         return
