@@ -15,6 +15,12 @@ class DatastoreError(Exception):
 class Datastore(ABC):
     """Sessions and drafts of one namespace. Calls of one instance come from one thread."""
 
+    @property
+    @abstractmethod
+    def wants_rejected(self) -> bool:
+        """Whether entries' refused tokens are of any use; may change when a service comes back. Those that are not do not
+        travel."""
+
     @abstractmethod
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         """Applies the entries and drafts for them, one Reply an Entry in the same order.

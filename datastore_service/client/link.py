@@ -37,6 +37,10 @@ class Link:
         """Whether a session is in good hands there."""
         return self.breaker.asks and not self._stream.trouble
 
+    @property
+    def wants_rejected(self) -> bool:
+        return self._stream.wants_rejected
+
     def submit(self, entries: Sequence[Entry]) -> int | None:
         """A step's number for `collect`; None if the service cannot be asked."""
         try:

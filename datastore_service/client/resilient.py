@@ -45,6 +45,10 @@ class ResilientDatastore(Datastore):
         self._skipped: set[str] = set()
         self._earlier: set[str] = set()  # links that do not know queries
 
+    @property
+    def wants_rejected(self) -> bool:
+        return any(link.wants_rejected for link in self.links.values())
+
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         started = time.monotonic()
         accepted = [self._accepts(entry) for entry in entries]
