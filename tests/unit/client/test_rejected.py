@@ -65,7 +65,7 @@ def test_a_service_that_comes_back_with_the_tier_gets_them(tmp_path):
     with running(listen=endpoint):
         assert datastore.wait_connected(10)
         assert not datastore.wants_rejected
-    eventually(lambda: datastore.trouble)
+    eventually(lambda: datastore.disconnect_reason)
     with running(listen=endpoint, engine_limits=Limits(refusals=4)) as service:
         try:
             assert datastore.wait_connected(20)

@@ -101,7 +101,7 @@ def test_a_whole_session_of_an_earlier_worker(schema, refusals):
                 (drafted,) = worker.ask(step)
                 assert drafted == (OK, 42, [3, 4, 1, 2, 3, 4, 1, 2])
             (hosted,) = service.namespaces
-            assert len(hosted.engine._sessions["s"].index.refused) == (2 if refusals else 0)
+            assert len(hosted.engine._sessions._open["s"].index.refused) == (2 if refusals else 0)
             replies = worker.ask(
                 {"session": "s", "start": 50, "tokens": [1]},
                 {"session": "x", "tokens": [1]},
