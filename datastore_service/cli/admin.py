@@ -26,6 +26,7 @@ from datastore_service.cli.output import print_json, print_reply, progress, tabl
 from datastore_service.cli.stats_tables import print_stats
 from datastore_service.client.channel import open_channel
 from datastore_service.client.wire import namespace_message
+from datastore_service.protocol.types import MAX_VOCAB
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from proto_gen.specstore.v1.drafting_pb2 import Namespace
@@ -209,7 +210,6 @@ def _tier_number(name: str) -> pb.Tier:
 def _documents(sources: list[Path], tokenizer: str, field: str) -> list[pb.Document]:
     """Reads all files, so that a bad one is found before anything is sent. tokenizer: a folder, or a fingerprint if all
     files hold ids."""
-    from datastore_service.engine.segment import MAX_VOCAB
     from datastore_service.storage.corpus import read_tokens
     from datastore_service.storage.tokenizer import load_tokenizer
 

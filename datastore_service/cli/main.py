@@ -19,7 +19,7 @@ from datastore_service.cli.output import errors, progress
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.fusion import FusionWeights, Policy
-from datastore_service.engine.segment import MAX_VOCAB
+from datastore_service.protocol.types import MAX_VOCAB
 from datastore_service.storage.errors import StorageError
 
 

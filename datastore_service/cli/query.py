@@ -26,9 +26,8 @@ from datastore_service.cli.options import (
     namespace_of,
 )
 from datastore_service.client import Datastore
-from datastore_service.engine.segment import MAX_VOCAB
 from datastore_service.protocol.tree import DraftTree, Tier
-from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.protocol.types import MAX_VOCAB, Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage.errors import shortened
 from datastore_service.storage.tokenizer import check_text, encode, load_tokenizer
 from datastore_service.tls import Tls

@@ -15,6 +15,12 @@ class DatastoreError(Exception):
 class Datastore(ABC):
     """Sessions and drafts of one namespace. Calls of one instance come from one thread."""
 
+    @property
+    @abstractmethod
+    def wants_rejected(self) -> bool:
+        """Whether refused tokens of entries are used. It may change when a service reconnects. Tokens that are not used are
+        not sent."""
+
     @abstractmethod
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         """Applies the entries and drafts for them; one Reply for each Entry, in the same order.

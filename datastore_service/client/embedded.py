@@ -15,6 +15,10 @@ class EmbeddedDatastore(Datastore):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    @property
+    def wants_rejected(self) -> bool:
+        return self._engine.limits.refusals > 0
+
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         return self._engine.step(entries)
 

@@ -37,6 +37,10 @@ class Link:
         """Whether sessions can be assigned to the service: steps may call it, and a stream is open."""
         return self.breaker.allows_calls and not self._stream.disconnect_reason
 
+    @property
+    def wants_rejected(self) -> bool:
+        return self._stream.wants_rejected
+
     def submit(self, entries: Sequence[Entry]) -> int | None:
         """Sends a step; returns its number for `collect`, None if it cannot be sent."""
         try:

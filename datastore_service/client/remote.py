@@ -19,7 +19,7 @@ from datastore_service.client.base import Datastore, DatastoreError
 from datastore_service.client.channel import open_channel
 from datastore_service.client.metrics import RECONNECTS
 from datastore_service.endpoint import parse_endpoint
-from datastore_service.protocol.types import Entry, Namespace, Reply
+from datastore_service.protocol.types import MAX_VOCAB, Entry, Namespace, Reply
 from datastore_service.tls import Tls
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
@@ -75,7 +75,7 @@ class GrpcDatastore(Datastore):
         endpoint: str,
         namespace: Namespace,
         tls: Tls | None = None,
-        vocab_size: int = wire.ANY_VOCABULARY,
+        vocab_size: int = MAX_VOCAB,
     ) -> None:
         self._vocab_size = vocab_size
         self._target = parse_endpoint(endpoint).target
@@ -86,6 +86,7 @@ class GrpcDatastore(Datastore):
         self._sent = self._answered = self._awaited = self._lost = 0
         # Replies to awaited steps, in order; None: the stream broke. `collect` skips those that are too late.
         self._arrived: queue.SimpleQueue[pb.DraftReply | None] = queue.SimpleQueue()
+        self._wants_rejected = True  # until a service says otherwise
         self._disconnect_reason = "not connected yet"
         self._closed = False
         self._channel = open_channel(endpoint, tls, _CHANNEL_OPTIONS)
@@ -104,6 +105,11 @@ class GrpcDatastore(Datastore):
     def disconnect_reason(self) -> str:
         """Why no stream is open; empty while one is."""
         return self._disconnect_reason
+
+    @property
+    def wants_rejected(self) -> bool:
+        """What the service said when it last connected."""
+        return self._wants_rejected
 
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         until = time.monotonic() + deadline
@@ -149,7 +155,7 @@ class GrpcDatastore(Datastore):
         self._thread.join(timeout=5)
 
     def _send(self, entries: Sequence[Entry], awaited: bool) -> int:
-        request = wire.request_message(0, entries)
+        request = wire.request_message(0, entries, self._wants_rejected)
         with self._state:
             if self._outbound is None:
                 raise DatastoreError(self._disconnect_reason)
@@ -193,7 +199,8 @@ class GrpcDatastore(Datastore):
                 call.cancel()
             self._call = call
         try:
-            next(call)
+            greeting = next(call)
+            self._wants_rejected = not greeting.without_rejected
             self._connect(outbound)
             for reply in call:
                 self._deliver(reply)

@@ -43,6 +43,10 @@ class ResilientDatastore(Datastore):
         self._skipped: set[str] = set()
         self._without_queries: set[str] = set()  # links of services that do not know queries
 
+    @property
+    def wants_rejected(self) -> bool:
+        return any(link.wants_rejected for link in self.links.values())
+
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         started = time.monotonic()
         supported = [self._supports(entry) for entry in entries]

@@ -4,15 +4,23 @@ the server's."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Query, Rejected, Reply, Status
+from datastore_service.protocol.types import (
+    MAX_VOCAB,
+    Entry,
+    Namespace,
+    Opening,
+    Query,
+    Rejected,
+    Reply,
+    Status,
+)
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
-ANY_VOCABULARY = 1 << 31  # the engine's MAX_VOCAB, which is not imported: its kernels take half a second
 _STATUSES = {
     status.value: status for status in Status
 }  # faster than Status(), which raises for other numbers
@@ -22,11 +30,16 @@ def namespace_message(namespace: Namespace) -> pb.Namespace:
     return pb.Namespace(model=namespace.model, tokenizer=namespace.tokenizer, tenant=namespace.tenant)
 
 
-def request_message(step: int, entries: Sequence[Entry]) -> pb.DraftRequest:
-    return pb.DraftRequest(step=step, entries=[_entry(entry) for entry in entries])
+def request_message(step: int, entries: Sequence[Entry], with_rejected: bool = True) -> pb.DraftRequest:
+    message = pb.DraftRequest(step=step, entries=[_entry(entry, with_rejected) for entry in entries])
+    queries = [query for entry in entries for query in entry.queries]
+    if queries:
+        message.queries.CopyFrom(_queries(queries))
+        message.queries.counts.extend([len(entry.queries) for entry in entries])
+    return message
 
 
-def _entry(entry: Entry) -> pb.Entry:
+def _entry(entry: Entry, with_rejected: bool) -> pb.Entry:
     tokens = entry.tokens[entry.expected :] if entry.expected else entry.tokens
     message = pb.Entry(
         session=entry.session,
@@ -34,25 +47,26 @@ def _entry(entry: Entry) -> pb.Entry:
         tokens=tokens.tolist(),
         closing=entry.closing,
     )
-    if entry.budget.nodes:
-        _set_budget(message.budget, entry.budget)
-    if entry.rejected:
+    budget = entry.budget
+    if budget.nodes:
+        bounds = message.budget
+        bounds.nodes, bounds.depth, bounds.children = budget.nodes, budget.depth, budget.children
+    if entry.rejected and with_rejected:
         message.rejected.extend([_rejected(refused) for refused in entry.rejected])
     if entry.opening:
         message.opening.CopyFrom(_opening(entry.opening))
-    if entry.queries:
-        message.queries.extend([_query(query) for query in entry.queries])
     return message
 
 
-def _query(query: Query) -> pb.Query:
-    message = pb.Query(tokens=query.tokens.tolist())
-    _set_budget(message.budget, query.budget)
-    return message
-
-
-def _set_budget(message: pb.Budget, budget: Budget) -> None:
-    message.nodes, message.depth, message.children = budget.nodes, budget.depth, budget.children
+def _queries(queries: Sequence[Query]) -> pb.Queries:
+    budgets = [query.budget for query in queries]
+    return pb.Queries(
+        tokens=np.concatenate([query.tokens for query in queries]).tolist(),
+        lengths=[len(query.tokens) for query in queries],
+        nodes=[budget.nodes for budget in budgets],
+        depths=[budget.depth for budget in budgets],
+        children=[budget.children for budget in budgets],
+    )
 
 
 def _rejected(rejected: Rejected) -> pb.Rejected:
@@ -68,16 +82,15 @@ def _opening(opening: Opening) -> pb.Opening:
     )
 
 
-def read_replies(message: pb.DraftReply, vocab_size: int = ANY_VOCABULARY) -> list[Reply]:
+def read_replies(message: pb.DraftReply, vocab_size: int = MAX_VOCAB) -> list[Reply]:
     """Raises ValueError if the service sent columns of unequal length, an unknown status or an id that is not below
     `vocab_size`, OverflowError for a number that is no token id."""
-    entries, nodes = len(message.statuses), sum(message.nodes) + sum(message.query_nodes)
+    entries, sizes, answered = len(message.statuses), list(message.nodes), False
     _check_columns(message, ("known", "nodes"), entries, "statuses")
-    queries = message.queries or [0] * entries
-    if len(queries) != entries or sum(queries) != len(message.query_nodes):
-        raise ValueError(
-            f"queries: {sum(queries)} of {len(queries)} entries for {len(message.query_nodes)} trees of {entries}"
-        )
+    if message.HasField("answers"):
+        answered = True
+        sizes += _answer_sizes(message.answers, entries)
+    nodes = sum(sizes)
     _check_columns(message, ("tokens", "parents", "probs", "sources"), nodes, "nodes in all")
     tokens = np.fromiter(message.tokens, np.int32, nodes)
     if nodes and tokens.max() >= vocab_size:  # the model has no embedding for it
@@ -86,23 +99,31 @@ def read_replies(message: pb.DraftReply, vocab_size: int = ANY_VOCABULARY) -> li
     probs = np.array(message.probs, np.float32)
     sources = np.frombuffer(message.sources, np.uint8)
     trees, end = [], 0
-    for size in chain(message.nodes, message.query_nodes):
+    for size in sizes:
         begin, end = end, end + size
         trees.append(
             DraftTree(tokens[begin:end], parents[begin:end], probs[begin:end], sources[begin:end])
             if size
             else EMPTY_TREE
         )
-    answers = iter(trees[entries:])
-    return [
-        Reply(
-            _STATUSES.get(status) or Status(status),
-            known,
-            tree,
-            tuple(islice(answers, count)) if count else (),
-        )
-        for status, known, tree, count in zip(message.statuses, message.known, trees, queries, strict=False)
+    replies = [
+        Reply(_STATUSES.get(status) or Status(status), known, tree)
+        for status, known, tree in zip(message.statuses, message.known, trees, strict=False)
     ]
+    if answered:
+        answers = iter(trees[entries:])
+        for reply, count in zip(replies, message.answers.counts, strict=True):
+            reply.trees = tuple(islice(answers, count))
+    return replies
+
+
+def _answer_sizes(answers: pb.Answers, entries: int) -> list[int]:
+    if len(answers.counts) != entries or sum(answers.counts) != len(answers.nodes):
+        raise ValueError(
+            f"answers: {len(answers.counts)} counts, in all {sum(answers.counts)}, for {entries} entries and"
+            f" {len(answers.nodes)} trees"
+        )
+    return list(answers.nodes)
 
 
 def _check_columns(message: pb.DraftReply, names: Sequence[str], size: int, of: str) -> None:

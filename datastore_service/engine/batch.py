@@ -39,7 +39,7 @@ from datastore_service.engine.retrieval import (
     segment_occurrences,
     session_occurrences,
 )
-from datastore_service.engine.segment import MAX_VOCAB, Segment
+from datastore_service.engine.segment import Segment
 from datastore_service.engine.session import (
     BUFFER,
     DESCRIPTOR_FIELDS,
@@ -59,12 +59,12 @@ from datastore_service.engine.session import (
     follow_with,
 )
 from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import MAX_VOCAB
 
-# Fields of a request: address of the session's descriptor (0: nothing to do), the range of its tokens, whether they are a
-# query's and so not kept, the start of the request's own text, the budget, where its nodes are written and, set by the
-# kernel, where they end.
-SESSION, BEGIN, END, TENTATIVE, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(10)
-REQUEST_FIELDS = 10
+# Fields of a request: address of the session's descriptor (0: nothing to do), the range of its tokens, the start of the
+# request's own text, the budget, where its nodes are written and, set by the kernel, where they end.
+SESSION, BEGIN, END, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(9)
+REQUEST_FIELDS = 9
 _CONTEXT, _INTERVALS, COUNTERS_ROW, _DESCRIPTOR = range(INTEGER_ROWS, INTEGER_ROWS + 4)
 SCRATCH_ROWS = INTEGER_ROWS + 4
 TIERS = max(Tier) + 1
@@ -202,29 +202,30 @@ def _occurrences(address, sources, bounds, context, size, nodes, weights, interv
 
 
 @kernel
-def run_batch(requests, appended, sources, weights, integers, reals, tokens, parents, probs, tiers):
-    """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order.
+def run_batch(requests, entries, appended, sources, weights, integers, reals, tokens, parents, probs, tiers):
+    """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order. After the first `entries`
+    they are queries: what they append is not kept, what they draft is not counted.
 
-    appended: int32, the tokens of all entries and queries. sources: a copy of a `source_table`, whose rows of the session
-    are overwritten. tokens, parents: int32, probs: float32, tiers: uint8, each as long as the sum of the budgets."""
+    appended: int32, the tokens of all entries and then of all queries. sources: a copy of a `source_table`, whose rows of
+    the session are overwritten. tokens, parents: int32, probs: float32, tiers: uint8, each as long as the sum of the
+    budgets."""
     live, prior = _borders(sources)
     bounds = live, prior, len(sources)
     context = integers[_CONTEXT]
     count = integers[COUNTERS_ROW]
+    scratch = integers[_DESCRIPTOR].ctypes.data
     intervals = integers[_INTERVALS, : 4 * MAX_SEGMENTS].reshape((2, MAX_SEGMENTS, 2))
-    for entry in range(len(requests)):
-        request = requests[entry]
+    for row in range(len(requests)):
+        request, tentative = requests[row], row >= entries
         request[DRAFTED] = request[OUTPUT]
         address = request[SESSION]
         if address == 0:
             continue
-        descriptor = view_i64(address, DESCRIPTOR_FIELDS)
-        tentative = request[TENTATIVE] != 0
         if tentative:
-            descriptor = integers[_DESCRIPTOR, :DESCRIPTOR_FIELDS]
-            follow_with(address, appended, request[BEGIN], request[END], descriptor)
-            address = descriptor.ctypes.data
-        elif request[BEGIN] < request[END]:
+            follow_with(address, appended, request[BEGIN], request[END], scratch)
+            address = scratch
+        descriptor = view_i64(address, DESCRIPTOR_FIELDS)
+        if request[BEGIN] < request[END] and not tentative:
             if descriptor[DRAFT_NODES] > 0:
                 _count_accepted(descriptor, appended, request[BEGIN], request[END], count)
             append_tokens(address, appended, request[BEGIN], request[END])

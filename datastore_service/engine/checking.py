@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
-from datastore_service.protocol.types import Budget, Entry, Query
+from datastore_service.protocol.types import EMPTY_TOKENS, Budget, Entry, Query
 
 MAX_NAME_BYTES = 256
 MAX_QUERIES = 4096  # of a step
@@ -16,8 +16,9 @@ _SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit in any case: one has at
 _FEW = 128  # tokens for which Python is quicker than NumPy
 
 
-def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
-    """Raises ValueError naming the field and its limit. `joined_tokens` checks the tokens."""
+def check_entries(entries: Sequence[Entry], vocab_size: int) -> int:
+    """Returns the number of queries. Raises ValueError naming the field and its limit. `joined_tokens` checks the
+    tokens."""
     queries = 0
     for entry in entries:
         if not 0 < len(entry.session) <= _SHORT_NAME:
@@ -42,19 +43,22 @@ def check_entries(entries: Sequence[Entry], vocab_size: int) -> None:
             _check_queries(entry.queries)
     if queries > MAX_QUERIES:
         raise ValueError(f"queries: {queries} in one step exceed {MAX_QUERIES}")
+    return queries
 
 
-def joined_tokens(entries: Sequence[Entry], vocab_size: int) -> np.ndarray:
-    """int32, a new array of all entries' tokens and then of all queries' tokens. Raises ValueError naming the field, the id
-    and the limit."""
+def joined_tokens(entries: Sequence[Entry], queries: int, vocab_size: int) -> np.ndarray:
+    """int32, a new array of all entries' tokens and then of all queries' tokens. queries: 0 if there are none. Raises
+    ValueError naming the field, the id and the limit."""
     tokens = _joined("tokens", [entry.tokens for entry in entries], vocab_size)
-    of_queries = [query.tokens for entry in entries for query in entry.queries]
-    if not of_queries:
+    if not queries:
         return tokens
+    of_queries = [query.tokens for entry in entries for query in entry.queries]
     return np.concatenate((tokens, _joined("queries.tokens", of_queries, vocab_size)))
 
 
 def _joined(name: str, parts: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+    if not parts:
+        return EMPTY_TOKENS
     for part in parts:
         if part.ndim != 1 or (part.dtype.kind not in "iu" and len(part)):
             raise ValueError(f"{name}: {part.ndim}-D {part.dtype}, not a 1-D integer array")

@@ -26,13 +26,13 @@ from datastore_service.engine.limits import Limits
 from datastore_service.engine.live.store import LiveStore
 from datastore_service.engine.live.tier import LiveTier
 from datastore_service.engine.open_sessions import OpenSessions, Usage
-from datastore_service.engine.segment import MAX_VOCAB, Segment, build_segment
+from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.shared_texts import SharedTexts, Texts
 from datastore_service.engine.stats import EngineStats, SessionInfo, TierStats
 from datastore_service.engine.step import StepRunner
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Reply
+from datastore_service.protocol.types import EMPTY_TOKENS, MAX_VOCAB, Entry, Reply
 
 
 class Engine:
@@ -75,13 +75,14 @@ class Engine:
         Raises ValueError naming the field and its limit before anything is applied."""
         if not entries:
             return []
-        check_entries(entries, self.vocab_size)
-        tokens = joined_tokens(entries, self.vocab_size)
+        queries = check_entries(entries, self.vocab_size)
+        tokens = joined_tokens(entries, queries, self.vocab_size)
         if len({entry.session for entry in entries}) == len(entries):
-            return self._runner.run(entries, tokens)
+            return self._runner.run(entries, queries, tokens)
         replies: list[Reply] = []
         for distinct in _split_at_repeats(entries):
-            replies += self._runner.run(distinct, joined_tokens(distinct, self.vocab_size))
+            tokens = joined_tokens(distinct, queries, self.vocab_size)
+            replies += self._runner.run(distinct, queries, tokens)
         return replies
 
     # Sessions
@@ -197,7 +198,7 @@ class Engine:
         SessionIndex().reserve(1 << 10)
         call = self._calls.take()
         call.begin()
-        call.run(EMPTY_TOKENS, self._texts.current.table, self._weights)
+        call.run(0, EMPTY_TOKENS, self._texts.current.table, self._weights)
         self._calls.give_back(call)
 
 

@@ -50,27 +50,30 @@ class KernelCall:
 
     def add_nothing(self) -> None:
         """Adds an entry that neither appends nor drafts, or a query that is not answered."""
-        self._fields += (0, 0, 0, 0, 0, 0, 0, 0, self._output, 0)
+        self._fields += (0, 0, 0, 0, 0, 0, 0, self._output, 0)
 
-    def add(self, index: SessionIndex, begin: int, end: int, budget: Budget, tentative: bool = False) -> None:
-        """Adds an entry with the range [begin, end) of the tokens that `run` gets. index: has reserved room for them and
-        for the budget's nodes. tentative: it is a query, after its session's entry."""
+    def add(self, index: SessionIndex, begin: int, end: int, budget: Budget) -> None:
+        """Adds an entry or query with the range [begin, end) of the tokens that `run` gets. index: has reserved room for
+        them and for the budget's nodes."""
         nodes = budget.nodes
         self._fields += (
-            index.address, begin, end, tentative, index.text_start, nodes, budget.depth, budget.children, self._output, 0
+            index.address, begin, end, index.text_start, nodes, budget.depth, budget.children, self._output, 0
         )  # fmt: skip
         self._output += nodes
 
-    def run(self, all_tokens: np.ndarray, table: np.ndarray, weights: np.ndarray) -> list[DraftTree]:
-        """A tree for each entry and query. all_tokens: int32. table: of `source_table`; the caller keeps its texts alive
-        during the call. weights: of `FusionWeights.packed`."""
+    def run(
+        self, entries: int, appended: np.ndarray, table: np.ndarray, weights: np.ndarray
+    ) -> list[DraftTree]:
+        """A tree for each entry and query. entries: how many were added before the first query. appended: int32, the tokens
+        of all. table: of `source_table`; the caller keeps its texts alive during the call. weights: of
+        `FusionWeights.packed`."""
         requests = np.array(self._fields, dtype=np.int64).reshape(-1, REQUEST_FIELDS)
         tokens = np.empty(self._output, dtype=np.int32)
         parents = np.empty(self._output, dtype=np.int32)
         probs = np.empty(self._output, dtype=np.float32)
         tiers = np.empty(self._output, dtype=np.uint8)
         run_batch(
-            requests, all_tokens, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
+            requests, entries, appended, table.copy(), weights, self._integers, self._reals, tokens, parents, probs, tiers
         )  # fmt: skip
         return [
             DraftTree(tokens[i:j], parents[i:j], probs[i:j], tiers[i:j]) if j > i else EMPTY_TREE

@@ -24,12 +24,12 @@ from datastore_service.engine.kernel import kernel
 from datastore_service.engine.memory import address_of, load_token, view_i32
 from datastore_service.engine.packing import bits_for, pack, packed_size, unpack
 from datastore_service.engine.suffix_sorting import sort_suffixes
+from datastore_service.protocol.types import MAX_VOCAB
 
 log = logging.getLogger(__name__)
 
 BLOCK = 16
 MAX_KEY_TOKENS = 8
-MAX_VOCAB = 1 << 31
 MAX_SIZE = (1 << 31) - 2
 PARTS = ("tokens", "suffixes", "offsets", "keys")  # of a segment, each an array
 _CHUNK = 1 << 24

@@ -290,12 +290,13 @@ def append_tokens(address, source, begin, end):
 
 
 @njit
-def follow_with(address, source, begin, end, descriptor):
-    """Fills `descriptor` (int64 [DESCRIPTOR_FIELDS]) as that of the session at `address` would be if source[begin:end]
-    (int32) followed its text. The session has reserved the room.
+def follow_with(address, source, begin, end, result):
+    """Writes to `result` (address of int64 [DESCRIPTOR_FIELDS]) the descriptor that the session at `address` would have if
+    source[begin:end] (int32) followed its text. The session has reserved the room.
 
     The tokens, and links from the last of them, are written to the places of the next appended tokens. Nothing else of
     the session changes: n-grams within these tokens are found by comparison, not in the hash table."""
+    descriptor = view_i64(result, DESCRIPTOR_FIELDS)
     descriptor[:] = view_i64(address, DESCRIPTOR_FIELDS)
     if begin == end:
         return

@@ -33,11 +33,12 @@ class StepRunner:
         self._sessions, self._texts, self._calls = sessions, texts, calls
         self._weights, self._refusals, self._publish = weights, refusals, publish
 
-    def run(self, entries: Sequence[Entry], tokens: np.ndarray) -> list[Reply]:
-        """One Reply for each Entry, in the same order. entries: of distinct sessions. tokens: of `joined_tokens`."""
+    def run(self, entries: Sequence[Entry], queries: int, tokens: np.ndarray) -> list[Reply]:
+        """One Reply for each Entry, in the same order. entries: of distinct sessions. queries: 0 if they have none.
+        tokens: of `joined_tokens`."""
         sessions = self._sessions.acquire(entries)
         try:
-            replies = self._draft(entries, sessions, tokens)
+            replies = self._draft(entries, sessions, queries, tokens)
             for row, entry in enumerate(entries):
                 session = sessions[row]
                 if entry.closing and session is not None and (failure := self._close(session)):
@@ -47,7 +48,11 @@ class StepRunner:
         return replies
 
     def _draft(
-        self, entries: Sequence[Entry], sessions: Sequence[OpenSession | None], tokens: np.ndarray
+        self,
+        entries: Sequence[Entry],
+        sessions: Sequence[OpenSession | None],
+        queries: int,
+        tokens: np.ndarray,
     ) -> list[Reply]:
         """Appends the entries' tokens, drafts and answers queries, in one kernel call."""
         statuses, spans = self._sessions.admit(entries, sessions)
@@ -62,21 +67,20 @@ class StepRunner:
             if entry.rejected and self._refusals:
                 self._note_refused(entry, index, end - begin)
             call.add(index, begin, end, budget)
-        if any(entry.queries for entry in entries):
+        if queries:
             _add_queries(call, entries, sessions, statuses)
         texts = self._texts.current  # kept alive until the kernel returns: its table has only addresses
-        trees = call.run(tokens, texts.table, self._weights)
+        trees = call.run(len(entries), tokens, texts.table, self._weights)
         self._calls.give_back(call)
-        answers = iter(trees[len(entries) :])
-        return [
-            Reply(
-                status,
-                0 if session is None else session.index.known,
-                tree,
-                tuple(islice(answers, len(entry.queries))) if entry.queries else (),
-            )
-            for entry, session, status, tree in zip(entries, sessions, statuses, trees, strict=False)
+        replies = [
+            Reply(status, 0 if session is None else session.index.known, tree)
+            for session, status, tree in zip(sessions, statuses, trees, strict=False)
         ]
+        if queries:
+            answers = iter(trees[len(entries) :])
+            for entry, reply in zip(entries, replies, strict=True):
+                reply.trees = tuple(islice(answers, len(entry.queries)))
+        return replies
 
     def _note_refused(self, entry: Entry, index: SessionIndex, new: int) -> None:
         """new: tokens that the entry adds; a refusal beyond them is of text that the session does not have."""
@@ -109,7 +113,7 @@ def _add_queries(
             if session is None or status is not Status.OK or not _agrees(query.tokens, committed):
                 call.add_nothing()
             else:
-                call.add(session.index, begin + len(committed), end, query.budget, tentative=True)
+                call.add(session.index, begin + len(committed), end, query.budget)
 
 
 def _longest(queries: Sequence[Query]) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 
 from datastore_service.protocol.tree import DraftTree
 
+MAX_VOCAB = 1 << 31  # token ids are smaller
 EMPTY_TOKENS = np.empty(0, dtype=np.int32)
 
 

@@ -119,7 +119,10 @@ class _Stream:
         except ValueError as error:
             raise invalid(f"entries: {error}") from error
         self._metrics.engine_seconds.observe(time.perf_counter() - started)
-        return wire.reply_message(request.step, replies)
+        message = wire.reply_message(request.step, replies)
+        if request.HasField("namespace"):
+            message.without_rejected = hosted.engine.limits.refusals == 0
+        return message
 
     def end(self) -> None:
         if self._hosted is not None:

@@ -9,8 +9,7 @@ from datastore_service.engine.engine import Engine
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.live.store import LiveStore
-from datastore_service.engine.segment import MAX_VOCAB
-from datastore_service.protocol.types import Namespace
+from datastore_service.protocol.types import MAX_VOCAB, Namespace
 from datastore_service.server.namespaces import EngineFactory
 from datastore_service.storage.manifest import open_segments, read_manifest
 

@@ -6,6 +6,7 @@ Readers raise RefusalError (INVALID_ARGUMENT) naming the field and its limit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,14 +49,17 @@ def read_name(name: str, field: str, limits: ServiceLimits) -> str:
 
 def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimits) -> list[Entry]:
     _check_limit(len(request.entries), limits.entries, "entries", "entries in one message")
-    entries, queries = [], 0
+    entries = []
     for i, entry in enumerate(request.entries):
-        queries += len(entry.queries)
-        _check_limit(queries, limits.queries, "entries.queries", "queries in one message")
         try:
             entries.append(_entry(entry, vocab_size, limits))
         except RefusalError as refusal:
             raise refusal.within(f"entries[{i}]") from None
+    if request.HasField("queries"):
+        try:
+            _add_queries(entries, request.queries, vocab_size, limits)
+        except RefusalError as refusal:
+            raise refusal.within("queries") from None
     return entries
 
 
@@ -77,20 +81,48 @@ def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
         _budget(entry.budget, limits),
         _opening(entry.opening, limits) if entry.HasField("opening") else None,
         entry.closing,
-        queries=_queries(entry.queries, vocab_size, limits) if entry.queries else (),
     )
 
 
-def _queries(queries: Sequence[pb.Query], vocab_size: int, limits: ServiceLimits) -> tuple[Query, ...]:
-    read = []
-    for i, query in enumerate(queries):
-        try:
-            _check_limit(len(query.tokens), limits.query_tokens, "tokens", "tokens")
-            tokens = _tokens(query.tokens, "tokens", vocab_size)
-            read.append(Query(tokens, _budget(query.budget, limits)))
-        except RefusalError as refusal:
-            raise refusal.within(f"queries[{i}]") from None
-    return tuple(read)
+def _add_queries(
+    entries: Sequence[Entry], queries: pb.Queries, vocab_size: int, limits: ServiceLimits
+) -> None:
+    lengths = list(queries.lengths)
+    _check_limit(len(lengths), limits.queries, "lengths", "queries in one message")
+    _check_column(len(queries.counts), len(entries), "counts", "entries")
+    _check_column(sum(queries.counts), len(lengths), "counts", "queries, in all")
+    _check_column(len(queries.tokens), sum(lengths), "tokens", "in lengths, in all")
+    _check_values(lengths, limits.query_tokens, "lengths")
+    tokens = _tokens(queries.tokens, "tokens", vocab_size)
+    ends = itertools.accumulate(lengths)
+    of_each = (tokens[end - length : end] for length, end in zip(lengths, ends, strict=True))
+    read = map(Query, of_each, _budgets(queries, limits))
+    for entry, count in zip(entries, queries.counts, strict=True):
+        entry.queries = tuple(itertools.islice(read, count))
+
+
+def _budgets(queries: pb.Queries, limits: ServiceLimits) -> list[Budget]:
+    columns = {"nodes": limits.nodes, "depths": limits.depth, "children": limits.children}
+    for name, limit in columns.items():
+        _check_column(len(getattr(queries, name)), len(queries.lengths), name, "queries")
+        _check_values(getattr(queries, name), limit, name)
+    bounds = list(zip(queries.nodes, queries.depths, queries.children, strict=True))
+    made = {bound: Budget(*bound) if bound[0] else NO_DRAFT for bound in set(bounds)}  # mostly one
+    for i, (nodes, depth, children) in enumerate(bounds):
+        if nodes and not (depth and children):
+            raise invalid(f"nodes[{i}]: {nodes} need a depth and children of at least 1")
+    return [made[bound] for bound in bounds]
+
+
+def _check_values(values: Sequence[int], limit: int, field: str) -> None:
+    if values and max(values) > limit:
+        first = next(i for i, value in enumerate(values) if value > limit)
+        _check_limit(values[first], limit, f"{field}[{first}]")
+
+
+def _check_column(size: int, wanted: int, field: str, of: str) -> None:
+    if size != wanted:
+        raise invalid(f"{field}: {size} for {wanted} {of}")
 
 
 def _rejected(
@@ -156,12 +188,12 @@ def reply_message(step: int, replies: Sequence[Reply]) -> pb.DraftReply:
         known=[reply.known for reply in replies],
         nodes=[len(tree) for tree in trees],
     )
-    if any(reply.trees for reply in replies):
-        answers = [tree for reply in replies for tree in reply.trees]
-        message.queries.extend([len(reply.trees) for reply in replies])
-        message.query_nodes.extend([len(tree) for tree in answers])
+    answers = [tree for reply in replies for tree in reply.trees]
+    if answers:
+        message.answers.counts.extend([len(reply.trees) for reply in replies])
+        message.answers.nodes.extend([len(tree) for tree in answers])
         trees += answers
-    if any(message.nodes) or any(message.query_nodes):
+    if any(message.nodes) or any(map(len, answers)):
         message.tokens.extend(np.concatenate([tree.tokens for tree in trees]).tolist())
         message.parents.extend((np.concatenate([tree.parents for tree in trees]) + 1).tolist())
         message.probs.extend(np.concatenate([tree.probs for tree in trees]).tolist())

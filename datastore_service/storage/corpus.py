@@ -14,7 +14,8 @@ import pyarrow.parquet as parquet
 from pyarrow import ArrowException
 from tokenizers import Tokenizer
 
-from datastore_service.engine.segment import MAX_VOCAB, checked_document
+from datastore_service.engine.segment import checked_document
+from datastore_service.protocol.types import MAX_VOCAB
 from datastore_service.storage.errors import StorageError, shortened
 from datastore_service.storage.tokenizer import check_text, encode
 

@@ -12,7 +12,6 @@ import numpy as np
 from datastore_service.engine.packing import packed_size
 from datastore_service.engine.segment import (
     MAX_SIZE,
-    MAX_VOCAB,
     PARTS,
     Origin,
     Segment,
@@ -20,6 +19,7 @@ from datastore_service.engine.segment import (
     suffix_bits,
     token_dtype,
 )
+from datastore_service.protocol.types import MAX_VOCAB
 from datastore_service.storage.atomic import atomic_write
 from datastore_service.storage.errors import StorageError
 

@@ -31,17 +31,19 @@ class Namespace(_message.Message):
     def __init__(self, model: _Optional[str] = ..., tokenizer: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("step", "namespace", "entries")
+    __slots__ = ("step", "namespace", "entries", "queries")
     STEP_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
     step: int
     namespace: Namespace
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
-    def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+    queries: Queries
+    def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., queries: _Optional[_Union[Queries, _Mapping]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing", "queries")
+    __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -49,7 +51,6 @@ class Entry(_message.Message):
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
-    QUERIES_FIELD_NUMBER: _ClassVar[int]
     session: str
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -57,16 +58,23 @@ class Entry(_message.Message):
     budget: Budget
     opening: Opening
     closing: bool
-    queries: _containers.RepeatedCompositeFieldContainer[Query]
-    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[bool] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[bool] = ...) -> None: ...
 
-class Query(_message.Message):
-    __slots__ = ("tokens", "budget")
+class Queries(_message.Message):
+    __slots__ = ("counts", "tokens", "lengths", "nodes", "depths", "children")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DEPTHS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    budget: Budget
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ...) -> None: ...
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    depths: _containers.RepeatedScalarFieldContainer[int]
+    children: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., depths: _Optional[_Iterable[int]] = ..., children: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Opening(_message.Message):
     __slots__ = ("conversation", "forbid_publish", "prompt_length", "handing_over")
@@ -99,7 +107,7 @@ class Budget(_message.Message):
     def __init__(self, nodes: _Optional[int] = ..., depth: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources", "queries", "query_nodes")
+    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources", "answers", "without_rejected")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -108,8 +116,8 @@ class DraftReply(_message.Message):
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     PROBS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
-    QUERIES_FIELD_NUMBER: _ClassVar[int]
-    QUERY_NODES_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_REJECTED_FIELD_NUMBER: _ClassVar[int]
     step: int
     statuses: _containers.RepeatedScalarFieldContainer[Status]
     known: _containers.RepeatedScalarFieldContainer[int]
@@ -118,6 +126,14 @@ class DraftReply(_message.Message):
     parents: _containers.RepeatedScalarFieldContainer[int]
     probs: _containers.RepeatedScalarFieldContainer[float]
     sources: bytes
-    queries: _containers.RepeatedScalarFieldContainer[int]
-    query_nodes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., queries: _Optional[_Iterable[int]] = ..., query_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+    answers: Answers
+    without_rejected: bool
+    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: _Optional[bool] = ...) -> None: ...
+
+class Answers(_message.Message):
+    __slots__ = ("counts", "nodes")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ...) -> None: ...

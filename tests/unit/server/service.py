@@ -17,10 +17,14 @@ VOCAB = 1000
 
 @contextmanager
 def running(
-    limits: ServiceLimits | None = None, token: str = "", engine_limits: Limits | None = None, **options
+    limits: ServiceLimits | None = None,
+    token: str = "",
+    engine_limits: Limits | None = None,
+    listen: str = "127.0.0.1:0",
+    **options,
 ) -> Iterator[Service]:
     maker = engine_factory(None, VOCAB, engine_limits)
-    service = Service(parse_endpoint("127.0.0.1:0"), maker, limits, token, **options)
+    service = Service(parse_endpoint(listen), maker, limits, token, **options)
     service.start()
     try:
         yield service

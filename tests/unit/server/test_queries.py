@@ -89,7 +89,7 @@ def test_queries_are_no_statistic(service, datastore):
 
 
 def test_too_long_a_query_names_field_and_limit(datastore):
-    with pytest.raises(DatastoreError, match=r"entries\[0\].queries\[1\].tokens: 257 tokens exceeds 256"):
+    with pytest.raises(DatastoreError, match=r"queries.lengths\[1\]: 257 exceeds 256"):
         ask(datastore, "s", 0, [], queries=(Query(ids([1]), ASK), Query(ids([1] * 257), ASK)))
     assert datastore.wait_connected(SECONDS)
 

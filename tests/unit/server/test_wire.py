@@ -110,6 +110,14 @@ def filled(**fields) -> pb.DraftRequest:
     return pb.DraftRequest(entries=[pb.Entry(session="fine"), pb.Entry(**{"session": "s"} | fields)])
 
 
+def asking(**columns) -> pb.DraftRequest:
+    """Two queries of the second entry, with one and two tokens."""
+    whole = {
+        "counts": [0, 2], "tokens": [1, 2, 3], "lengths": [1, 2], "nodes": [1, 1], "depths": [1, 1], "children": [1, 1],
+    }  # fmt: skip
+    return pb.DraftRequest(entries=[{"session": "r"}, {"session": "s"}], queries=whole | columns)
+
+
 @pytest.mark.parametrize(
     ("request_message", "message"),
     [
@@ -128,11 +136,17 @@ def filled(**fields) -> pb.DraftRequest:
         (filled(rejected=[{}] * 257), "entries[1].rejected: 257 positions in one entry exceeds 256"),
         (filled(rejected=[{}, {"position": 2**31}]), "entries[1].rejected[1].position: 2147483648 exceeds"),
         (filled(rejected=[{"tokens": [3, 200]}]), "entries[1].rejected[0].tokens[1]: 200 is not below"),
-        (filled(queries=[{}, {"tokens": [1, 100]}]), "entries[1].queries[1].tokens[1]: 100 is not below the vocabulary's 100"),
-        (filled(queries=[{"tokens": [1] * 257}]), "entries[1].queries[0].tokens: 257 tokens exceeds 256"),
-        (filled(queries=[{"budget": {"nodes": 257}}]), "entries[1].queries[0].budget.nodes: 257 exceeds 256"),
-        (filled(queries=[{}] * 4097), "entries.queries: 4097 queries in one message exceeds 4096"),
-        (pb.DraftRequest(entries=[{"session": "s", "queries": [{}] * 5}] * 1000), "entries.queries: 4100 queries in one"),
+        (asking(tokens=[1, 2, 100]), "queries.tokens[2]: 100 is not below the vocabulary's 100"),
+        (asking(tokens=[1] * 258, lengths=[1, 257]), "queries.lengths[1]: 257 exceeds 256"),
+        (asking(nodes=[1, 257]), "queries.nodes[1]: 257 exceeds 256"),
+        (asking(depths=[65, 1]), "queries.depths[0]: 65 exceeds 64"),
+        (asking(children=[1, 0]), "queries.nodes[1]: 1 need a depth and children of at least 1"),
+        (asking(lengths=[0] * 4097), "queries.lengths: 4097 queries in one message exceeds 4096"),
+        (asking(counts=[2]), "queries.counts: 1 for 2 entries"),
+        (asking(counts=[2, 1]), "queries.counts: 3 for 2 queries, in all"),
+        (asking(tokens=[1]), "queries.tokens: 1 for 3 in lengths, in all"),
+        (asking(nodes=[1]), "queries.nodes: 1 for 2 queries"),
+        (asking(depths=[]), "queries.depths: 0 for 2 queries"),
         (pb.DraftRequest(entries=[{"session": "s"}] * 1025), "entries: 1025 entries in one message exceeds 1024"),
     ],
 )  # fmt: skip
@@ -164,10 +178,18 @@ WHOLE = {
         ({"nodes": [2, 1]}, ValueError, "tokens: 2 for 3 nodes in all"),
         ({"parents": [0]}, ValueError, "parents: 1 for 2 nodes in all"),
         ({"sources": b""}, ValueError, "sources: 0 for 2 nodes in all"),
-        ({"queries": [1, 0]}, ValueError, "queries: 1 of 2 entries for 0 trees of 2"),
-        ({"queries": [1], "query_nodes": [0]}, ValueError, "queries: 1 of 1 entries for 1 trees of 2"),
-        ({"query_nodes": [0]}, ValueError, "queries: 0 of 2 entries for 1 trees of 2"),
-        ({"queries": [0, 1], "query_nodes": [1]}, ValueError, "tokens: 2 for 3 nodes in all"),
+        (
+            {"answers": {"counts": [1, 0]}},
+            ValueError,
+            "answers: 2 counts, in all 1, for 2 entries and 0 trees",
+        ),
+        (
+            {"answers": {"counts": [1], "nodes": [0]}},
+            ValueError,
+            "answers: 1 counts, in all 1, for 2 entries and 1 trees",
+        ),
+        ({"answers": {"nodes": [0]}}, ValueError, "answers: 0 counts, in all 0, for 2 entries and 1 trees"),
+        ({"answers": {"counts": [0, 1], "nodes": [1]}}, ValueError, "tokens: 2 for 3 nodes in all"),
         ({"statuses": [1, 77]}, ValueError, "77 is not a valid Status"),
         ({"tokens": [1, 2**31]}, OverflowError, "out of bounds for int32"),
     ],
