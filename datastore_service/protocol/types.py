@@ -17,6 +17,7 @@ import numpy as np
 from datastore_service.protocol.tree import DraftTree
 
 EMPTY_TOKENS = np.empty(0, dtype=np.int32)
+MAX_NODES, MAX_DEPTH = 256, 64  # of a Budget
 
 
 class Status(IntEnum):
@@ -41,12 +42,13 @@ class Namespace:
 class Budget:
     """Bounds of one draft tree, the root (the last accepted token) not counted.
 
-    nodes: drafted tokens in all, 0 asks for no draft. depth: longest path. children: most children of a node.
+    nodes: drafted tokens in all, 0 asks for no draft. depth: longest path. children: most children of a node, 1 for a
+    chain. What is not given bounds nothing that `nodes` does not.
     """
 
     nodes: int
-    depth: int = 16
-    children: int = 8
+    depth: int = MAX_DEPTH
+    children: int = MAX_NODES
 
 
 NO_DRAFT = Budget(nodes=0)
