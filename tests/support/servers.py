@@ -34,8 +34,8 @@ SGLANG = (
     "sglang.srt.managers.scheduler",
 )
 PASSIVE = {"OMP_WAIT_POLICY": CPU_SPLIT_ENVIRONMENT["OMP_WAIT_POLICY"]}  # the halves of a split ask for it
-# Variables that a server reads while it runs. The others are read while SGLang or a library is imported, so that a server
-# that wants one of them set otherwise is started by its command.
+# Variables that a server reads while it runs. The others are read while SGLang or a library is imported: servers that
+# want them set otherwise are forked from a process of their own.
 READ_LATE = ("SPECSTORE_", "MOONCAKE_", "PYTHONPATH")
 
 
@@ -55,11 +55,6 @@ class ForkServer:
         self._started: list[int] = []
         self._statuses: dict[int, int] = {}
         threading.Thread(target=self._listen, daemon=True).start()
-
-    def suits(self, environment: Mapping[str, str]) -> bool:
-        """Whether a server with these variables is as one that imports SGLang itself."""
-        differing = [name for name, value in environment.items() if self.environment.get(name) != value]
-        return all(name.startswith(READ_LATE) for name in differing)
 
     def fork(self, module: str, words: list[str], environment: Mapping[str, str]) -> ForkedProcess:
         """`python -m module words`."""
@@ -127,21 +122,24 @@ class ForkedProcess:
                 os.kill(self.pid, number)
 
 
+def fork_server(environment: Mapping[str, str]) -> ForkServer:
+    """The one of this test run for servers with these variables; started by the first test that needs it."""
+    early = {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
+    return _fork_server(tuple(sorted((PASSIVE | early).items())))
+
+
 @functools.cache
-def fork_server() -> ForkServer:
-    """The one of this test run; started by the first test that needs it."""
-    return ForkServer(SGLANG, servers.ENVIRONMENT | servers.one_architecture() | PASSIVE)
+def _fork_server(variables: tuple[tuple[str, str], ...]) -> ForkServer:
+    return ForkServer(SGLANG, dict(variables))
 
 
 class ForkedChild(Child):
-    """Of the fork server, where its environment allows; else a process as any."""
+    """A process of a fork server, in the place of one that its command starts."""
 
-    def _start(self, command: list[str], environment: dict[str, str]) -> ForkedProcess | subprocess.Popen:
+    def _start(self, command: list[str], environment: dict[str, str]) -> ForkedProcess:
         python, flag, module, *words = command
         assert (python, flag) == (sys.executable, "-m")
-        if not fork_server().suits(environment):
-            return super()._start(command, environment)
-        return fork_server().fork(module, words, os.environ | environment)
+        return fork_server(environment).fork(module, words, os.environ | environment)
 
 
 class SglangServer(servers.SglangServer):

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import servers
 from tests.support.servers import ForkServer
 from tests.waiting import eventually
 
@@ -59,6 +60,7 @@ def test_it_is_ended_as_any_process(server, how):
 def test_all_end_with_the_process_that_asked_for_them():
     program = f"""
 import os, time
+from tests.support import servers
 from tests.support.servers import ForkServer
 server = ForkServer([], {{}})
 process = server.fork({PROGRAMS!r}, ["wait"], os.environ)
@@ -88,6 +90,12 @@ def test_imports_that_start_a_thread_are_refused():
         server.fork(PROGRAMS, ["say"], os.environ)
 
 
-def test_variables_that_are_read_at_import_need_a_process_of_their_own(server):
-    assert server.suits({"CHOSEN": "by the server", "SPECSTORE_NODES": "3", "PYTHONPATH": "anything"})
-    assert not server.suits({"SGLANG_TEST_RETRACT": "1"})
+def test_variables_that_are_read_at_import_need_a_process_of_their_own(monkeypatch):
+    monkeypatch.setattr(servers, "ForkServer", lambda modules, variables: variables)
+    servers._fork_server.cache_clear()
+    usual = servers.fork_server({"SGLANG_USE_CPU_ENGINE": "1"})
+    late = {"SPECSTORE_NODES": "3", "PYTHONPATH": "anything", "OMP_WAIT_POLICY": "PASSIVE"}
+    assert servers.fork_server({"SGLANG_USE_CPU_ENGINE": "1"} | late) is usual
+    retracting = servers.fork_server({"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_TEST_RETRACT": "1"})
+    assert retracting == usual | {"SGLANG_TEST_RETRACT": "1"}
+    servers._fork_server.cache_clear()
