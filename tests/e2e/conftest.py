@@ -11,7 +11,7 @@ from benchmarks.prompts import Prompt, chat_ids, load_prompts, spread
 from sglang_patches.launch.servers import ServerSpec, SglangServer, running
 from tests.conftest import SHARED
 from tests.e2e.services import serving
-from tests.e2e.tiny_model import write_tiny_model
+from tests.support.tiny_model import write_tiny_model
 
 WORKSHOP_PROMPTS = 60
 WORKSHOP_TOKENS = 32  # of an answer

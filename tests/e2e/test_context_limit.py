@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sglang_patches.launch.servers import ServerSpec, running
-from tests.e2e.tiny_model import VOCABULARY
+from tests.support.tiny_model import VOCABULARY
 
 CONTEXT = 256
 END = CONTEXT - 2  # SGLang keeps two tokens of the context free
