@@ -23,7 +23,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.prompts import Prompt, chat_ids, load_prompts
+from sglang_patches.demo.prompts import Prompt, chat_ids, load_prompts
 from sglang_patches.launch.servers import Endpoint, ServerSpec, exit_when_terminated, running, suitable_dtype
 
 OWN_CATEGORY = "own"  # of prompts that the model wrote

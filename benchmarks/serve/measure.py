@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import requests
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.load import steady_load
 from benchmarks.serve.prediction import Forecasts
+from sglang_patches.launch.metrics import samples
 from sglang_patches.launch.servers import SglangServer
 from sglang_patches.workers.metrics import PHASES, RETRIEVE
 
@@ -60,13 +59,6 @@ class Counters:
             },
             self.served - before.served,
         )
-
-
-def samples(url: str) -> list:
-    """All samples of a /metrics page; raises requests.HTTPError."""
-    response = requests.get(url + "/metrics", timeout=60)
-    response.raise_for_status()
-    return [sample for family in text_string_to_metric_families(response.text) for sample in family.samples]
 
 
 def first_tokens(server: SglangServer, group: Sequence[Request], batch: int) -> list[float]:

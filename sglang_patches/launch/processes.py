@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import random
 import signal
@@ -42,18 +43,21 @@ class Child:
         self.log = log
         self._show = show
         self._own_group = own_group
-        self._process = subprocess.Popen(
+        self._process = self._start(command, environment)
+        self._reader = threading.Thread(target=self._copy_output, daemon=True)
+        self._reader.start()
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen:
+        return subprocess.Popen(
             command,
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=own_group,  # Ctrl-C reaches the launcher alone, which then stops the children in order
+            start_new_session=self._own_group,  # Ctrl-C reaches the launcher alone, which then stops the children in order
             text=True,
             errors="replace",
         )
-        self._reader = threading.Thread(target=self._copy_output, daemon=True)
-        self._reader.start()
 
     def _copy_output(self) -> None:
         with self.log.open("a") as log:
@@ -71,6 +75,12 @@ class Child:
     def status(self) -> int | None:
         """Exit status, None while it runs; negative: the signal that ended it."""
         return self._process.poll()
+
+    def wait(self, seconds: float) -> int:
+        """Its exit status, once it has ended and its log is whole; raises subprocess.TimeoutExpired."""
+        status = self._process.wait(seconds)
+        self._reader.join(timeout=1)
+        return status
 
     def tail(self) -> str:
         """The last lines of its log, for the message that says it died."""
@@ -107,10 +117,19 @@ def require_running(children: list[Child]) -> None:
             raise ChildDiedError(child)
 
 
-def wait_until(ready: Callable[[], bool], children: list[Child], poll_seconds: float = 0.5) -> None:
-    """Returns once `ready()`; raises `ChildDiedError` when a child ends first."""
+def wait_until(
+    ready: Callable[[], bool],
+    children: list[Child],
+    poll_seconds: float = 0.5,
+    seconds: float = math.inf,
+) -> None:
+    """Returns once `ready()`; raises `ChildDiedError` when a child ends first, TimeoutError after so many seconds."""
+    limit = time.monotonic() + seconds
     while not ready():
         require_running(children)
+        if time.monotonic() > limit:
+            waited = ", ".join(f"{child.name} ({child.log})" for child in children)
+            raise TimeoutError(f"{waited}: not ready after {seconds:.0f} s:\n{children[-1].tail()}")
         time.sleep(poll_seconds)
 
 

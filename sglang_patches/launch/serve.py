@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from datastore_service.endpoint import FORMS, parse_endpoints
+from datastore_service.tls import Tls
 from sglang_patches.demo.corpus import CORPUS
 from sglang_patches.demo.errors import DemoModelError
 from sglang_patches.demo.model import ensure
@@ -203,12 +204,14 @@ def http_healthy(port: int, path: str = "health") -> bool:
         return False
 
 
-def datastore_healthy(port: int = DATASTORE_PORT) -> bool:
-    """Whether the datastore's gRPC health service says SERVING."""
+def datastore_healthy(port: int = DATASTORE_PORT, tls: Tls | None = None) -> bool:
+    """Whether the datastore's gRPC health service says SERVING. tls: of this client."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with grpc.insecure_channel(f"{HOST}:{port}") as channel:
+    from datastore_service.client.channel import open_channel
+
+    with open_channel(f"{HOST}:{port}", tls) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
         except grpc.RpcError:

@@ -8,17 +8,19 @@ import importlib.util
 import json
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import requests
 
 from sglang_patches.launch.processes import Child, free_port, wait_until
 
 START_SECONDS = 600.0
+ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 ARCHITECTURE = "llama"  # SGLang's module for every model the tests and benchmarks start
 
 
@@ -122,6 +124,8 @@ class Endpoint:
 class SglangServer(Endpoint):
     """A running server; `log` is its output. port: None for a free one."""
 
+    child: type[Child] = Child
+
     def __init__(self, spec: ServerSpec, log: Path, port: int | None = None) -> None:
         self.spec, self.log = spec, log
         self.port = port or free_port()
@@ -130,17 +134,14 @@ class SglangServer(Endpoint):
 
     def start(self) -> None:
         """Again, after `kill`."""
-        environment = {"SGLANG_USE_CPU_ENGINE": "1"} | one_architecture() | self.spec.environment
-        self._child = Child(self.spec.name, self.spec.command(self.port), environment, self.log, show=False)
+        environment = ENVIRONMENT | one_architecture() | self.spec.environment
+        self._child = self.child(
+            self.spec.name, self.spec.command(self.port), environment, self.log, show=False
+        )
 
     def wait_until_healthy(self) -> None:
         """Raises ChildDiedError with the log's tail if the server ends, TimeoutError if it is not healthy in time."""
-        limit = time.monotonic() + START_SECONDS
-        wait_until(lambda: self.answers("health") or time.monotonic() > limit, [self._child])
-        if not self.answers("health"):
-            raise TimeoutError(
-                f"{self.spec.name}: not healthy after {START_SECONDS:.0f} s:\n{self._child.tail()}"
-            )
+        wait_until(lambda: self.answers("health"), [self._child], seconds=START_SECONDS)
 
     def server_info(self) -> dict:
         return requests.get(self.url + "/get_server_info", timeout=60).json()
@@ -163,12 +164,27 @@ def exit_when_terminated() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
 
 
+class Startable(Protocol):
+    """A server, or several that answer as one."""
+
+    def wait_until_healthy(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+S = TypeVar("S", bound=Startable)
+
+
 @contextlib.contextmanager
-def running(spec: ServerSpec, folder: Path) -> Iterator[SglangServer]:
-    """A healthy server for the duration of the block."""
-    server = SglangServer(spec, folder / f"{spec.name}.log")
+def healthy(started: S) -> Iterator[S]:
+    """What has been started, healthy, for the duration of the block."""
     try:
-        server.wait_until_healthy()
-        yield server
+        started.wait_until_healthy()
+        yield started
     finally:
-        server.stop()
+        started.stop()
+
+
+def running(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer]:
+    """A healthy server for the duration of the block."""
+    return healthy(SglangServer(spec, folder / f"{spec.name}.log"))

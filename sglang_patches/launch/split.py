@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from sglang_patches.launch.serve import CPU_SPLIT_ENVIRONMENT, role_flags
 from sglang_patches.launch.serve_pd import router_part
-from sglang_patches.launch.servers import START_SECONDS, Endpoint, ServerSpec, SglangServer
+from sglang_patches.launch.servers import START_SECONDS, Endpoint, ServerSpec, SglangServer, healthy
 
 
 class Split(Endpoint):
@@ -21,6 +20,8 @@ class Split(Endpoint):
 
     of_the_last: environment of the last decode instance alone. bootstrap: port of each prefill instance's bootstrap
     server."""
+
+    server: type[SglangServer] = SglangServer
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Split(Endpoint):
             flags=(*spec.flags, *role_flags(role, "cpu", bootstrap_port)),
             environment=spec.environment | CPU_SPLIT_ENVIRONMENT,
         )
-        return SglangServer(own, self._folder / f"{own.name}.log")
+        return self.server(own, self._folder / f"{own.name}.log")
 
     @property
     def instances(self) -> list[SglangServer]:
@@ -68,10 +69,7 @@ class Split(Endpoint):
         prefills = dict(zip([instance.port for instance in self.prefills], self.bootstrap, strict=True))
         part = router_part(self._port, prefills, [instance.port for instance in self.decodes])
         self.router = Child("router", part.command, part.environment, self._folder / "router.log", show=False)
-        limit = time.monotonic() + START_SECONDS
-        wait_until(lambda: self.answers("readiness") or time.monotonic() > limit, [self.router])
-        if not self.answers("readiness"):
-            raise TimeoutError(f"the router is not ready:\n{self.router.tail()}")
+        wait_until(lambda: self.answers("readiness"), [self.router], seconds=START_SECONDS)
 
     def generate_at(self, decode: int, input_ids: Sequence[int], **sampling) -> dict:
         """One /generate call for the first prefill instance and this decode instance, as the router would make it."""
@@ -94,12 +92,6 @@ class Split(Endpoint):
             instance.stop()
 
 
-@contextlib.contextmanager
-def split(spec: ServerSpec, folder: Path, **size) -> Iterator[Split]:
+def split(spec: ServerSpec, folder: Path, **size) -> AbstractContextManager[Split]:
     """A split that answers, for the duration of the block; `size` as for `Split`."""
-    started = Split(spec, folder, **size)
-    try:
-        started.wait_until_healthy()
-        yield started
-    finally:
-        started.stop()
+    return healthy(Split(spec, folder, **size))

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prompts import Prompt, chat_ids, load_prompts, spread
-from sglang_patches.launch.servers import ServerSpec, SglangServer, running
+from sglang_patches.demo.prompts import Prompt, chat_ids, load_prompts, spread
+from sglang_patches.launch.servers import ServerSpec
 from tests.conftest import SHARED
 from tests.e2e.services import serving
+from tests.support.servers import SglangServer, running
 from tests.support.tiny_model import write_tiny_model
 
+PROMPTS = Path(__file__).parents[2] / "benchmarks" / "data" / "prompts.jsonl"
 WORKSHOP_PROMPTS = 60
 WORKSHOP_TOKENS = 32  # of an answer
 
@@ -29,7 +31,7 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def shipped_prompts() -> list[Prompt]:
-    return load_prompts()
+    return load_prompts(PROMPTS)
 
 
 @pytest.fixture(scope="session")

@@ -3,94 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sglang_patches.launch.datastore import DatastoreService
 
-from datastore_service.protocol.tree import Tier
-from proto_gen.specstore.v1 import admin_pb2
-from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
-from sglang_patches.launch.processes import Child, free_port, wait_until
-
-START_SECONDS = 120.0
 TOKEN = "end-to-end"
 AUTHORIZED = (("authorization", f"Bearer {TOKEN}"),)
 
 
-class DatastoreService:
-    """`specstore serve` on one port; it can be killed, paused and started again there."""
-
-    def __init__(self, log: Path, prior: Path | None = None, *flags: str) -> None:
-        self.port, self._log, self._prior, self._flags = free_port(), log, prior, flags
-        self.endpoint = f"127.0.0.1:{self.port}"
-        self._child: Child | None = None
-
-    def start(self) -> None:
-        words = [sys.executable, "-m", "datastore_service.cli.main", "serve", "--listen", self.endpoint]
-        words += ["--prior", str(self._prior)] if self._prior else []
-        environment = {"SPECSTORE_ADMIN_TOKEN": TOKEN}
-        self._child = Child("datastore", [*words, *self._flags], environment, self._log, show=False)
-        limit = time.monotonic() + START_SECONDS
-        wait_until(lambda: self._serving() or time.monotonic() > limit, [self._child], poll_seconds=0.2)
-        if not self._serving():
-            raise TimeoutError(f"the datastore was not healthy in time:\n{self._child.tail()}")
-
-    def _serving(self) -> bool:
-        with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(self.endpoint) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
-            return answer.status == health_pb2.HealthCheckResponse.SERVING
-        return False
-
-    def sessions(self) -> int:
-        """How many are open."""
-        with grpc.insecure_channel(self.endpoint) as channel:
-            stats = AdminStub(channel).Stats(admin_pb2.StatsRequest(), timeout=60, metadata=AUTHORIZED)
-        return sum(namespace.sessions for namespace in stats.namespaces)
-
-    def flush(self) -> None:
-        """Empties the live tier of every namespace."""
-        with grpc.insecure_channel(self.endpoint) as channel:
-            admin = AdminStub(channel)
-            listed = admin.ListNamespaces(admin_pb2.ListNamespacesRequest(), timeout=60, metadata=AUTHORIZED)
-            for namespace in listed.namespaces:
-                request = admin_pb2.FlushRequest(namespace=namespace, tier=Tier.LIVE)
-                admin.Flush(request, timeout=60, metadata=AUTHORIZED)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        os.kill(self._child.pid, number)
-
-    def stop(self) -> None:
-        if self._child is not None and self._child.status is None:
-            self.resume()
-            self._child.stop()
-
-
-@contextlib.contextmanager
-def serving(log: Path, prior: Path | None = None, *flags: str) -> Iterator[DatastoreService]:
-    """A service that answers at the beginning of the block and is stopped at its end, whatever became of it."""
-    service = DatastoreService(log, prior, *flags)
-    try:
-        service.start()
-        yield service
-    finally:
-        service.stop()
+def serving(log: Path, prior: Path | None = None, *flags: str) -> DatastoreService:
+    """One to be entered, with the token of these tests."""
+    of_prior = ("--prior", prior) if prior else ()
+    return DatastoreService(log, *of_prior, *flags, token=TOKEN)
 
 
 class SlowProxy:

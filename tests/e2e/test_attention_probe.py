@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from sglang_patches.launch.processes import ChildDiedError
-from sglang_patches.launch.servers import ServerSpec, running
+from sglang_patches.launch.servers import ServerSpec
+from tests.support.servers import running
 
 BLIND_PLUGIN = Path(__file__).parent / "blind_plugin"
 

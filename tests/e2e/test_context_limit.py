@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sglang_patches.launch.servers import ServerSpec, running
+from tests.support.servers import running
 from tests.support.tiny_model import VOCABULARY
 
 CONTEXT = 256

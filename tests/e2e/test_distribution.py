@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from scipy.stats import chi2_contingency
 
-from sglang_patches.launch.servers import ServerSpec, SglangServer, running
+from sglang_patches.launch.servers import ServerSpec
+from tests.support.servers import SglangServer, running
 
 SAMPLES = 2000
 CONTINUATION = 4

@@ -15,11 +15,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import requests
-from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_patches.launch.servers import ServerSpec, SglangServer, running
+from sglang_patches.launch.metrics import metric
+from sglang_patches.launch.servers import ServerSpec
 from tests.e2e.services import SlowProxy, serving
+from tests.support.servers import SglangServer, running
 
 NEW_TOKENS = 1200
 REQUESTS = 4
@@ -98,13 +98,7 @@ def _client_failures(server: SglangServer) -> float:
 
 
 def _samples(server: SglangServer, name: str, **labels: str) -> float:
-    text = requests.get(server.url + "/metrics", timeout=30).text
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
+    return metric(server.url, name, **labels)
 
 
 def _steps_beyond_the_deadline(server: SglangServer) -> float:

@@ -12,13 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.measure import breakdown, measure
-from sglang_patches.launch.servers import ServerSpec, SglangServer, running
+from sglang_patches.launch.metrics import samples
+from sglang_patches.launch.servers import ServerSpec
 from sglang_patches.workers.metrics import PHASES, RETRIEVE
 from tests.e2e.services import DatastoreService, serving
+from tests.support.servers import SglangServer, running
 from tests.waiting import eventually
 
 NEW_TOKENS = 40
@@ -57,12 +58,7 @@ def greedy(server: SglangServer, ids, **sampling) -> dict:
 
 
 def metrics(server: SglangServer) -> dict[str, float]:
-    text = requests.get(server.url + "/metrics", timeout=60).text
-    return {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    return {sample.name: sample.value for sample in samples(server.url)}
 
 
 def test_streamed_pieces_are_the_whole_answer(server, prompt_ids):

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_patches.launch.servers import ServerSpec, SglangServer, running
+from sglang_patches.launch.servers import ServerSpec
 from tests.e2e.conftest import WORKSHOP_TOKENS
+from tests.support.servers import SglangServer, running
 
 
 # Each place and each scheduling once; a server's start is what these tests take. gRPC with overlap: test_split.

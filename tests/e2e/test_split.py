@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import psutil
 import pytest
 import requests
-from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_patches.launch.servers import Endpoint, ServerSpec, SglangServer
-from sglang_patches.launch.split import Split, split
+from sglang_patches.launch import metrics
+from sglang_patches.launch.servers import Endpoint, ServerSpec
 from tests.e2e.conftest import WORKSHOP_TOKENS as NEW_TOKENS
 from tests.e2e.services import DatastoreService, serving
+from tests.support.servers import SglangServer, Split, running_split
 from tests.waiting import eventually
 
 PROMPTS = 40
@@ -49,7 +49,7 @@ def stack(demo_model, datastore, logs) -> Iterator[Split]:
     sizes = {"dtype": "float32", "max_total_tokens": 16384}
     spec = ServerSpec("split", demo_model, "SSSD", flags=flags, **sizes)
     retracts = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
-    with split(spec, logs, decodes=2, of_the_last=retracts) as stack:
+    with running_split(spec, logs, decodes=2, of_the_last=retracts) as stack:
         yield stack
 
 
@@ -65,13 +65,7 @@ def expected(plain_answers) -> list[list[int]]:
 
 def metric(server: SglangServer, name: str, **labels: str) -> float:
     """The sum of its samples with these labels."""
-    text = requests.get(server.url + "/metrics", timeout=60).text
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
+    return metrics.metric(server.url, name, **labels)
 
 
 def takeovers(stack: Split, **labels: str) -> float:

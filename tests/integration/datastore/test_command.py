@@ -11,7 +11,8 @@ import pytest
 import trustme
 
 from datastore_service.tls import client_tls
-from tests.integration.datastore.conftest import Process, specstore, write_tokenizer
+from sglang_patches.launch.datastore import DatastoreService
+from tests.integration.datastore.conftest import specstore, write_tokenizer
 from tests.unit.certificates import issue
 
 
@@ -136,7 +137,7 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
     np.save(more, np.arange(100, 200))
     token = tmp_path / "token"
     token.write_text("secret\n")
-    with Process(tmp_path / "log", "--prior", prior, "--admin-token-file", token) as service:
+    with DatastoreService(tmp_path / "log", "--prior", prior, "--admin-token-file", token) as service:
         at = ("--endpoint", service.endpoint)
         assert specstore("health", *at).stdout == "SERVING\n"
         context = " ".join(map(str, document[:8]))
@@ -165,7 +166,7 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         assert specstore("drop-namespace", *name, *at, *secret).stdout == "dropped\n"
         assert_one_line(specstore("drop-namespace", *name, *at, *secret), 1, "NOT_FOUND")
         service.signal(signal.SIGTERM)
-        assert service.popen.wait(15) == 0
+        assert service.wait(15) == 0
     events = [json.loads(line)["message"] for line in service.logs().splitlines()]
     assert events[0] == "serving"
     assert events[-2:] == ["draining", "stopped"]
@@ -176,7 +177,7 @@ def test_fusion_of_a_service(fusion, parents, tokenizer, tmp_path):
     """Two texts part after the context: a tree has both, a chain follows one."""
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"ids": [1, 2, 3, 4, 5]}\n{"ids": [1, 2, 3, 6, 7]}\n')
-    with Process(tmp_path / "log", "--fusion", fusion) as service:
+    with DatastoreService(tmp_path / "log", "--fusion", fusion) as service:
         at = ("--endpoint", service.endpoint, "--model", "m", "--tokenizer", tokenizer)
         assert specstore("warmup", texts, "--field", "ids", *at).returncode == 0
         nodes = drafted(specstore("query", "1 2 3", "--ids", "--json", "--nodes", 2, *at))
@@ -191,7 +192,7 @@ def test_a_service_with_tls_a_data_directory_and_a_status_page(corpus, tokenizer
     np.save(corpora / "ids.npy", corpus[1][:2])
     flags = ("--tls-certificate", files.certificate, "--tls-key", files.key, "--tls-client-ca", files.ca)
     tls = client_tls(files.ca, files.certificate, files.key)
-    with Process(
+    with DatastoreService(
         tmp_path / "log", *flags, "--data", tmp_path / "data", "--metrics-port", 0, tls=tls
     ) as service:
         at = ("--endpoint", service.endpoint, "--model", "m", "--tokenizer", tokenizer)

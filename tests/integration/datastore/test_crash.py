@@ -16,7 +16,8 @@ from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
-from tests.integration.datastore.conftest import VOCAB, Process, specstore
+from sglang_patches.launch.datastore import DatastoreService
+from tests.integration.datastore.conftest import VOCAB, specstore
 
 ROOT = Path(__file__).parents[3]
 NAMESPACE = Namespace("m", "ab" * 32)
@@ -78,7 +79,7 @@ def is_proposed(datastore: GrpcDatastore, output: np.ndarray) -> bool:
 @pytest.fixture
 def service(tmp_path):
     (tmp_path / "data").mkdir()
-    with Process(tmp_path / "log", "--data", tmp_path / "data", "--vocab-size", VOCAB) as process:
+    with DatastoreService(tmp_path / "log", "--data", tmp_path / "data", "--vocab-size", VOCAB) as process:
         yield process
 
 

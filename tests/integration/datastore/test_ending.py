@@ -5,7 +5,7 @@ import signal
 import grpc
 import pytest
 
-from tests.integration.datastore.conftest import Process
+from sglang_patches.launch.datastore import DatastoreService
 
 NO_MESSAGE = b"\xff" * 4
 CALLS = 20
@@ -19,12 +19,12 @@ METHODS = [
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.rpartition("/")[2])
 def test_bytes_that_are_no_message(method, tmp_path):
     """gRPC's own answer to them left calls that a server waits for without end."""
-    with Process(tmp_path / "log") as service:
+    with DatastoreService(tmp_path / "log") as service:
         for _ in range(CALLS):
             with grpc.insecure_channel(service.endpoint) as channel, pytest.raises(grpc.RpcError) as refused:
                 list(channel.stream_stream(method)(iter([NO_MESSAGE]), timeout=10))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert refused.value.details() == f"request: 4 bytes that are no message of {method[1:]}"
         service.signal(signal.SIGTERM)
-        assert service.popen.wait(20) == 0
+        assert service.wait(20) == 0
         assert "stopped" in service.logs().splitlines()[-1]

@@ -14,7 +14,8 @@ from datastore_service.client import open_datastore, tokenizer_fingerprint
 from datastore_service.client.breaker import BreakerState
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
-from tests.integration.datastore.conftest import VOCAB, Process
+from sglang_patches.launch.datastore import DatastoreService
+from tests.integration.datastore.conftest import VOCAB
 
 DEADLINE = 0.05
 SLACK = 0.4  # for a busy machine; waiting for a dead service would take far longer
@@ -61,7 +62,7 @@ def breaker_of(worker):
 
 @pytest.fixture
 def service(prior, tmp_path):
-    with Process(tmp_path / "log", "--prior", prior, "--log-level", "warning") as process:
+    with DatastoreService(tmp_path / "log", "--prior", prior, "--log-level", "warning") as process:
         yield process
 
 
@@ -181,7 +182,7 @@ def test_two_workers_at_once(service, tokenizer, corpus):
 
 def test_two_services_are_two_stores(service, prior, tokenizer, corpus, tmp_path):
     """Killing one leaves the other's worker untouched."""
-    with Process(tmp_path / "second", "--prior", prior) as other:
+    with DatastoreService(tmp_path / "second", "--prior", prior) as other:
         here = Worker(service.endpoint, tokenizer, corpus[1][5])
         there = Worker(other.endpoint, tokenizer, corpus[1][6])
         other.kill()

@@ -11,7 +11,8 @@ import pytest
 from datastore_service.client import open_datastore, tokenizer_fingerprint
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
-from tests.integration.datastore.conftest import VOCAB, Process
+from sglang_patches.launch.datastore import DatastoreService
+from tests.integration.datastore.conftest import VOCAB
 
 DEADLINE = 0.2
 SESSIONS = 12
@@ -21,7 +22,7 @@ SECONDS = 30.0
 class Batch:
     """Decodes documents of the corpus side by side, one token a step: the prior alone can draft them."""
 
-    def __init__(self, services: list[Process], tokenizer, documents: np.ndarray) -> None:
+    def __init__(self, services: list[DatastoreService], tokenizer, documents: np.ndarray) -> None:
         endpoint = ",".join(service.endpoint for service in services)
         self.datastore = open_datastore(endpoint, Namespace("m", tokenizer_fingerprint(tokenizer)), VOCAB)
         self.texts, self.length = documents.astype(np.int32), 100
@@ -55,12 +56,12 @@ class Batch:
 @pytest.fixture
 def services(prior, tmp_path):
     flags = ("--prior", prior, "--log-level", "warning", "--grace", 1)
-    made = [Process(tmp_path / f"log{i}", *flags) for i in range(3)]
+    made = [DatastoreService(tmp_path / f"log{i}", *flags) for i in range(3)]
     for service in made[:2]:
         service.start()
     yield made
     for service in made:
-        if hasattr(service, "popen") and service.popen.poll() is None:
+        if service.running:
             service.kill()
 
 
@@ -77,7 +78,7 @@ def test_sessions_of_a_service_that_ends_go_on_with_another(services, batch, how
     batch.until_all_are_drafted()
     if how == "drained":
         services[0].signal(signal.SIGTERM)
-        assert services[0].popen.wait(SECONDS) == 0
+        assert services[0].wait(SECONDS) == 0
     else:
         services[0].kill()
     batch.until_all_are_drafted()

@@ -36,7 +36,8 @@ from datastore_service.server.refusal import RefusalError
 from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
-from tests.integration.datastore.conftest import VOCAB, Process, write_tokenizer
+from sglang_patches.launch.datastore import DatastoreService
+from tests.integration.datastore.conftest import VOCAB, write_tokenizer
 from tests.integration.datastore.messages import broken, messages, parsed
 from tests.waiting import eventually
 
@@ -267,14 +268,14 @@ class Control:
 class Fuzzed:
     """The process, the untouched session, and what of the machine the process had at the start."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: DatastoreService) -> None:
         self.endpoint, self._process = process.endpoint, process
         self.control = Control(process.endpoint)
-        self._seen = psutil.Process(process.popen.pid)
+        self._seen = psutil.Process(process.pid)
         self._descriptors = self._seen.num_fds()
 
     def check_alive(self) -> None:
-        assert self._process.popen.poll() is None, self._process.logs()[-5000:]
+        assert self._process.running, self._process.logs()[-5000:]
         self.control.check()
 
     def check_nothing_left(self) -> None:
@@ -308,7 +309,9 @@ def fuzzed(tmp_path_factory) -> Iterator[Fuzzed]:
     token.write_text(TOKEN)
     write_corpora(folder / "data" / "corpora")
     flags = ("--vocab-size", VOCAB, "--grace", GRACE, "--sessions", SESSIONS, "--data", folder / "data")
-    with Process(folder / "log", *flags, "--admin-token-file", token, "--log-level", "warning") as process:
+    with DatastoreService(
+        folder / "log", *flags, "--admin-token-file", token, "--log-level", "warning"
+    ) as process:
         fuzzed = Fuzzed(process)
         yield fuzzed
         fuzzed.control.close()

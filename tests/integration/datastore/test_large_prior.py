@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.datastore.conftest import Process, specstore
+from sglang_patches.launch.datastore import DatastoreService
+from tests.integration.datastore.conftest import specstore
 
 TOKENS = 3_000_000
 CHARACTERS = 12_000_000
@@ -50,11 +51,11 @@ def test_two_services_share_a_large_prior(large_prior, demo_model, tmp_path):
     alone = specstore("query", PROMPT, "--prior", large_prior, "--tokenizer", demo_model, "--json").stdout
     assert "prior" in {node["tier"] for node in json.loads(alone)}
     flags = ("--prior", large_prior)
-    with Process(tmp_path / "one", *flags) as one, Process(tmp_path / "two", *flags) as two:
+    with DatastoreService(tmp_path / "one", *flags) as one, DatastoreService(tmp_path / "two", *flags) as two:
         for service in (one, two):
             assert specstore("query", PROMPT, "--endpoint", service.endpoint, *name).stdout == alone
         largest = max(large_prior.iterdir(), key=lambda path: path.stat().st_size)
         for service in (one, two):
-            pages = mapped_pages(service.popen.pid, largest)
+            pages = mapped_pages(service.pid, largest)
             assert pages["Shared_Clean"] > 0.9 * pages["Rss"] > 0
             assert pages["Private_Dirty"] == pages["Shared_Dirty"] == 0

@@ -8,7 +8,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
-from tests.integration.datastore.conftest import Process, specstore
+from sglang_patches.launch.datastore import DatastoreService
+from tests.integration.datastore.conftest import specstore
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -37,9 +38,9 @@ def collector():
 
 def test_spans_reach_the_collector_before_the_service_ends(collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-    with Process(tmp_path / "log") as service:
+    with DatastoreService(tmp_path / "log") as service:
         monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
         assert specstore("stats", "--endpoint", service.endpoint).returncode == 0
         service.signal(signal.SIGTERM)
-        assert service.popen.wait(30) == 0
+        assert service.wait(30) == 0
     assert collector.spans == [("specstore", "specstore.v1.Admin/Stats")]

@@ -1,12 +1,11 @@
 """The arithmetic behind the benchmark tables."""
 
-import json
-
 import numpy as np
 import pytest
 
-from benchmarks.prompts import Prompt, load_prompts, spec_bench_category, spread
+from benchmarks.prompts import SHIPPED, spec_bench_category
 from benchmarks.statistics import FEW, ratio_of_sums, throughput_ratio
+from sglang_patches.demo.prompts import load_prompts
 
 
 def test_ratio_of_sums_and_its_interval():
@@ -45,21 +44,9 @@ def test_pairing_cancels_slow_groups():
     assert interval.low == pytest.approx(2.0) and interval.high == pytest.approx(2.0)
 
 
-def test_prompt_files_of_every_kind(tmp_path):
-    file = tmp_path / "some.jsonl"
-    rows = [{"question": "q"}, {"turns": ["first", "second"], "category": "qa"}, {"prompt": "p"}]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert load_prompts(file) == [Prompt("some", "q"), Prompt("qa", "first"), Prompt("some", "p")]
-    file.write_text('{"text": "x"}\n')
-    with pytest.raises(ValueError, match=r"some.jsonl:1: none of the fields"):
-        load_prompts(file)
-
-
-def test_spread_takes_categories_in_turn():
-    prompts = [Prompt(c, t) for c, t in (("a", "1"), ("a", "2"), ("b", "3"), ("b", "4"))]
-    assert [p.text for p in spread(prompts, 3)] == ["1", "3", "2"]
+def test_the_categories_of_mt_bench_are_one_task():
     assert spec_bench_category("roleplay") == "mt_bench" and spec_bench_category("rag") == "rag"
 
 
 def test_shipped_prompts_cover_several_categories():
-    assert len({prompt.category for prompt in load_prompts()}) >= 6
+    assert len({prompt.category for prompt in load_prompts(SHIPPED)}) >= 6

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from benchmarks import record
-from benchmarks.prompts import Prompt
+from sglang_patches.demo.prompts import Prompt
 
 
 class Tokenizer:

@@ -1,0 +1,202 @@
+"""`python -m tests.support.fork_server FD`: has imported SGLang and forks itself into servers on request.
+
+Importing SGLang is most of a server's start, and a server does it three times. Here it is done once. A fork knows what
+a fresh interpreter knows after those imports and nothing else: no plugin is loaded, no thread started, no argument read.
+It then runs the module it is asked for, as `python -m` does. The processes that this one starts with `multiprocessing`'s
+spawn are forked beforehand, equally fresh; they are given their task as spawn gives it: file descriptors, environment and
+pickled arguments.
+
+On the socket FD comes one JSON message a server, with the descriptor of its output; back go its process id and, when it
+ends, its status. When the socket closes, all servers are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from multiprocessing import util
+
+MESSAGE = 1 << 20  # bytes of the longest
+SPARES = 2  # processes that a server starts: scheduler and detokenizer
+DESCRIPTORS = 16  # that one of them is handed
+ABOVE = 512  # no descriptor of a spawned process has been numbered so high
+PR_SET_PDEATHSIG = 1
+
+IMPORTS = (
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+)
+
+
+def import_sglang() -> None:
+    """What a server's processes import. Raises RuntimeError if that started a thread: it would be missing in a fork."""
+    import importlib
+
+    for name in IMPORTS:
+        importlib.import_module(name)
+    import setproctitle
+
+    setproctitle.getproctitle()  # finds the room for the title while the environment is where it was
+    if threads := len(os.listdir("/proc/self/task")) - 1:
+        raise RuntimeError(f"importing SGLang started {threads} threads: a fork would lack them")
+    gc.collect()
+    gc.freeze()
+
+
+def serve(requests: socket.socket) -> dict:
+    """Forks a child a request. Returns in a child, with its request; ends this process when the other side closes."""
+    watched = selectors.DefaultSelector()
+    watched.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _ in watched.select():
+            if key.fileobj is not requests:
+                _report_end(requests, watched, key)
+                continue
+            message, (*outputs,), *_ = socket.recv_fds(requests, MESSAGE, 1)
+            if not message:
+                _kill_all(watched)
+            pid = os.fork()
+            if pid == 0:
+                watched.close()
+                requests.close()
+                _become_leader(*outputs)
+                return json.loads(message)
+            os.close(*outputs)
+            watched.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+            requests.send(json.dumps({"started": pid}).encode())
+
+
+def _report_end(requests: socket.socket, watched: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    _, status = os.waitpid(key.data, 0)
+    watched.unregister(key.fileobj)
+    os.close(key.fd)
+    requests.send(json.dumps({"ended": key.data, "status": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def _kill_all(watched: selectors.BaseSelector) -> None:
+    for key in watched.get_map().values():
+        if key.data:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(key.data, signal.SIGKILL)
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _become_leader(output: int) -> None:
+    """Of a process group; what it prints goes to `output`."""
+    os.setsid()
+    _die_with_parent()
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+
+
+def _set_environment(environment: dict[str, str]) -> None:
+    """One by one: the title of the process is found by where the environment begins."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    path = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [entry for entry in path if entry not in sys.path]
+
+
+class Spare:
+    """A child of this process that waits to be what `multiprocessing` spawns. Its constructor returns in both."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._socket.close()
+            self._socket = theirs
+        else:
+            theirs.close()
+
+    def spawn(self, arguments: Sequence[bytes], descriptors: Sequence[int]) -> int:
+        """Its process id, once it runs these arguments of the interpreter with these descriptors under their numbers."""
+        order = {
+            "arguments": [os.fsdecode(word) for word in arguments],
+            "environment": dict(os.environ),
+            "numbers": list(descriptors),
+        }
+        socket.send_fds(self._socket, [json.dumps(order).encode()], descriptors)
+        self._socket.close()
+        return self.pid
+
+    def wait(self) -> list[str]:
+        """In the child: the arguments it is to run, once the rest is done. Ends with its parent."""
+        message, descriptors, *_ = socket.recv_fds(self._socket, MESSAGE, DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        self._socket.close()
+        order = json.loads(message)
+        aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, ABOVE) for descriptor in descriptors]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        for descriptor, number in zip(aside, order["numbers"], strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        _set_environment(order["environment"])
+        return order["arguments"]
+
+
+def fork_spares() -> Spare | None:
+    """Two children for `multiprocessing` to spawn; what else it starts, it starts itself. In such a child: the child."""
+    spares: list[Spare] = []
+    for _ in range(SPARES):
+        spares.append(Spare())
+        if spares[-1].pid == 0:
+            return spares[-1]
+    start = util.spawnv_passfds
+
+    def spawn(path: bytes, arguments: Sequence[bytes], descriptors: Sequence[int]) -> int:
+        words = [os.fsencode(word) for word in arguments]
+        if b"--multiprocessing-fork" in words and spares:
+            return spares.pop(0).spawn(words, descriptors)
+        return start(path, arguments, descriptors)
+
+    util.spawnv_passfds = spawn
+    return None
+
+
+def run_spawned(arguments: Sequence[str]) -> None:
+    """As the interpreter runs `-c PROGRAM --multiprocessing-fork`."""
+    at = arguments.index("-c")
+    sys.argv = ["-c", *arguments[at + 2 :]]
+    exec(arguments[at + 1], {"__name__": "__main__"})
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    _die_with_parent()
+    import_sglang()
+    request = serve(requests)
+    _set_environment(request["environment"])
+    if spare := fork_spares():
+        run_spawned(spare.wait())
+        return
+    sys.argv = [request["module"], *request["words"]]
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""SGLang servers of tests: what `sglang_patches.launch` starts by command, forked from one process that has SGLang imported.
+
+Tests of public commands start those commands; this is for tests that need a server, whoever started it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from sglang_patches.launch import servers, split
+from sglang_patches.launch.processes import Child
+from sglang_patches.launch.servers import ServerSpec
+from tests.support.fork_server import MESSAGE
+
+# Variables that a server reads while it runs. The others are read while SGLang or a library is imported, so that a server
+# that wants one of them set otherwise is started by its command.
+READ_LATE = ("SPECSTORE_", "MOONCAKE_", "PYTHONPATH")
+
+
+class ForkServer:
+    """The process that has SGLang imported; it ends with this one, and what it forked with it."""
+
+    def __init__(self) -> None:
+        self.environment = os.environ | servers.ENVIRONMENT | servers.one_architecture()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            command, env=self.environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        atexit.register(self._socket.close)
+        self._lock, self._news = threading.Lock(), threading.Condition()
+        self._started: list[int] = []
+        self._statuses: dict[int, int] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def suits(self, environment: Mapping[str, str]) -> bool:
+        """Whether a server with these variables is as one that imports SGLang itself."""
+        differing = [name for name, value in environment.items() if self.environment.get(name) != value]
+        return all(name.startswith(READ_LATE) for name in differing)
+
+    def fork(self, module: str, words: list[str], environment: Mapping[str, str]) -> ForkedProcess:
+        """`python -m module words`."""
+        reading, writing = os.pipe()
+        request = {"module": module, "words": words, "environment": dict(environment)}
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [writing])
+            os.close(writing)
+            with self._news:
+                self._news.wait_for(lambda: self._started or not self.alive)
+                if not self._started:
+                    raise RuntimeError(f"the fork server ended with status {self._process.wait()}")
+                return ForkedProcess(self, self._started.pop(), os.fdopen(reading, errors="replace"))
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def status(self, pid: int, timeout: float | None = 0) -> int | None:
+        """Of one that has ended within so many seconds."""
+        with self._news:
+            self._news.wait_for(lambda: pid in self._statuses or not self.alive, timeout)
+            return self._statuses.get(pid, None if self.alive else -signal.SIGKILL)
+
+    def _listen(self) -> None:
+        while message := self._socket.recv(MESSAGE):
+            news = json.loads(message)
+            with self._news:
+                if "started" in news:
+                    self._started.append(news["started"])
+                else:
+                    self._statuses[news["ended"]] = news["status"]
+                self._news.notify_all()
+        with self._news:
+            self._process.wait()
+            self._news.notify_all()
+
+
+class ForkedProcess:
+    """What `Child` uses of a subprocess.Popen."""
+
+    def __init__(self, server: ForkServer, pid: int, stdout: io.TextIOBase) -> None:
+        self.pid, self.stdout, self._server = pid, stdout, server
+
+    def poll(self) -> int | None:
+        return self._server.status(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = self._server.status(self.pid, timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"forked process {self.pid}", timeout)
+        return status
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                os.kill(self.pid, number)
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """The one of this test run; started by the first test that needs it."""
+    return ForkServer()
+
+
+class ForkedChild(Child):
+    """Of the fork server, where its environment allows; else a process as any."""
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> ForkedProcess | subprocess.Popen:
+        python, flag, module, *words = command
+        assert (python, flag) == (sys.executable, "-m")
+        if not fork_server().suits(environment):
+            return super()._start(command, environment)
+        return fork_server().fork(module, words, os.environ | environment)
+
+
+class SglangServer(servers.SglangServer):
+    child = ForkedChild
+
+    def stop(self) -> None:
+        """At once: SGLang looks every five seconds whether it has been told to end, and a test has nothing to lose."""
+        self.kill()
+
+
+class Split(split.Split):
+    server = SglangServer
+
+
+def running(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer]:
+    """As `sglang_patches.launch.servers.running`."""
+    return servers.healthy(SglangServer(spec, folder / f"{spec.name}.log"))
+
+
+def running_split(spec: ServerSpec, folder: Path, **size) -> AbstractContextManager[Split]:
+    """As `sglang_patches.launch.split.split`."""
+    return servers.healthy(Split(spec, folder, **size))
