@@ -9,6 +9,8 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -18,8 +20,15 @@ import pytest
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 from sglang_patches.drafting.registry import METHODS, Method  # noqa: E402
-from tests.e2e.services import DatastoreService, serving  # noqa: E402
+from sglang_patches.launch.datastore import DatastoreService  # noqa: E402
+from sglang_patches.launch.servers import ServerSpec  # noqa: E402
+from tests.e2e.services import serving  # noqa: E402
+from tests.support.servers import SglangServer, running  # noqa: E402
+from tests.support.slow_proxy import SlowProxy  # noqa: E402
 from tests.support.tiny_model import write_spelling_model  # noqa: E402
+
+CONTEXT = 1024
+DEADLINE_MS = 20.0
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -56,7 +65,9 @@ def cpu_engine() -> None:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.utils import is_cpu
 
-    assert is_cpu(), "SGLang was imported for an accelerator before: run tests/conformance in a pytest of its own"
+    assert is_cpu(), (
+        "SGLang was imported for an accelerator before: run tests/conformance in a pytest of its own"
+    )
     load_plugins()
 
 
@@ -77,3 +88,82 @@ def datastore(logs) -> Iterator[DatastoreService]:
     data.mkdir()
     with serving(logs / "datastore.log", None, "--data", str(data)) as service:
         yield service
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a method is served: its scheduler, where its datastore is, its widest tree, its pages, its cache."""
+
+    overlap: bool
+    embedded: bool
+    nodes: int
+    page_size: int
+    max_total_tokens: int
+
+
+# Not the full product: each value of each part stands in one of them. The second's cache is too small for what it is asked.
+SETUPS = {
+    "overlap, gRPC": Setup(True, embedded=False, nodes=15, page_size=16, max_total_tokens=16384),
+    "synchronous, embedded": Setup(False, embedded=True, nodes=7, page_size=1, max_total_tokens=2048),
+}
+FLAGS = ("--chunked-prefill-size", "64", "--enable-metrics", "--enable-cache-report")
+FLAGS += ("--context-length", str(CONTEXT), "--constrained-json-disable-any-whitespace")
+DRAFTING = ("--specstore-length", "static", "--specstore-deadline-ms", str(DEADLINE_MS))
+MOST_REQUESTS = 48
+
+
+def start(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer]:
+    """The one way in which the suite starts a server."""
+    return running(spec, folder)
+
+
+@pytest.fixture(scope="session")
+def plain(spelling_model, logs) -> Iterator[SglangServer]:
+    """Plain decoding. Without overlap: with it, stock plain decoding applies penalties a token late."""
+    sizes = {"max_running_requests": MOST_REQUESTS, "max_total_tokens": 16384}
+    spec = ServerSpec("plain", spelling_model, dtype="float32", flags=FLAGS, overlap=False, **sizes)
+    with start(spec, logs) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def proxy(datastore) -> Iterator[SlowProxy]:
+    """Between a method's server and the service."""
+    proxy = SlowProxy()
+    proxy.redirect(datastore.port)
+    yield proxy
+    proxy.close()
+
+
+def drafting_spec(
+    name: str, model: Path, setup: Setup, endpoint: str, environment: dict[str, str]
+) -> ServerSpec:
+    """name: the method's."""
+    return ServerSpec(
+        f"{name}-{'overlap' if setup.overlap else 'synchronous'}-{setup.nodes}-{setup.page_size}",
+        model,
+        name,
+        dtype="float32",
+        nodes=setup.nodes,
+        flags=(*FLAGS, *DRAFTING, "--page-size", str(setup.page_size)),
+        environment={"SPECSTORE_ENDPOINT": "embedded" if setup.embedded else endpoint, **environment},
+        max_running_requests=MOST_REQUESTS,
+        max_total_tokens=setup.max_total_tokens,
+        overlap=setup.overlap,
+    )
+
+
+@pytest.fixture(scope="session", params=list(SETUPS))
+def server(request, method, spelling_model, proxy, method_path, logs) -> Iterator[SglangServer]:
+    """The method's. A test that wants one setup alone says so by `parametrize`."""
+    spec = drafting_spec(method.name, spelling_model, SETUPS[request.param], proxy.endpoint, method_path)
+    with start(spec, logs) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def prompts(plain) -> list[list[int]]:
+    """The model's own texts: what is in them is likely to come again."""
+    sampling = {"temperature": 1.0, "max_new_tokens": 120, "ignore_eos": True}
+    answers = plain.generate_many([[token] for token in range(2, 34)], 8, **sampling)
+    return [answer["output_ids"] for answer in answers]

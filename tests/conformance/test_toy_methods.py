@@ -39,17 +39,17 @@ def test_a_method_added_in_a_few_lines_passes():
 
 
 def test_a_method_that_drafts_from_a_wrong_tenant_is_caught():
-    reports = _run("TOY_WRONG_TENANT", IN_PROCESS)
-    assert set(reports.failed) == {"test_text_is_drafted_for_its_own_tenant_alone"} and len(reports.passed) > 30
+    reports = _run("TOY_LEAKING", IN_PROCESS, "-k", "tenant or greedy")
+    assert set(reports.failed) == {"test_text_is_drafted_for_its_own_tenant_alone"} and reports.passed
 
 
 def test_a_method_that_accepts_a_wrong_token_is_caught():
-    reports = _run("TOY_WRONG_TOKEN", IN_PROCESS)
-    assert {
+    reports = _run("TOY_BIASED", IN_PROCESS, "-k", "greedy or seeds or temperature")
+    assert set(reports.failed) == {
         "test_greedy_output_is_plain_decodings",
         "test_sampled_output_has_plain_decodings_distribution",
         "test_requests_with_seeds_get_plain_decodings_tokens",
-    } <= set(reports.failed)
+    }
 
 
 @pytest.mark.long

@@ -58,9 +58,7 @@ class Markov:
     def __init__(self, vocabulary: int, seed: int = 0, scale: float = 2.0) -> None:
         rng = np.random.default_rng(seed)
         self.vocab = vocabulary
-        self._table = torch.from_numpy(
-            rng.normal(scale=scale, size=(vocabulary,) * 3).astype(np.float32)
-        )
+        self._table = torch.from_numpy(rng.normal(scale=scale, size=(vocabulary,) * 3).astype(np.float32))
 
     def logits(self, before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """float32 [rows, vocabulary] after each pair of tokens, int64 [rows] each."""
@@ -117,7 +115,9 @@ class Target:
         table = SimpleNamespace(req_to_token=self._slots.to(torch.int32))
         return table, SimpleNamespace(get_kvcache=lambda: self._kv)
 
-    def forward_batch_generation(self, batch: ScheduleBatch, is_verify: bool = False) -> GenerationBatchResult:
+    def forward_batch_generation(
+        self, batch: ScheduleBatch, is_verify: bool = False
+    ) -> GenerationBatchResult:
         return self._verify(batch) if is_verify else self._prefill(batch)
 
     def _prefill(self, batch: ScheduleBatch) -> GenerationBatchResult:
@@ -130,9 +130,7 @@ class Target:
         last = batch.seq_lens - 1
         none = [0] * len(texts), [None] * len(texts)
         tokens = self.model_runner.sampler(output, info, False, *none, last)
-        return GenerationBatchResult(
-            logits_output=output, next_token_ids=tokens, can_run_cuda_graph=False
-        )
+        return GenerationBatchResult(logits_output=output, next_token_ids=tokens, can_run_cuda_graph=False)
 
     def _verify(self, batch: ScheduleBatch) -> GenerationBatchResult:
         given, size = batch.spec_info, len(batch.reqs)
@@ -157,7 +155,9 @@ class Target:
         ):
             text = self.texts[req.rid]
             assert len(text) == length + 1
-            assert self._kv.tokens[self._slots[index, :length]].tolist() == text[:-1], "another text is cached"
+            assert self._kv.tokens[self._slots[index, :length]].tolist() == text[:-1], (
+                "another text is cached"
+            )
             assert int(tokens[row, 0]) == text[-1], "the root is not the last token"
 
     def _check_trees(

@@ -70,14 +70,6 @@ def plain_answers(plain, workshop_ids) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def tiny_plain(tiny_model, logs) -> Iterator[SglangServer]:
-    """Plain decoding of the tiny model. Without overlap: with it, stock plain decoding applies penalties a token late."""
-    spec = ServerSpec("tiny-plain", tiny_model, dtype="float32", max_running_requests=48, overlap=False)
-    with running(spec, logs) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def datastore_endpoint(logs) -> Iterator[str]:
     """An empty datastore service that all tests of the session may share."""
     with serving(logs / "datastore.log") as service:

@@ -30,7 +30,9 @@ def write_spelling_model(folder: Path) -> Path:
 
     letters = {"<s>": 0, "</s>": 1}
     for character in CHARACTERS:
-        letters["Ġ" if character == " " else character] = len(letters)  # as byte-level tokenizers write a space
+        letters["Ġ" if character == " " else character] = len(
+            letters
+        )  # as byte-level tokenizers write a space
     tokenizer = Tokenizer(models.BPE(letters, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

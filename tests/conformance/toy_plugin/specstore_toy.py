@@ -27,18 +27,18 @@ def _chains() -> type:
     return Chains
 
 
-def _wrong_tenant() -> type:
-    class WrongTenant(_chains()):
+def _leaking() -> type:
+    class Leaking(_chains()):
         """Reads and writes what everybody may."""
 
         def __init__(self, *arguments: object) -> None:
             with mock.patch.dict(os.environ, SPECSTORE_TENANT="everybody"):
                 super().__init__(*arguments)
 
-    return WrongTenant
+    return Leaking
 
 
-def _wrong_token() -> type:
+def _biased() -> type:
     from sglang_patches.workers.verification import HostTrees
 
     exact, draw = HostTrees.child_with_token, random.Random(1)
@@ -47,14 +47,14 @@ def _wrong_token() -> type:
         child = next(iter(trees.children(request, node)), -1)
         return child if child != -1 and draw.random() < ACCEPT_ANYWAY else exact(trees, request, node, token)
 
-    class WrongToken(_chains()):
+    class Biased(_chains()):
         """Often accepts a drafted child although the target drew another token."""
 
         def forward_batch_generation(self, *arguments: object, **named: object):
             with mock.patch.object(HostTrees, "child_with_token", biased):
                 return super().forward_batch_generation(*arguments, **named)
 
-    return WrongToken
+    return Biased
 
 
 def _method(name: str, worker: Callable[[], type]) -> Method:
@@ -65,8 +65,8 @@ METHODS = {
     method.name: method
     for method in (
         _method("TOY", _chains),
-        _method("TOY_WRONG_TENANT", _wrong_tenant),
-        _method("TOY_WRONG_TOKEN", _wrong_token),
+        _method("TOY_LEAKING", _leaking),
+        _method("TOY_BIASED", _biased),
     )
 }
 
