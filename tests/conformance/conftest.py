@@ -37,6 +37,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("method", methods.values(), ids=list(methods), scope="session")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A method after the other and, of one, a setup after the other: no server is started twice."""
+    methods, setups = list(_methods(config)), [None, *SETUPS]
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if "method" not in given:
+            return -1, 0
+        # A split goes on through the first setup's tests, one of which asks both.
+        setup = setups[1] if "stack" in item.fixturenames else given.get("server")
+        return methods.index(given["method"].name), setups.index(setup)
+
+    items.sort(key=place)
+
+
 def _methods(config: pytest.Config) -> dict[str, Method]:
     plugin, name = config.getoption("--method-plugin"), config.getoption("--method")
     methods = METHODS if plugin is None else _imported(plugin).METHODS
