@@ -25,10 +25,12 @@ from sglang_patches.launch.servers import ServerSpec  # noqa: E402
 from tests.e2e.services import serving  # noqa: E402
 from tests.support.servers import SglangServer, running  # noqa: E402
 from tests.support.slow_proxy import SlowProxy  # noqa: E402
-from tests.support.tiny_model import write_spelling_model  # noqa: E402
+from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E402
 
 CONTEXT = 1024
 DEADLINE_MS = 20.0
+# Seconds; longer than from a prompt's first chunk to its first decode step on a busy machine. Its session ends then.
+GRACE = "20"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -102,7 +104,7 @@ def datastore(logs) -> Iterator[DatastoreService]:
     """One service for the whole suite; what it has been told survives it."""
     data = logs / "datastore"
     data.mkdir()
-    with serving(logs / "datastore.log", None, "--data", str(data)) as service:
+    with serving(logs / "datastore.log", None, "--data", str(data), "--grace", GRACE) as service:
         yield service
 
 
@@ -125,6 +127,7 @@ SETUPS = {
 FLAGS = ("--chunked-prefill-size", "64", "--enable-metrics", "--enable-cache-report")
 FLAGS += ("--context-length", str(CONTEXT), "--constrained-json-disable-any-whitespace")
 DRAFTING = ("--specstore-length", "static", "--specstore-deadline-ms", str(DEADLINE_MS))
+DRAFTING += ("--schedule-conservativeness", "0.1")  # admits more than fits a small cache: requests are retracted
 MOST_REQUESTS = 48
 
 
@@ -178,8 +181,6 @@ def server(request, method, spelling_model, proxy, method_path, logs) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def prompts(plain) -> list[list[int]]:
-    """The model's own texts: what is in them is likely to come again."""
-    sampling = {"temperature": 1.0, "max_new_tokens": 120, "ignore_eos": True}
-    answers = plain.generate_many([[token] for token in range(2, 34)], 8, **sampling)
-    return [answer["output_ids"] for answer in answers]
+def prompts(spelling_model) -> list[list[int]]:
+    """The model's own texts."""
+    return texts_of(spelling_model, 32, 120)

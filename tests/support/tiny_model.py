@@ -40,6 +40,27 @@ def write_spelling_model(folder: Path) -> Path:
     return _save_model(folder, SPELLING_VOCABULARY)
 
 
+def texts_of(folder: Path, count: int, length: int) -> list[list[int]]:
+    """What the model says of its own accord, without special tokens: what is in a text is likely to come again in it. The same in
+    every run."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    begins = torch.arange(2, 2 + count)[:, None]
+    sizes = {"min_new_tokens": length - 1, "max_new_tokens": length - 1}
+    model = LlamaForCausalLM.from_pretrained(folder)
+    texts = model.generate(
+        begins,
+        attention_mask=torch.ones_like(begins),
+        do_sample=True,
+        top_k=0,
+        suppress_tokens=[0, 1],
+        **sizes,
+    )
+    return texts.tolist()
+
+
 def _save_tokenizer(folder: Path, tokenizer, **settings: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
