@@ -13,6 +13,10 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run what is too long for every change")
+    parser.addoption("--method", metavar="NAME", help="run tests/conformance for this method alone")
+    parser.addoption(
+        "--method-plugin", type=Path, metavar="FILE", help="take its methods from METHODS of this module"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

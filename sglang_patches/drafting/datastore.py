@@ -17,7 +17,7 @@ class DatastoreFeed:
     """Tells the datastore of every request's text, each token once. deadline: seconds that a step may wait for its trees."""
 
     def __init__(self, datastore: Datastore, deadline: float) -> None:
-        self._datastore = datastore
+        self.datastore = datastore
         self._deadline = deadline
         self._sent: dict[RequestState, int] = {}  # tokens
         self._refused: dict[
@@ -49,7 +49,7 @@ class DatastoreFeed:
         """One message for the whole batch: what is new of each request, and how large a tree it asks for."""
         entries = [self._entry(state, budget) for state, budget in zip(states, budgets, strict=True)]
         clock = PhaseClock()
-        replies = self._datastore.step(entries, self._deadline)
+        replies = self.datastore.step(entries, self._deadline)
         clock.end(RETRIEVE)
         return [reply.tree for reply in replies]
 
@@ -66,11 +66,12 @@ class DatastoreFeed:
     def _entry(self, state: RequestState, budget: Budget) -> Entry:
         sent = self._sent.get(state)
         self._sent[state] = len(state.text)
+        refused = self._refused.pop(state, ())
         return Entry(
             state.session,
             sent or 0,
             state.text.between(sent or 0, len(state.text)),
-            rejected=self._refused.pop(state, ()),
+            rejected=refused if self.datastore.wants_rejected else (),
             budget=NO_DRAFT if state.plain_reason else budget,
             opening=state.opening if sent is None else None,
             expected=state.expected if sent is None else 0,
@@ -83,7 +84,7 @@ class DatastoreFeed:
 
     def _post(self, entries: list[Entry]) -> None:
         if entries:
-            self._datastore.post(entries)
+            self.datastore.post(entries)
 
 
 class DatastoreFallback(Fallback):

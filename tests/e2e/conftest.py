@@ -11,8 +11,8 @@ from sglang_patches.demo.prompts import Prompt, chat_ids, load_prompts, spread
 from sglang_patches.launch.servers import ServerSpec
 from tests.conftest import SHARED
 from tests.e2e.services import serving
-from tests.e2e.tiny_model import write_tiny_model
 from tests.support.servers import SglangServer, running
+from tests.support.tiny_model import write_tiny_model
 
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "data" / "prompts.jsonl"
 WORKSHOP_PROMPTS, LONG_WORKSHOP_PROMPTS = 20, 60
@@ -68,14 +68,6 @@ def plain_answers(plain, workshop_ids) -> list[list[int]]:
     """Its greedy answers of WORKSHOP_TOKENS to `workshop_ids`."""
     answers = plain.generate_many(workshop_ids, 8, temperature=0, max_new_tokens=WORKSHOP_TOKENS)
     return [answer["output_ids"] for answer in answers]
-
-
-@pytest.fixture(scope="session")
-def tiny_plain(tiny_model, logs) -> Iterator[SglangServer]:
-    """Plain decoding of the tiny model. Without overlap: with it, stock plain decoding applies penalties a token late."""
-    spec = ServerSpec("tiny-plain", tiny_model, dtype="float32", max_running_requests=48, overlap=False)
-    with running(spec, logs) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

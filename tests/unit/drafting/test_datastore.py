@@ -19,6 +19,7 @@ class Noting:
 
     def __init__(self):
         self.entries = []
+        self.wants_rejected = True
 
     def step(self, entries, deadline):
         self.entries += entries
@@ -120,6 +121,16 @@ def test_refused_siblings_are_told_once(datastore, feed):
     assert [(r.position, r.tokens.tolist()) for r in entry.rejected] == [(4, [11]), (5, [12])]
     assert (entry.start, entry.tokens.tolist()) == (3, [9, 10, 13, 50])
     assert not feed.has_news(states)
+
+
+def test_refused_siblings_are_not_told_where_nobody_keeps_them(datastore, feed):
+    req, book = make_req(), make_book()
+    feed.open(book.open([req]))
+    outcomes, state = settled(book, req)
+    datastore.wants_rejected = False
+    feed.outcomes_known(outcomes)
+    feed.step([state], [NO_DRAFT])
+    assert datastore.told()[-1].rejected == () and not feed.has_news([state])
 
 
 def test_nothing_is_told_of_a_step_that_was_taken_back(datastore, feed):

@@ -6,7 +6,7 @@ import pytest
 from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
-from tests.unit.drafting.draft_side import InProcessDraftSide
+from tests.support.draft_side import InProcessDraftSide
 from tests.unit.drafting.texts import make_book, make_req
 
 VOCABULARY = 100

@@ -125,7 +125,9 @@ class Target:
 
 
 class RecordingDatastore(EmbeddedDatastore):
-    """Notes what is said to it and what it answers."""
+    """Notes what is said to it and what it answers. It is told of refused tokens, as one that keeps them is."""
+
+    wants_rejected = True
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)

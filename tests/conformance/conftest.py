@@ -1,0 +1,189 @@
+"""The suite's parameters: every method of the registry. A method that is added there inherits every test.
+
+`--method NAME` runs it for one. `--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+# SGLang decides at import whether it serves on a CPU.
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+
+from sglang_patches.drafting.registry import METHODS, Method  # noqa: E402
+from sglang_patches.launch.datastore import DatastoreService  # noqa: E402
+from sglang_patches.launch.servers import ServerSpec  # noqa: E402
+from tests.e2e.services import serving  # noqa: E402
+from tests.support.servers import SglangServer, running  # noqa: E402
+from tests.support.slow_proxy import SlowProxy  # noqa: E402
+from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E402
+
+CONTEXT = 1024
+DEADLINE_MS = 20.0
+# Seconds; longer than from a prompt's first chunk to its first decode step on a busy machine. Its session ends then.
+GRACE = "20"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "method" in metafunc.fixturenames:
+        methods = _methods(metafunc.config)
+        metafunc.parametrize("method", methods.values(), ids=list(methods), scope="session")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A method after the other and, of one, a setup after the other: no server is started twice."""
+    methods, setups = list(_methods(config)), [None, *SETUPS]
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if "method" not in given:
+            return -1, 0
+        # A split goes on through the first setup's tests, one of which asks both.
+        setup = setups[1] if "stack" in item.fixturenames else given.get("server")
+        return methods.index(given["method"].name), setups.index(setup)
+
+    items.sort(key=place)
+
+
+def _methods(config: pytest.Config) -> dict[str, Method]:
+    plugin, name = config.getoption("--method-plugin"), config.getoption("--method")
+    methods = METHODS if plugin is None else _imported(plugin).METHODS
+    return methods if name is None else {name: methods[name]}
+
+
+def _imported(plugin: Path) -> ModuleType:
+    folder = str(plugin.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(plugin.stem)
+
+
+@pytest.fixture(scope="session")
+def method_path(request) -> dict[str, str]:
+    """Environment of a server that finds the tested methods."""
+    plugin = request.config.getoption("--method-plugin")
+    if plugin is None:
+        return {}
+    folders = [str(plugin.resolve().parent), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cpu_engine() -> None:
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.utils import is_cpu
+
+    assert is_cpu(), (
+        "SGLang was imported for an accelerator before: run tests/conformance in a pytest of its own"
+    )
+    load_plugins()
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="session")
+def spelling_model(tmp_path_factory) -> Path:
+    return write_spelling_model(tmp_path_factory.mktemp("spelling-model"))
+
+
+@pytest.fixture(scope="session")
+def datastore(logs) -> Iterator[DatastoreService]:
+    """One service for the whole suite; what it has been told survives it."""
+    data = logs / "datastore"
+    data.mkdir()
+    with serving(logs / "datastore.log", None, "--data", str(data), "--grace", GRACE) as service:
+        yield service
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a method is served: its scheduler, where its datastore is, its widest tree, its pages, its cache."""
+
+    overlap: bool
+    embedded: bool
+    nodes: int
+    page_size: int
+    max_total_tokens: int
+
+
+# Not the full product: each value of each part stands in one of them. The second's cache is too small for what it is asked.
+SETUPS = {
+    "overlap, gRPC": Setup(True, embedded=False, nodes=15, page_size=16, max_total_tokens=16384),
+    "synchronous, embedded": Setup(False, embedded=True, nodes=7, page_size=1, max_total_tokens=2048),
+}
+FLAGS = ("--chunked-prefill-size", "64", "--enable-metrics", "--enable-cache-report")
+FLAGS += ("--context-length", str(CONTEXT), "--constrained-json-disable-any-whitespace")
+DRAFTING = ("--specstore-length", "static", "--specstore-deadline-ms", str(DEADLINE_MS))
+DRAFTING += (
+    "--schedule-conservativeness",
+    "0.1",
+)  # admits more than fits a small cache: requests are retracted
+MOST_REQUESTS = 48
+
+
+def start(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer]:
+    """The one way in which the suite starts a server."""
+    return running(spec, folder)
+
+
+@pytest.fixture(scope="session")
+def plain(spelling_model, logs) -> Iterator[SglangServer]:
+    """Plain decoding. Without overlap: with it, stock plain decoding applies penalties a token late."""
+    sizes = {"max_running_requests": MOST_REQUESTS, "max_total_tokens": 16384}
+    spec = ServerSpec("plain", spelling_model, dtype="float32", flags=FLAGS, overlap=False, **sizes)
+    with start(spec, logs) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def proxy(datastore) -> Iterator[SlowProxy]:
+    """Between a method's server and the service."""
+    proxy = SlowProxy()
+    proxy.redirect(datastore.port)
+    yield proxy
+    proxy.close()
+
+
+def drafting_spec(
+    name: str, model: Path, setup: Setup, endpoint: str, environment: dict[str, str]
+) -> ServerSpec:
+    """name: the method's."""
+    return ServerSpec(
+        f"{name}-{'overlap' if setup.overlap else 'synchronous'}-{setup.nodes}-{setup.page_size}",
+        model,
+        name,
+        dtype="float32",
+        nodes=setup.nodes,
+        flags=(*FLAGS, *DRAFTING, "--page-size", str(setup.page_size)),
+        environment={"SPECSTORE_ENDPOINT": "embedded" if setup.embedded else endpoint, **environment},
+        max_running_requests=MOST_REQUESTS,
+        max_total_tokens=setup.max_total_tokens,
+        overlap=setup.overlap,
+    )
+
+
+@pytest.fixture(scope="session", params=list(SETUPS))
+def server(request, method, spelling_model, proxy, method_path, logs) -> Iterator[SglangServer]:
+    """The method's. A test that wants one setup alone says so by `parametrize`."""
+    spec = drafting_spec(method.name, spelling_model, SETUPS[request.param], proxy.endpoint, method_path)
+    with start(spec, logs) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def prompts(spelling_model) -> list[list[int]]:
+    """The model's own texts."""
+    return texts_of(spelling_model, 32, 120)

@@ -1,0 +1,61 @@
+"""Requests that end at the context limit, from every distance: right tokens, and the server lives on.
+
+CI runs the servers that are there; `--long` runs every width with every page size.
+"""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.conformance.conftest import CONTEXT, SETUPS, Setup, drafting_spec, start
+from tests.support.servers import SglangServer
+from tests.support.tiny_model import SPELLING_VOCABULARY
+
+END = CONTEXT - 2  # SGLang keeps two tokens of the context free
+NEAREST = 5  # and takes prompts up to six tokens below it
+
+
+def _prompt(length: int) -> list[int]:
+    """A phrase over and over, so that trees are wide and deep."""
+    phrase = random.Random(5).choices(range(2, SPELLING_VOCABULARY), k=7)
+    return (phrase * length)[:length]
+
+
+def _answers(
+    server: SglangServer, prompts: list[list[int]], lengths: list[int], batch: int
+) -> list[list[int]]:
+    def answer(prompt: list[int], length: int) -> list[int]:
+        greedy = {"temperature": 0, "ignore_eos": True, "max_new_tokens": length}
+        return server.generate(prompt, **greedy)["output_ids"]
+
+    with ThreadPoolExecutor(batch) as pool:
+        return list(pool.map(answer, prompts, lengths))
+
+
+def _assert_right_from_every_distance(server: SglangServer, plain: SglangServer) -> None:
+    distances = list(range(NEAREST, 2 * (server.spec.nodes + 1) + 8))
+    prompts = [_prompt(END - distance) for distance in distances]
+    expected = _answers(plain, prompts, distances, 8)
+    for batch in (4, 1):
+        assert _answers(server, prompts, distances, batch) == expected
+    assert server.answers("health_generate")
+
+
+def test_every_distance_from_the_limit(server, plain):
+    _assert_right_from_every_distance(server, plain)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("width", [4, 16, 64])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_every_width_and_page_size(
+    method, spelling_model, plain, method_path, logs, overlap, width, page_size
+):
+    setup = Setup(overlap, True, width - 1, page_size, max_total_tokens=8192)
+    assert setup not in SETUPS.values()
+    with start(drafting_spec(method.name, spelling_model, setup, "", method_path), logs) as server:
+        _assert_right_from_every_distance(server, plain)

@@ -1,0 +1,158 @@
+"""The datastore killed, paused, slow or restarted and the draft side killed while a server generates: the same tokens, no
+failed request, no step held up beyond the deadline, and the datastore's drafts come back.
+
+Answers that are known to the datastore tell its drafts from the local fallback's: with it a step accepts many tokens,
+without it few, because a frequency penalty keeps the answers from repeating themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from sglang_patches.drafting.registry import Method
+from sglang_patches.launch.metrics import metric
+from tests.conformance.conftest import DEADLINE_MS
+from tests.support.servers import SglangServer
+from tests.support.tiny_model import SPELLING_VOCABULARY
+
+NEW_TOKENS = 400
+REQUESTS = 4
+SLACK_BUCKET = 0.05  # the histogram bucket that a step of at most the deadline certainly falls into
+PROMPTS = [[3 + (i * 7 + j * j) % (SPELLING_VOCABULARY - 4) for j in range(12)] for i in range(REQUESTS)]
+MANY = 3.0  # tokens a step: only the datastore knows them
+RECOVERY_SECONDS = 60.0
+STEPS = "specstore_client_step_seconds"
+
+pytestmark = pytest.mark.parametrize("server", ["overlap, gRPC"], indirect=True)
+
+
+def has_draft_side(method: Method) -> bool:
+    """Whether it drafts in a process of its own."""
+    return getattr(method, "channel", None) is not None
+
+
+@pytest.fixture(scope="module")
+def expected(plain) -> list[list[int]]:
+    """Plain decoding's answers."""
+    return [answer["output_ids"] for answer in _generate(plain)]
+
+
+@pytest.fixture
+def drafting(server, proxy) -> SglangServer:
+    """The server, known to draft from the datastore."""
+    proxy.delay = 0.0
+    _wait_for_datastore_drafts(server)
+    return server
+
+
+def _generate(server: SglangServer) -> list[dict]:
+    sampling = {"temperature": 0, "frequency_penalty": 0.5, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    return server.generate_many(PROMPTS, REQUESTS, **sampling)
+
+
+def _tokens_per_step(answers: list[dict]) -> float:
+    steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
+    return sum(len(answer["output_ids"]) - 1 for answer in answers) / steps
+
+
+def _wait_for_datastore_drafts(server: SglangServer) -> None:
+    limit = time.monotonic() + RECOVERY_SECONDS
+    while _tokens_per_step(_generate(server)) < MANY:
+        assert time.monotonic() < limit, "the datastore's drafts did not come back"
+
+
+def _client_failures(server: SglangServer) -> float:
+    return metric(server.url, "specstore_client_failures_total")
+
+
+def _late_steps(server: SglangServer) -> float:
+    return metric(server.url, STEPS + "_count") - metric(server.url, STEPS + "_bucket", le=str(SLACK_BUCKET))
+
+
+def _during_generation(server: SglangServer, disturb: Callable[[], None]) -> list[dict]:
+    """The answers of a generation that `disturb` happens in the middle of."""
+    before = metric(server.url, STEPS + "_count")
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(_generate, server)
+        while metric(server.url, STEPS + "_count") < before + 5 and not answers.done():
+            time.sleep(0.01)
+        assert not answers.done(), "the generation ended before the disturbance"
+        disturb()
+        return answers.result()
+
+
+def _assert_undisturbed(server: SglangServer, expected: list[list[int]], disturb: Callable[[], None]) -> None:
+    late = _late_steps(server)
+    answers = _during_generation(server, disturb)
+    assert [answer["output_ids"] for answer in answers] == expected
+    # A step that the machine itself suspended (both cores busy elsewhere) may be late; a waiting one would recur.
+    assert _late_steps(server) - late <= 2
+
+
+def test_drafts_come_from_the_datastore(drafting, expected):
+    answers = _generate(drafting)
+    assert [answer["output_ids"] for answer in answers] == expected
+    assert _tokens_per_step(answers) > MANY
+
+
+def test_killed(drafting, datastore, expected):
+    failures = _client_failures(drafting)
+    _assert_undisturbed(drafting, expected, datastore.kill)
+    answers = _generate(drafting)
+    assert [answer["output_ids"] for answer in answers] == expected
+    assert _tokens_per_step(answers) < MANY, "what is drafted without the datastore tells nothing of it"
+    assert _client_failures(drafting) > failures
+    datastore.start()
+    _wait_for_datastore_drafts(drafting)
+
+
+def test_paused(drafting, datastore, expected):
+    failures = _client_failures(drafting)
+    try:
+        _assert_undisturbed(drafting, expected, datastore.pause)
+    finally:
+        datastore.resume()
+    assert _client_failures(drafting) > failures
+    _wait_for_datastore_drafts(drafting)
+
+
+def test_slow(drafting, proxy, expected):
+    failures = _client_failures(drafting)
+
+    def slow_down() -> None:
+        proxy.delay = 5 * DEADLINE_MS / 1e3
+
+    _assert_undisturbed(drafting, expected, slow_down)
+    assert _client_failures(drafting) > failures
+    proxy.delay = 0.0
+    _wait_for_datastore_drafts(drafting)
+
+
+def test_restarted_mid_generation(drafting, datastore, expected):
+    restarting = threading.Thread(target=datastore.start)
+
+    def restart() -> None:
+        datastore.kill()
+        restarting.start()
+
+    _assert_undisturbed(drafting, expected, restart)
+    restarting.join()
+    _wait_for_datastore_drafts(drafting)
+
+
+def test_draft_side_killed(method, drafting, expected):
+    if not has_draft_side(method):
+        pytest.skip(f"{method.name} drafts in no process of its own")
+
+    def kill() -> None:
+        processes = psutil.Process(drafting.pid).children(recursive=True)
+        next(p for p in processes if "sglang_patches.drafting" in " ".join(p.cmdline())).kill()
+
+    _assert_undisturbed(drafting, expected, kill)
+    assert [answer["output_ids"] for answer in _generate(drafting)] == expected

@@ -1,0 +1,224 @@
+"""What SGLang's users have goes on working with every method: every answer is compared with a plain server's.
+
+The servers prefill in chunks of 64 tokens, so most prompts are chunked in every test.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+
+from benchmarks.serve.cases import Case, Request
+from benchmarks.serve.measure import breakdown, measure
+from sglang_patches.launch.metrics import metric
+from sglang_patches.launch.servers import Endpoint
+from sglang_patches.metrics import PHASES, RETRIEVE
+from tests.waiting import eventually
+
+NEW_TOKENS = 40
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["name", "age"],
+}
+CONSTRAINED = {"json_schema": json.dumps(SCHEMA), "max_new_tokens": 60}
+PENALISED = {
+    "repetition": {"repetition_penalty": 1.3},
+    "frequency and presence": {"frequency_penalty": 0.4, "presence_penalty": 0.3},
+    "min_new_tokens": {"min_new_tokens": 30, "stop_token_ids": [5, 9, 14, 20]},
+    "bias": {"logit_bias": {"30": 2.5}},
+}
+ONLY_GRPC = pytest.mark.parametrize("server", ["overlap, gRPC"], indirect=True)
+ONLY_SMALL_CACHE = pytest.mark.parametrize("server", ["synchronous, embedded"], indirect=True)
+
+
+def greedy(server: Endpoint, ids, **sampling) -> dict:
+    return server.generate(ids, temperature=0, **{"max_new_tokens": NEW_TOKENS, **sampling})
+
+
+def outputs(server: Endpoint, prompts, concurrency: int = 8, **sampling) -> list[list[int]]:
+    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, **sampling}
+    return [answer["output_ids"] for answer in server.generate_many(prompts, concurrency, **sampling)]
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_greedy_output_is_plain_decodings(server, plain, prompts, batch):
+    prompts = prompts[:6] if batch == 1 else prompts
+    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    answers = server.generate_many(prompts, batch, **sampling)
+    assert [answer["output_ids"] for answer in answers] == outputs(plain, prompts, ignore_eos=True)
+    steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
+    assert len(answers) * (NEW_TOKENS - 1) > 1.1 * steps, "no draft was accepted, equality would show nothing"
+
+
+@pytest.mark.parametrize("penalty", PENALISED)
+def test_penalties(server, plain, prompts, penalty):
+    wanted = PENALISED[penalty]
+    assert outputs(server, prompts[:8], **wanted) == outputs(plain, prompts[:8], **wanted)
+
+
+def test_streamed_pieces_are_the_whole_answer(server, plain, prompts):
+    whole = greedy(plain, prompts[0])
+    *pieces, last = server.stream(prompts[0], temperature=0, max_new_tokens=NEW_TOKENS)
+    assert pieces and last["output_ids"] == whole["output_ids"] and last["text"] == whole["text"]
+    assert all(last["text"].startswith(piece["text"].rstrip("\ufffd")) for piece in pieces)
+
+
+def test_chat_completions_stream(server, plain):
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "name three colours."}],
+        "max_tokens": 24,
+        "temperature": 0,
+    }
+    path = "/v1/chat/completions"
+    whole = requests.post(plain.url + path, json=body, timeout=300).json()["choices"][0]["message"]["content"]
+    with requests.post(server.url + path, json=body | {"stream": True}, stream=True, timeout=300) as response:
+        lines = [line[6:] for line in response.iter_lines() if line.startswith(b"data: {")]
+    deltas = [json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines]
+    assert "".join(deltas) == whole != ""
+
+
+@pytest.mark.parametrize("kind", ["stop", "stop_token_ids"])
+def test_the_end_of_an_answer(server, plain, prompts, kind):
+    """A drafted path may run past a stop: nothing after it may show."""
+    visible = {"logit_bias": {"0": -99.0, "1": -99.0}}  # each token is a character
+    for ids in prompts[:4]:
+        whole = greedy(plain, ids, **visible)
+        stop = {"stop": [whole["text"][20:22]]} if kind == "stop" else {kind: whole["output_ids"][20:21]}
+        ours, theirs = (greedy(endpoint, ids, **visible, **stop) for endpoint in (server, plain))
+        assert len(theirs["output_ids"]) < NEW_TOKENS
+        assert ours["output_ids"] == theirs["output_ids"]
+        assert ours["text"] == theirs["text"]
+        assert ours["meta_info"]["finish_reason"] == theirs["meta_info"]["finish_reason"]
+
+
+def test_several_answers_to_one_prompt(server, plain, prompts):
+    alone = greedy(plain, prompts[1])["output_ids"]
+    assert [answer["output_ids"] for answer in greedy(server, prompts[1], n=3)] == [alone] * 3
+    sampled = server.generate(prompts[1], n=3, temperature=1.0, max_new_tokens=NEW_TOKENS)
+    assert len({tuple(answer["output_ids"]) for answer in sampled}) > 1
+
+
+def test_logprobs(server, plain, prompts):
+    wanted = {"return_logprob": True, "top_logprobs_num": 3, "logprob_start_len": 0}
+    asked = {"top": wanted, "ignore_eos": True}
+    ours, theirs = (greedy(s, prompts[2], **asked)["meta_info"] for s in (server, plain))
+    for field in ("input_token_logprobs", "output_token_logprobs"):
+        assert [token for _, token, _ in ours[field]] == [token for _, token, _ in theirs[field]]
+        pairs = zip(ours[field], theirs[field], strict=True)
+        assert all(a == b or a == pytest.approx(b, abs=2e-3) for (a, *_), (b, *_) in pairs)
+    assert len(ours["output_top_logprobs"]) == len(theirs["output_top_logprobs"]) == NEW_TOKENS
+    for ranked, expected in zip(ours["output_top_logprobs"], theirs["output_top_logprobs"], strict=True):
+        assert [value for value, *_ in ranked] == pytest.approx([value for value, *_ in expected], abs=2e-3)
+
+
+def test_json_schema(server, plain, prompts):
+    for ids in prompts[:3]:
+        ours, theirs = greedy(server, ids, **CONSTRAINED), greedy(plain, ids, **CONSTRAINED)
+        assert ours["text"] == theirs["text"]
+        assert set(json.loads(ours["text"])) == {"name", "age"}
+
+
+def test_chunked_prefill_and_the_radix_cache(server, plain, prompts):
+    long_ids = [token for row in prompts[3:7] for token in row][:400]
+    expected = greedy(plain, long_ids)["output_ids"]
+    first = greedy(server, long_ids)
+    again = greedy(server, long_ids)
+    assert first["output_ids"] == again["output_ids"] == expected
+    assert again["meta_info"]["cached_tokens"] > 300
+    shared_prefix = greedy(server, long_ids[:300])
+    assert shared_prefix["meta_info"]["cached_tokens"] > 200
+    assert shared_prefix["output_ids"] == greedy(plain, long_ids[:300])["output_ids"]
+
+
+def test_flush_cache(server, prompts):
+    before = greedy(server, prompts[3])
+    assert requests.post(server.url + "/flush_cache", timeout=60).status_code == 200
+    after = greedy(server, prompts[3])
+    assert after["output_ids"] == before["output_ids"]
+    assert after["meta_info"]["cached_tokens"] == 0
+
+
+LONG_ANSWER = {"temperature": 0, "frequency_penalty": 0.2, "max_new_tokens": 800, "ignore_eos": True}
+
+
+def test_an_aborted_request_leaves_the_others_alone(server, plain, prompts):
+    expected = outputs(plain, [prompts[4]], max_new_tokens=120) * 2
+    body = {"rid": "to-be-aborted", "input_ids": prompts[5], "sampling_params": LONG_ANSWER, "stream": True}
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(outputs, server, [prompts[4]] * 2, max_new_tokens=120)
+        with requests.post(server.url + "/generate", json=body, stream=True, timeout=300) as response:
+            lines = filter(None, response.iter_lines())
+            next(lines)
+            requests.post(server.url + "/abort_request", json={"rid": "to-be-aborted"}, timeout=60)
+            *_, last, done = lines
+        assert done == b"data: [DONE]"
+        assert json.loads(last[6:])["meta_info"]["finish_reason"]["type"] == "abort"
+        assert others.result() == expected
+
+
+def test_a_client_that_hangs_up(server, prompts):
+    stream = server.stream(prompts[5], **LONG_ANSWER)
+    next(stream)
+    stream.close()
+    eventually(lambda: metric(server.url, "sglang:num_running_reqs") == 0, "it is still running", 60)
+
+
+@ONLY_SMALL_CACHE
+def test_retracted_requests_go_on_where_they_were(server, plain, prompts):
+    wanted = {"max_new_tokens": 300, "frequency_penalty": 0.2, "ignore_eos": True}
+    asked = [ids[:20] for ids in prompts[:16]]
+    before = metric(server.url, "sglang:num_retracted_requests_total")
+    assert outputs(server, asked, 16, **wanted) == outputs(plain, asked, 16, **wanted)
+    assert metric(server.url, "sglang:num_retracted_requests_total") > before
+
+
+def test_requests_of_all_kinds_in_one_batch(server, plain, prompts):
+    """Chunked, constrained, penalised, stopped, short and plain greedy requests decoded together."""
+    kinds = [
+        (prompts[6] + prompts[7], {}),
+        (prompts[0], CONSTRAINED),
+        (prompts[1], {"stop": ["a", "."]}),
+        (prompts[2], {"max_new_tokens": 1}),
+        *((prompts[3], wanted) for wanted in PENALISED.values()),
+    ]
+    expected = [greedy(plain, ids, **wishes)["output_ids"] for ids, wishes in kinds]
+    with ThreadPoolExecutor(2 * len(kinds)) as pool:
+        noise = pool.submit(server.generate, prompts[8], n=4, temperature=1.0, max_new_tokens=NEW_TOKENS)
+        answers = list(pool.map(lambda kind: greedy(server, kind[0], **kind[1])["output_ids"], kinds * 2))
+        noise.result()
+    assert answers == expected * 2
+
+
+@ONLY_GRPC
+def test_no_request_leaves_a_session(server, datastore, prompts):
+    """Neither those of the tests before nor one that ends at prefill."""
+    greedy(server, prompts[0], max_new_tokens=1)
+    assert requests.get(server.url + "/health_generate", timeout=60).status_code == 200
+    eventually(lambda: datastore.sessions() == 0, "sessions are left", 60)
+
+
+def test_metrics(server, prompts):
+    outputs(server, prompts[:4], ignore_eos=True)
+    assert metric(server.url, "sglang:spec_accept_length") > 1
+    assert metric(server.url, "sglang:generation_tokens_total") > 0
+
+
+def test_the_serving_benchmark_sees_where_the_time_goes(server, prompts):
+    group = [Request("any", ids) for ids in prompts[:3]]
+    record = measure(server, group, 2, NEW_TOKENS, Case("any", {}))
+    assert record["decoded"] == sum(len(output) - 1 for output in record["outputs"]) > 0
+    phases = record["phases"]
+    assert set(phases) == {*PHASES, RETRIEVE}
+    assert phases["forward"] > phases["verify"] > 0 and phases["draft"] >= phases[RETRIEVE] > 0
+    width = server.spec.nodes + 1
+    assert {(batch, width) for batch, width, *_ in record["cells"]} <= {(1, width), (2, width)}
+    shares = breakdown([record])
+    assert all(0 < shares[part] < 1 for part in ("forward", "retrieval", "rest"))

@@ -1,0 +1,240 @@
+"""Every method's real worker over a small model of its surroundings (`workbench`): no server is started."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import power_divergence
+from sglang.srt.layers import sampler as sglang_sampler
+
+from tests.conformance.workbench import CONTEXT, Counting, Markov, Workbench, plain_answer, request
+from tests.unit.verification.plain_decoding import make_request, plain_distribution, sampler_on_cpu
+from tests.unit.verification.test_verification_distribution import murmur_hash32_reference
+from tests.waiting import eventually
+
+VOCABULARY = 12
+GREEDY = {
+    "plain": {"ignore_eos": True},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "frequency and presence penalty": {"frequency_penalty": 0.3, "presence_penalty": 0.4},
+    "min_new_tokens and bias": {"min_new_tokens": 20, "logit_bias": {"1": 1.5}},
+    "stop token": {"stop_token_ids": [4, 7]},
+}
+SAMPLED = {
+    "temperature 1": {"temperature": 1.0},
+    "temperature 0.7 and top-p": {"temperature": 0.7, "top_p": 0.8},
+    "top-k and min-p": {"temperature": 1.0, "top_k": 5, "min_p": 0.05},
+    "repetition penalty": {"temperature": 1.0, "repetition_penalty": 1.5},
+    "frequency and presence penalty": {"temperature": 1.0, "frequency_penalty": 0.6, "presence_penalty": 0.4},
+}
+# Each setting once; what a step that lags has pending counts for the penalties.
+COUNTED = [
+    pytest.param("temperature 1", True, id="temperature 1, overlap"),
+    pytest.param("temperature 1", False, id="temperature 1, synchronous"),
+    pytest.param("temperature 0.7 and top-p", False, id="temperature 0.7 and top-p, synchronous"),
+    pytest.param("top-k and min-p", True, id="top-k and min-p, overlap"),
+    pytest.param("repetition penalty", True, id="repetition penalty, overlap"),
+    pytest.param("frequency and presence penalty", True, id="frequency and presence penalty, overlap"),
+]
+SAMPLES, CONTINUATION = 1440, 3
+REJECT = 1e-4  # draws are seeded: what passes once always passes
+
+
+@pytest.fixture
+def workbench(method, spelling_model) -> Workbench:
+    return Workbench(method, spelling_model)
+
+
+@pytest.fixture(params=["overlap", "synchronous"])
+def lags(request) -> bool:
+    return request.param == "overlap"
+
+
+@pytest.fixture(scope="module")
+def model() -> Markov:
+    return Markov(VOCABULARY, seed=3)
+
+
+def _prompts(count: int, length: int = 20) -> list[list[int]]:
+    """They repeat themselves, so that there is something to draft."""
+    draw = random.Random(count)
+    phrases = [draw.choices(range(2, VOCABULARY), k=6) for _ in range(count)]
+    return [(phrase * length)[:length] for phrase in phrases]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("setting", GREEDY)
+def test_greedy_output_is_plain_decodings(workbench, model, lags, setting, batch):
+    prompts = _prompts(batch)
+    with workbench.scheduler(model, lags=lags) as scheduler:
+        answers = scheduler.answers([request(p, VOCABULARY, **GREEDY[setting]) for p in prompts])
+    assert answers == [plain_answer(model, p, **GREEDY[setting]) for p in prompts]
+    if setting == "plain":
+        assert scheduler.tokens_per_step > 1.2, "no draft was accepted, equality would show nothing"
+
+
+def test_requests_of_all_kinds_in_one_batch(workbench, model, lags):
+    kinds = [*GREEDY.values(), {"max_new_tokens": 1}, {"max_new_tokens": 2}, {"ignore_eos": True}] * 2
+    prompts = _prompts(len(kinds))
+    noise = [request(p, VOCABULARY, temperature=1.0) for p in prompts[:4]]
+    with workbench.scheduler(model, lags=lags, size=12) as scheduler:
+        asked = [request(p, VOCABULARY, **kind) for p, kind in zip(prompts, kinds, strict=True)]
+        answers = scheduler.answers([*noise, *asked])[len(noise) :]
+    assert answers == [plain_answer(model, p, **kind) for p, kind in zip(prompts, kinds, strict=True)]
+
+
+@pytest.mark.parametrize("nodes", [1, 31, 63])
+def test_any_width(workbench, model, lags, nodes):
+    prompts = _prompts(4)
+    with workbench.scheduler(model, lags=lags, nodes=nodes) as scheduler:
+        answers = scheduler.answers([request(p, VOCABULARY) for p in prompts])
+        assert 0 < scheduler.target.drafted <= nodes * scheduler.steps
+    assert answers == [plain_answer(model, p) for p in prompts]
+
+
+def test_prompts_of_a_few_tokens(workbench, model, lags):
+    prompts = [[token] * length for length in (1, 2, 3) for token in (2, 5)]
+    with workbench.scheduler(model, lags=lags) as scheduler:
+        answers = scheduler.answers([request(p, VOCABULARY, max_new_tokens=12) for p in prompts])
+    assert answers == [plain_answer(model, p, max_new_tokens=12) for p in prompts]
+
+
+def test_every_distance_from_the_context_limit(workbench, model, lags):
+    nodes, end = 15, CONTEXT - 2  # SGLang keeps two tokens of the context free
+    lengths = list(range(1, 2 * nodes))
+    prompts = [_prompts(1, end - length)[0] for length in lengths]
+    with workbench.scheduler(model, lags=lags, nodes=nodes, size=16) as scheduler:
+        asked = [
+            request(p, VOCABULARY, max_new_tokens=n, ignore_eos=True)
+            for p, n in zip(prompts, lengths, strict=True)
+        ]
+        answers = scheduler.answers(asked)
+    pairs = zip(prompts, lengths, strict=True)
+    assert answers == [plain_answer(model, p, max_new_tokens=n, ignore_eos=True) for p, n in pairs]
+
+
+def test_retracted_requests_go_on_where_they_were(workbench, model, lags):
+    prompts, draw, retracted = _prompts(6), random.Random(1), Counter()
+    with workbench.scheduler(model, lags=lags) as scheduler:
+
+        def retract_one() -> None:
+            if scheduler.running > 1 and draw.random() < 0.4:
+                scheduler.retract(draw.randrange(scheduler.running))
+                retracted["requests"] += 1
+
+        answers = scheduler.answers([request(p, VOCABULARY) for p in prompts], retract_one)
+    assert retracted["requests"] > 5
+    assert answers == [plain_answer(model, p) for p in prompts]
+
+
+def test_aborted_requests_leave_the_others_alone(workbench, model, lags):
+    prompts = _prompts(4)
+    with workbench.scheduler(model, lags=lags) as scheduler:
+        asked = [request(p, VOCABULARY, ignore_eos=True) for p in prompts]
+        steps = itertools.count()
+
+        def abort_two() -> None:
+            if next(steps) in (3, 6):
+                scheduler.abort(asked.pop())
+
+        answers = scheduler.answers([*asked], abort_two)
+    assert len(asked) == 2
+    assert answers[:2] == [plain_answer(model, p, ignore_eos=True) for p in prompts[:2]]
+
+
+def test_a_flush_forgets_the_sessions_and_nothing_else(workbench, model, lags, datastore):
+    prompts = _prompts(3)
+    with workbench.scheduler(model, lags=lags, endpoint=datastore.endpoint, tenant="flush") as scheduler:
+        asked = [request(p, VOCABULARY, ignore_eos=True) for p in prompts]
+        steps = itertools.count()
+        answers = scheduler.answers(
+            asked, lambda: scheduler.worker.clear_cache_pool() if next(steps) == 4 else None
+        )
+        assert answers == [plain_answer(model, p, ignore_eos=True) for p in prompts]
+        one = request(prompts[0], VOCABULARY, max_new_tokens=1)
+        assert scheduler.answers([one]) == [answers[0][:1]]
+        eventually(lambda: datastore.sessions() == 0, "sessions are left", 60)
+
+
+def test_text_is_drafted_for_its_own_tenant_alone(workbench, lags, datastore):
+    """The target counts upwards: a draft can only come from who has read the same."""
+    model, steps = Counting(512), {}
+    draw = random.Random(int(lags))
+    start = draw.randrange(100, 200)
+
+    def ask(tenant: str, publish: bool) -> int:
+        wishes = {"specstore": {"publish": publish}}
+        with workbench.scheduler(model, lags=lags, endpoint=datastore.endpoint, tenant=tenant) as scheduler:
+            req = request([start - 1, start], 512, max_new_tokens=60, custom_params=wishes)
+            assert scheduler.answers([req]) == [list(range(start + 1, start + 61))]
+            eventually(lambda: datastore.sessions() == 0, "its session is left", 60)
+            return scheduler.steps
+
+    mine, other = f"mine-{lags}", f"other-{lags}"
+    steps["other before"] = ask(other, publish=False)
+    steps["mine"] = ask(mine, publish=True)
+    steps["mine again"] = ask(mine, publish=False)
+    steps["other after"] = ask(other, publish=False)
+    assert steps["mine again"] < steps["mine"] / 2, (
+        "what a tenant has said is not drafted for it: this shows nothing"
+    )
+    assert steps["other after"] == steps["other before"], steps
+
+
+@pytest.mark.parametrize(("setting", "lags"), COUNTED)
+def test_sampled_output_has_plain_decodings_distribution(workbench, model, setting, lags):
+    """Counted over many requests with one prompt, 48 at a time."""
+    params = SAMPLED[setting] | {"max_new_tokens": CONTINUATION, "ignore_eos": True}
+    (prompt,) = _prompts(1, 40)
+    torch.manual_seed(1)
+    with workbench.scheduler(model, lags=lags, size=48) as scheduler:
+        answers = scheduler.answers([request(prompt, VOCABULARY, **params) for _ in range(SAMPLES)])
+        assert scheduler.tokens_per_step > 1.05, "nothing was accepted, the test would show nothing"
+    found = Counter(map(tuple, answers))
+    with sampler_on_cpu() as sampler:
+        expected = _probabilities(model, sampler, make_request(prompt, (), **params), ())
+    assert _p_value(found, expected) > REJECT
+
+
+def _probabilities(model, sampler, req, path: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+    """{continuation: probability} under plain decoding."""
+    if len(path) == CONTINUATION:
+        return {path: 1.0}
+    return {
+        rest: p * q
+        for token, p in enumerate(plain_distribution(model, sampler, req, path))
+        if p > 0
+        for rest, q in _probabilities(model, sampler, req, (*path, token)).items()
+    }
+
+
+def _p_value(found: Counter, expected: dict[tuple[int, ...], float]) -> float:
+    """Of a G-test; cells that expect fewer than five draws are one."""
+    assert sum(expected.values()) == pytest.approx(1.0)
+    if found.keys() - expected.keys():
+        return 0.0
+    cells = [(found[outcome], p * SAMPLES) for outcome, p in expected.items()]
+    many = [cell for cell in cells if cell[1] >= 5]
+    assert len(many) > 5, "a few continuations take all, the test would show nothing"
+    rest = np.sum([cell for cell in cells if cell[1] < 5], axis=0)
+    observed, awaited = np.array([*many, rest]).T
+    return power_divergence(observed, awaited, lambda_="log-likelihood").pvalue
+
+
+@pytest.mark.parametrize("setting", ["temperature 1", "temperature 0.7 and top-p"])
+def test_requests_with_seeds_get_plain_decodings_tokens(workbench, model, lags, setting, monkeypatch):
+    monkeypatch.setattr(
+        sglang_sampler, "murmur_hash32", murmur_hash32_reference
+    )  # SGLang's CPU library lacks it
+    prompts = _prompts(4)
+    wanted = [SAMPLED[setting] | {"sampling_seed": seed, "ignore_eos": True} for seed in range(4)]
+    expected = [plain_answer(model, p, **kind) for p, kind in zip(prompts, wanted, strict=True)]
+    with workbench.scheduler(model, lags=lags, seeded=True) as scheduler:
+        asked = [request(p, VOCABULARY, **kind) for p, kind in zip(prompts, wanted, strict=True)]
+        answers = scheduler.answers(asked)
+    assert answers == expected

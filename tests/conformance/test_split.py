@@ -1,0 +1,101 @@
+"""Prefill and decode on instances of their own, behind SGLang's router, another tenant of the same datastore."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sglang_patches.launch.metrics import metric
+from sglang_patches.launch.servers import ServerSpec
+from tests.conformance.conftest import DRAFTING, FLAGS
+from tests.conformance.test_features import CONSTRAINED, NEW_TOKENS, greedy, outputs
+from tests.support.servers import Split, running_split
+from tests.waiting import eventually
+
+# Too small for all that is asked at once: requests are retracted on the decode instance.
+CACHE = 2048
+
+
+@pytest.fixture(scope="session")
+def stack(method, spelling_model, datastore, method_path, logs) -> Iterator[Split]:
+    environment = {"SPECSTORE_ENDPOINT": datastore.endpoint, "SPECSTORE_TENANT": "another", **method_path}
+    spec = ServerSpec(
+        f"{method.name}-split",
+        spelling_model,
+        method.name,
+        dtype="float32",
+        nodes=7,
+        flags=(*FLAGS, *DRAFTING),
+        environment=environment,
+        max_total_tokens=CACHE,
+    )
+    with running_split(spec, logs) as stack:
+        yield stack
+
+
+def test_greedy_output_is_plain_decodings(stack, plain, prompts):
+    answers = stack.generate_many(prompts, 8, temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    assert [answer["output_ids"] for answer in answers] == outputs(plain, prompts, ignore_eos=True)
+    steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
+    assert len(answers) * (NEW_TOKENS - 1) > 1.1 * steps, "no draft was accepted, equality would show nothing"
+
+
+def test_retracted_requests_go_on_where_they_were(stack, plain, prompts):
+    wanted = {"max_new_tokens": 300, "frequency_penalty": 0.2, "ignore_eos": True}
+    asked = [ids[:20] for ids in prompts[:12]]
+    assert outputs(stack, asked, 12, **wanted) == outputs(plain, asked, 12, **wanted)
+    assert metric(stack.decodes[0].url, "sglang:num_retracted_requests_total") > 0
+
+
+def test_streamed_constrained_sampled_and_short_requests(stack, plain, prompts):
+    def streamed() -> list[int]:
+        *_, last = stack.stream(prompts[0], temperature=0, max_new_tokens=NEW_TOKENS)
+        return last["output_ids"]
+
+    with ThreadPoolExecutor(4) as pool:
+        stream = pool.submit(streamed)
+        constrained = pool.submit(greedy, stack, prompts[1], **CONSTRAINED)
+        short = pool.submit(greedy, stack, prompts[2], max_new_tokens=1)
+        sampled = pool.submit(
+            stack.generate, prompts[3], temperature=0.8, top_p=0.9, max_new_tokens=NEW_TOKENS
+        )
+    assert stream.result() == greedy(plain, prompts[0])["output_ids"]
+    assert constrained.result()["text"] == greedy(plain, prompts[1], **CONSTRAINED)["text"]
+    assert short.result()["output_ids"] == greedy(plain, prompts[2], max_new_tokens=1)["output_ids"]
+    assert sampled.result()["output_ids"]
+
+
+@pytest.mark.parametrize("server", ["overlap, gRPC"], indirect=True)
+def test_text_is_drafted_for_its_own_tenant_alone(server, stack, plain, datastore):
+    """The text does not repeat itself: what is drafted of it comes from who has read it."""
+    prompt = [2 + i * i % 37 for i in range(9)]
+
+    wanted = {"temperature": 0, "frequency_penalty": 0.5, "max_new_tokens": 200, "ignore_eos": True}
+    (expected,) = outputs(plain, [prompt], **wanted)
+
+    def steps(generate: Callable[..., dict], publish: bool) -> int:
+        answer = generate(prompt, custom_params={"specstore": {"publish": publish}}, **wanted)
+        assert answer["output_ids"] == expected
+        return answer["meta_info"]["spec_verify_ct"]
+
+    other = functools.partial(stack.generate_at, 0)  # the router passes no parameters of ours on
+    before = steps(other, publish=False)
+    first = steps(server.generate, publish=True)
+    eventually(lambda: datastore.sessions() == 0, "sessions are left", 60)
+    again = steps(server.generate, publish=False)
+    after = steps(other, publish=False)
+    assert again < first / 2, "what a tenant has said is not drafted for it: this shows nothing"
+    assert after > 0.9 * before
+
+
+def test_no_request_leaves_anything(stack, datastore):
+    eventually(lambda: datastore.sessions() == 0, "sessions are left", 120)
+    eventually(lambda: all(_idle(server.url) for server in stack.instances), "requests are left", 60)
+
+
+def _idle(url: str) -> bool:
+    """Whether it runs and holds nothing."""
+    return metric(url, "sglang:num_running_reqs") == 0 and metric(url, "sglang:num_used_tokens") == 0
