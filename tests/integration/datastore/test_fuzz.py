@@ -242,6 +242,7 @@ class Control:
             self._namespace = None
         self._outbound.put(request)
         expected = server_wire.reply_message(request.step, self._engine.step([entry]))
+        expected.without_rejected = request.HasField("namespace")
         assert next(self._call) == expected
 
     def _tidy(self) -> None:
