@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
-from datastore_service.protocol.types import EMPTY_TOKENS, Budget, Entry, Query
+from datastore_service.protocol.types import EMPTY_TOKENS, MAX_DEPTH, MAX_NODES, Budget, Entry, Query
 
 MAX_NAME_BYTES = 256
 MAX_QUERIES = 4096  # of a step

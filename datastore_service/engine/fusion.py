@@ -43,6 +43,7 @@ from datastore_service.engine.retrieval import (
     WIDTH,
 )
 from datastore_service.protocol.tree import Tier
+from datastore_service.protocol.types import MAX_DEPTH
 
 MATCH_CLASSES = (1, 2, 3, 4, 6, 10, 16)  # shortest match of each class
 CLASSES = len(MATCH_CLASSES)
@@ -53,8 +54,6 @@ TIERS = (
     Tier.REJECTED,
 )  # order in which equally long matches claim probability
 PRIORITY_GRAM = 3  # Double, section 5.1
-MAX_NODES = 256
-MAX_DEPTH = 64
 
 Row = tuple[float, ...]
 

@@ -18,6 +18,7 @@ from datastore_service.protocol.tree import DraftTree
 
 MAX_VOCAB = 1 << 31  # token ids are smaller
 EMPTY_TOKENS = np.empty(0, dtype=np.int32)
+MAX_NODES, MAX_DEPTH = 256, 64  # of a Budget
 
 
 class Status(IntEnum):
@@ -44,12 +45,13 @@ class Namespace:
 class Budget:
     """Bounds of one draft tree. The root, which is the last accepted token, is not counted.
 
-    nodes: drafted tokens in all, 0 for no draft. depth: longest path. children: most children of a node.
+    nodes: drafted tokens in all, 0 for no draft. depth: longest path. children: most children of a node, 1 for a chain. By
+    default only `nodes` bounds the tree.
     """
 
     nodes: int
-    depth: int = 16
-    children: int = 8
+    depth: int = MAX_DEPTH
+    children: int = MAX_NODES
 
 
 NO_DRAFT = Budget(nodes=0)

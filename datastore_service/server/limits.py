@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from datastore_service.engine.checking import MAX_NAME_BYTES, MAX_QUERIES, MAX_QUERY_TOKENS
-from datastore_service.engine.fusion import MAX_DEPTH, MAX_NODES
+from datastore_service.protocol.types import MAX_DEPTH, MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)

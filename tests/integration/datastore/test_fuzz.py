@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from datastore_service.client import wire as client_wire
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.limits import Limits
-from datastore_service.protocol.types import Budget, Entry, Opening
+from datastore_service.protocol.types import Budget, Entry, Opening, Query, Reply
 from datastore_service.server import wire as server_wire
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.refusal import RefusalError
@@ -224,7 +224,8 @@ class Control:
         text = self._rng.integers(0, 4, 30, dtype=np.int32)
         name = f"control {number}"
         self._step(Entry(name, 0, text[:10], opening=Opening(prompt_length=5)))
-        self._step(Entry(name, 10, text[10:20], budget=Budget(16, 8, 4)))
+        asked = tuple(Query(text[first:25], Budget(16, 8, 4)) for first in (20, 23))
+        self._step(Entry(name, 10, text[10:20], budget=Budget(16, 8, 4), queries=asked))
         self._step(Entry(name, 20, text[20:], budget=Budget(64, 16, 4), closing=True))
         self._tidy()
 
@@ -241,9 +242,7 @@ class Control:
             request.namespace.CopyFrom(self._namespace)
             self._namespace = None
         self._outbound.put(request)
-        expected = server_wire.reply_message(request.step, self._engine.step([entry]))
-        expected.without_rejected = request.HasField("namespace")
-        assert next(self._call) == expected
+        assert next(self._call) == reply_to(request, self._engine.step([entry]))
 
     def _tidy(self) -> None:
         """Leaves room for the namespaces that are made up, and makes those that were dropped anew."""
@@ -423,7 +422,22 @@ def conversations(draw: st.DrawFn) -> list[drafting_pb2.DraftRequest]:
         requests += [drafting_pb2.DraftRequest(entries=[entry]) for entry in entries]
     for _ in range(draw(st.integers(0, 6))):
         draw(st.sampled_from((_lost, _repeated, _exchanged, _joined, _shifted)))(draw, requests)
+    for request in requests:
+        if draw(st.booleans()):
+            _ask(draw, request)
     return requests
+
+
+def _ask(draw: st.DrawFn, request: drafting_pb2.DraftRequest) -> None:
+    """Queries of some of its entries."""
+    counts = [draw(st.integers(0, 2)) for _ in request.entries]
+    suffixes = [draw(st.lists(st.integers(0, 4), max_size=9)) for _ in range(sum(counts))]
+    request.queries.counts.extend(counts)
+    request.queries.tokens.extend(itertools.chain(*suffixes))
+    request.queries.lengths.extend(map(len, suffixes))
+    request.queries.nodes.extend([16] * len(suffixes))
+    request.queries.depths.extend([8] * len(suffixes))
+    request.queries.children.extend([4] * len(suffixes))
 
 
 def _lost(draw: st.DrawFn, requests: list) -> None:
@@ -488,8 +502,14 @@ def expected_replies(
         except RefusalError as refusal:
             assert (outcome.code, outcome.details) == (refusal.code.name, str(refusal))
             return
-        yield server_wire.reply_message(request.step, engine.step(entries))
+        yield reply_to(request, engine.step(entries))
     assert outcome.code == "OK"
+
+
+def reply_to(request: drafting_pb2.DraftRequest, replies: Sequence[Reply]) -> drafting_pb2.DraftReply:
+    message = server_wire.reply_message(request.step, replies)
+    message.without_rejected = request.HasField("namespace")  # this service has no rejected tier
+    return message
 
 
 @settings(TRIES, max_examples=100 * EFFORT)
