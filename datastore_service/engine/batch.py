@@ -213,7 +213,7 @@ def run_batch(requests, entries, appended, sources, weights, integers, reals, to
     bounds = live, prior, len(sources)
     context = integers[_CONTEXT]
     count = integers[COUNTERS_ROW]
-    scratch = np.int64(integers[_DESCRIPTOR].ctypes.data)  # unsigned, it would make floats of addresses
+    scratch = np.int64(integers[_DESCRIPTOR].ctypes.data)  # an unsigned address would become a float
     intervals = integers[_INTERVALS, : 4 * MAX_SEGMENTS].reshape((2, MAX_SEGMENTS, 2))
     for row in range(len(requests)):
         request, tentative = requests[row], row >= entries

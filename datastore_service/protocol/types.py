@@ -45,8 +45,8 @@ class Namespace:
 class Budget:
     """Bounds of one draft tree. The root, which is the last accepted token, is not counted.
 
-    nodes: drafted tokens in all, 0 for no draft. depth: longest path. children: most children of a node, 1 for a chain. A
-    bound that is not given bounds nothing that `nodes` does not.
+    nodes: drafted tokens in all, 0 for no draft. depth: longest path. children: most children of a node, 1 for a chain. By
+    default only `nodes` bounds the tree.
     """
 
     nodes: int
