@@ -21,6 +21,7 @@ from sglang_patches.drafting.messages import (
 )
 from sglang_patches.drafting.predictor import Guess, OutcomePredictor
 
+LEAST = 0.2  # a less likely token is not drafted: a draft that is hardly ever right keeps the fallback from being asked
 Model = Callable[
     [list[list[int]]], np.ndarray
 ]  # texts -> the next token's distribution, float32 [texts, vocabulary]
@@ -35,7 +36,7 @@ class LikeliestEnds(OutcomePredictor):
         found = []
         for node, distribution in zip([trie.root, *verifying.tolist()], distributions, strict=True):
             for token in np.argsort(-distribution, kind="stable")[:2].tolist():
-                if trie.child(node, token) is None:
+                if distribution[token] >= LEAST and trie.child(node, token) is None:
                     found.append(Guess(node, token, float(distribution[token])))
         return sorted(found, key=lambda guess: -guess.probability)[:budget]
 
@@ -67,6 +68,7 @@ class BestLeaves(Drafter):
                 distributions[[at], [token]],
             )
             for at, (row, token) in enumerate(zip(rows, likeliest.tolist(), strict=True))
+            if distributions[at, token] >= LEAST
         ]
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 
-from datastore_service.protocol.tree import DraftTree, Tier
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.drafting.datastore import DatastoreFallback
 from sglang_patches.drafting.registry import Method, Parts, Surroundings
 from sglang_patches.verification.verifier import HostTrees, TargetDraws
@@ -54,15 +54,18 @@ class WrongTenant(DatastoreFallback):
 
     def trees(self, states, misses):
         own = super().trees(states, misses)
-        found = [self._copied(state.text.last) or tree for state, tree in zip(states, own, strict=True)]
+        found = [
+            tree if len(tree) else self._copied(state.text.last)
+            for state, tree in zip(states, own, strict=True)
+        ]
         self._texts += [state.text.between(0, len(state.text)).tolist() for state in states]
         return found
 
-    def _copied(self, last: int):
+    def _copied(self, last: int) -> DraftTree:
         for text in self._texts:
             if last in text[:-1]:
                 return chain_of(text[text.index(last) + 1 :][: self._nodes])
-        return None
+        return EMPTY_TREE
 
 
 def chain_of(tokens: list[int]) -> DraftTree:
