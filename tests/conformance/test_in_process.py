@@ -78,7 +78,8 @@ def test_greedy_output_is_plain_decodings(workbench, model, lags, setting, batch
         assert scheduler.tokens_per_step > 1.2, "no draft was accepted, equality would show nothing"
 
 
-def test_requests_of_all_kinds_in_one_batch(workbench, model, lags):
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "accelerator"])
+def test_requests_of_all_kinds_in_one_batch(workbench, model, lags, late):
     kinds = [*GREEDY.values(), {"max_new_tokens": 1}, {"max_new_tokens": 2}, {"ignore_eos": True}] * 2
     prompts = _prompts(len(kinds))
     noise = [request(p, VOCABULARY, temperature=1.0) for p in prompts[:4]]
@@ -118,9 +119,10 @@ def test_every_distance_from_the_context_limit(workbench, model, lags):
     assert answers == [plain_answer(model, p, max_new_tokens=n, ignore_eos=True) for p, n in pairs]
 
 
-def test_retracted_requests_go_on_where_they_were(workbench, model, lags):
+@pytest.mark.parametrize("late", [False, True], ids=["cpu", "accelerator"])
+def test_retracted_requests_go_on_where_they_were(workbench, model, lags, late):
     prompts, draw, retracted = _prompts(6), random.Random(1), Counter()
-    with workbench.scheduler(model, lags=lags) as scheduler:
+    with workbench.scheduler(model, lags=lags, late=late) as scheduler:
 
         def retract_one() -> None:
             if scheduler.running > 1 and draw.random() < 0.4:

@@ -377,9 +377,10 @@ class Workbench:
         endpoint: str = "embedded",
         tenant: str = "",
         seeded: bool = False,
+        late: bool = False,
     ) -> Iterator[Scheduler]:
         """With a worker of its own. nodes: most drafted tokens a step. size: most requests at a time. seeded: requests draw by
-        their seeds."""
+        their seeds. late: the host has a step's tokens when the next one begins, as on an accelerator."""
         arguments = SimpleNamespace(
             disaggregation_mode="null",
             served_model_name=None,
@@ -390,6 +391,8 @@ class Workbench:
         with _configured(nodes, endpoint, tenant, seeded):
             target = Target(model, size)
             with build_worker(self._method, arguments, target) as worker:
+                if late:
+                    worker.tokens_known = lambda step: None
                 yield Scheduler(worker, target, size, lags)
 
 
