@@ -19,7 +19,11 @@ from pathlib import Path
 
 from sglang_patches.launch.processes import Child
 
-LANES = {"servers": ["tests/e2e"], "units": ["tests/unit", "tests/integration"]}
+# Of each lane the runs of pytest, one after the other. The conformance suite imports SGLang for a CPU, others must not.
+LANES = {
+    "servers": {"conformance": ["tests/conformance"], "e2e": ["tests/e2e"]},
+    "units": {"units": ["tests/unit", "tests/integration"]},
+}
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "var" / "tests"
 ONE_CORE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -30,9 +34,9 @@ NO_TESTS = 5  # pytest's status when it found none
 
 @dataclass(frozen=True)
 class Result:
-    """Of a lane. status: pytest's. report: its JUnit document, None if it was ended before it wrote one."""
+    """Of a run. status: pytest's. report: its JUnit document, None if it was ended before it wrote one."""
 
-    lane: str
+    name: str
     status: int
     report: ElementTree.Element | None
 
@@ -66,30 +70,41 @@ def _file(case: ElementTree.Element) -> str:
 
 
 def run(folder: Path, arguments: list[str]) -> list[Result]:
-    """Runs the lanes to their ends; interrupted, both end as an interrupted pytest does."""
-    children = {lane: start(lane, folder, arguments) for lane in LANES}
-    try:
-        while any(child.status is None for child in children.values()):
+    """Runs the lanes to their ends; interrupted, the runs end as an interrupted pytest does, and no further one is started."""
+    waiting = {lane: list(runs.items()) for lane, runs in LANES.items()}
+    running: dict[str, tuple[str, Child]] = {}
+    results: list[Result] = []
+    while running or any(waiting.values()):
+        try:
+            for lane, runs in waiting.items():
+                if lane not in running and runs:
+                    name, paths = runs.pop(0)
+                    running[lane] = name, start(name, paths, folder, arguments)
             time.sleep(0.5)
-    except KeyboardInterrupt:
-        for child in children.values():
-            if child.status is None:
-                os.kill(child.pid, signal.SIGINT)
-    return [Result(lane, child.wait(None), read(folder / f"{lane}.xml")) for lane, child in children.items()]
+        except KeyboardInterrupt:
+            waiting.clear()
+            for _, child in running.values():
+                if child.status is None:
+                    os.kill(child.pid, signal.SIGINT)
+        for lane, (name, child) in list(running.items()):
+            if child.status is not None:
+                del running[lane]
+                results.append(Result(name, child.wait(None), read(folder / f"{name}.xml")))
+    return results
 
 
-def start(lane: str, folder: Path, arguments: list[str]) -> Child:
+def start(name: str, paths: list[str], folder: Path, arguments: list[str]) -> Child:
     command = [
         sys.executable,
         "-m",
         "pytest",
-        *LANES[lane],
+        *paths,
         f"--rootdir={ROOT}",
         f"--durations={SLOWEST}",
         "--color=no",
     ]
-    command += [f"--junitxml={folder / lane}.xml", *arguments]
-    return Child(lane, command, ONE_CORE | {"PYTHONUNBUFFERED": "1"}, folder / f"{lane}.txt")
+    command += [f"--junitxml={folder / name}.xml", *arguments]
+    return Child(name, command, ONE_CORE | {"PYTHONUNBUFFERED": "1"}, folder / f"{name}.txt")
 
 
 def read(path: Path) -> ElementTree.Element | None:
@@ -97,7 +112,7 @@ def read(path: Path) -> ElementTree.Element | None:
 
 
 def write_report(results: list[Result], path: Path) -> None:
-    """One JUnit document of both lanes."""
+    """One JUnit document of all runs."""
     suites = ElementTree.Element("testsuites")
     for result in results:
         if result.report is not None:
@@ -114,7 +129,7 @@ def summary(results: list[Result], seconds: float) -> str:
             if {child.tag for child in case} & {"failure", "error"}:
                 lines.append(f"FAILED {_file(case)}::{case.get('name')}")
         if result.report is None:
-            lines.append(f"FAILED lane {result.lane}: ended with status {result.status} and no report")
+            lines.append(f"FAILED run {result.name}: ended with status {result.status} and no report")
     return "\n".join([*lines, last_line(results, seconds)])
 
 

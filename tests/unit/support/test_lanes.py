@@ -13,14 +13,17 @@ DEAD = "import os\ndef test_e(): os._exit(7)\n"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """Runs two lanes of one file each; the status, what was printed, and the report."""
+    """Runs two lanes, one file a run; the status, what was printed, and the report."""
     reports = tmp_path / "var"
 
     def run(*programs: str) -> tuple[int, list[str], ElementTree.Element]:
         for i, program in enumerate(programs):
             (tmp_path / f"{i}").mkdir()
             (tmp_path / f"{i}" / f"test_{i}.py").write_text(program)
-        monkeypatch.setattr(lanes, "LANES", {f"lane{i}": [str(tmp_path / f"{i}")] for i in range(2)})
+        runs = {f"run{i}": [str(tmp_path / f"{i}")] for i in range(len(programs))}
+        names = list(runs)
+        two = {f"lane{i}": {name: runs[name] for name in names[i::2]} for i in range(2)}
+        monkeypatch.setattr(lanes, "LANES", two)
         monkeypatch.setattr(lanes, "REPORTS", reports)
         monkeypatch.setattr(lanes, "ROOT", tmp_path)
         monkeypatch.setattr("sys.argv", ["lanes"])
@@ -50,4 +53,11 @@ def test_a_lane_dies(run):
     status, said, _ = run(DEAD, GOOD)
     assert status == 1
     assert " 1 passed, 1 skipped, 1 errors in " in said[-1]
-    assert "FAILED lane lane0: ended with status 7 and no report" in said
+    assert "FAILED run run0: ended with status 7 and no report" in said
+
+
+def test_a_lane_goes_on_after_a_run_that_died(run):
+    status, said, report = run(DEAD, GOOD, BAD)
+    assert status == 1
+    assert " 1 failed, 2 passed, 1 skipped, 1 errors in " in said[-1]
+    assert len(list(report.iter("testcase"))) == 4
