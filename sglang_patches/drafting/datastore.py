@@ -26,15 +26,14 @@ class DatastoreFeed:
 
     def open(self, states: Iterable[RequestState]) -> None:
         """Sends prompts, in the background."""
-        entries = [
-            Entry(state.session, 0, state.text.between(0, len(state.text)), opening=state.opening)
-            for state in states
-        ]
+        entries = [Entry(state.session, 0, state.text.after(0), opening=state.opening) for state in states]
         self._sent |= {state: len(state.text) for state in states}
         self._post(entries)
 
     def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
-        self._refused |= {outcome.request: outcome.refused for outcome in outcomes if len(outcome.tree)}
+        self._refused |= {
+            outcome.request: outcome.refused for outcome in outcomes if len(outcome.tree.tokens)
+        }
 
     def taken_back(self, states: Iterable[RequestState]) -> None:
         """Their last step did not happen. Its tokens were not sent: a step begins with tokens that are confirmed."""
@@ -64,13 +63,13 @@ class DatastoreFeed:
         self._post([Entry(state.session, closing=True) for state in states])
 
     def _entry(self, state: RequestState, budget: Budget) -> Entry:
-        sent = self._sent.get(state)
-        self._sent[state] = len(state.text)
+        sent, text = self._sent.get(state), state.text
+        self._sent[state] = text.length
         refused = self._refused.pop(state, ())
         return Entry(
             state.session,
             sent or 0,
-            state.text.between(sent or 0, len(state.text)),
+            text.after(sent or 0),
             rejected=refused if self.datastore.wants_rejected else (),
             budget=NO_DRAFT if state.plain_reason else budget,
             opening=state.opening if sent is None else None,
@@ -80,7 +79,7 @@ class DatastoreFeed:
     def _closing(self, state: RequestState) -> Entry:
         self._refused.pop(state, None)
         start = min(self._sent.pop(state, 0), len(state.text))
-        return Entry(state.session, start, state.text.between(start, len(state.text)), closing=True)
+        return Entry(state.session, start, state.text.after(start), closing=True)
 
     def _post(self, entries: list[Entry]) -> None:
         if entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,17 +43,17 @@ def settle(
     """The outcomes of a step; the arguments have an element a request, as the fields of `Outcome`."""
     if not requests:
         return []
-    sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
-    ends = np.cumsum(sizes)
-    on_path = np.zeros(int(ends[-1]), np.bool_)
-    refused = _refused(trees, sizes, starts, emitted, on_path) if len(on_path) else [()] * len(trees)
-    accepted = [on_path[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+    sizes = [len(tree.tokens) for tree in trees]
+    ends = list(itertools.accumulate(sizes))
+    on_path = np.zeros(ends[-1], np.bool_)
+    refused = _refused(trees, sizes, starts, emitted, on_path) if ends[-1] else [()] * len(trees)
+    accepted = [on_path[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     return list(map(Outcome, requests, starts, emitted, trees, accepted, refused))
 
 
 def _refused(
     trees: Sequence[DraftTree],
-    sizes: np.ndarray,
+    sizes: Sequence[int],
     starts: Sequence[int],
     emitted: Sequence[np.ndarray],
     on_path: np.ndarray,
@@ -62,8 +63,8 @@ def _refused(
     parents = np.concatenate([tree.parents for tree in trees])
     refused = np.empty(len(drafted), np.int32)
     groups = np.empty((len(drafted), 3), np.int64)
-    ends = np.cumsum([len(tokens) for tokens in emitted])
-    count = _follow(drafted, parents, sizes, np.concatenate(emitted), ends, on_path, refused, groups)
+    lengths = np.array([(size, len(tokens)) for size, tokens in zip(sizes, emitted, strict=True)])
+    count = _follow(drafted, parents, lengths, np.concatenate(emitted), on_path, refused, groups)
     rejected: list[list[Rejected]] = [[] for _ in trees]
     begin = 0
     for tree, depth, end in groups[:count].tolist():
@@ -73,12 +74,12 @@ def _refused(
 
 
 @numba.njit(cache=True, nogil=True)
-def _follow(drafted, parents, sizes, tokens, ends, on_path, refused, groups):  # pragma: no cover
-    """Writes the refused tokens group by group, a group being (tree, depth, end of its tokens); returns how many groups."""
-    count, total, first, at = 0, 0, 0, 0
-    for tree in range(len(sizes)):
-        end, stop = first + sizes[tree], ends[tree]
-        parent, depth = -1, 0
+def _follow(drafted, parents, lengths, tokens, on_path, refused, groups):  # pragma: no cover
+    """lengths: [trees, 2], nodes and emitted tokens. Writes the refused tokens group by group, a group being (tree, depth, end of its tokens); returns how many groups."""
+    count, total, first, begin = 0, 0, 0, 0
+    for tree in range(len(lengths)):
+        end, stop = first + lengths[tree, 0], begin + lengths[tree, 1]
+        parent, depth, at = -1, 0, begin
         while True:
             chosen, before = -1, total
             for node in range(first + parent + 1, end):
@@ -96,5 +97,5 @@ def _follow(drafted, parents, sizes, tokens, ends, on_path, refused, groups):  #
                 break
             on_path[first + chosen] = True
             parent, depth, at = chosen, depth + 1, at + 1
-        first, at = end, stop
+        first, begin = end, stop
     return count

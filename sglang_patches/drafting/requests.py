@@ -141,7 +141,7 @@ class RequestBook:
             news,
             [state.tree for state in news],
             [state.settled for state in news],
-            [state.text.between(state.settled, state.text.length) for state in news],
+            [state.text.after(state.settled) for state in news],
         )
         for state in news:
             state.settled, state.tree = state.text.length, EMPTY_TREE
@@ -210,10 +210,12 @@ def _lasts(step: Step) -> list[int]:
     return [tail[-1] if tail else req.output_ids[-1] for req, _, tail in zip(*step, strict=True)]
 
 
-def _listed(req: Req, start: int, end: int, pending: Sequence[int]) -> list[int]:
+def _listed(req: Req, start: int, end: int, pending: Sequence[int]) -> Sequence[int]:
     """Tokens [start, end) of prompt + output + what is pending beyond them."""
     prompt, output = req.origin_input_ids, req.output_ids
     known = len(prompt) + len(output)
+    if known <= start and end <= known + len(pending):  # under overlap scheduling most often
+        return pending[start - known : end - known]
     if end > known + len(pending):
         raise RuntimeError(f"request {req.rid}: {end} tokens expected, {known} known, {len(pending)} pending")
     tokens = list(prompt[start:end])

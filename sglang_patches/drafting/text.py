@@ -27,6 +27,10 @@ class Text:
         """int32 tokens [start, end), not a copy."""
         return self._buffer[start : min(end, self.length)]
 
+    def after(self, start: int) -> np.ndarray:
+        """int32 tokens from `start` on, not a copy."""
+        return self._buffer[start : self.length]
+
     def rewrite(self, start: int, tokens: np.ndarray) -> None:
         """From `start` on the text is these tokens."""
         end = start + len(tokens)
