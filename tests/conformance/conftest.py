@@ -127,7 +127,10 @@ SETUPS = {
 FLAGS = ("--chunked-prefill-size", "64", "--enable-metrics", "--enable-cache-report")
 FLAGS += ("--context-length", str(CONTEXT), "--constrained-json-disable-any-whitespace")
 DRAFTING = ("--specstore-length", "static", "--specstore-deadline-ms", str(DEADLINE_MS))
-DRAFTING += ("--schedule-conservativeness", "0.1")  # admits more than fits a small cache: requests are retracted
+DRAFTING += (
+    "--schedule-conservativeness",
+    "0.1",
+)  # admits more than fits a small cache: requests are retracted
 MOST_REQUESTS = 48
 
 
