@@ -11,7 +11,7 @@ import pytest
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import ServerSpec
 from tests.conformance.conftest import DRAFTING, FLAGS
-from tests.conformance.test_features import CONSTRAINED, NEW_TOKENS, greedy, outputs
+from tests.conformance.test_features import CONSTRAINED, NEW_TOKENS, UNENDING, greedy, outputs
 from tests.support.servers import Split, running_split
 from tests.waiting import eventually
 
@@ -28,7 +28,7 @@ def stack(method, spelling_model, datastore, method_path, logs) -> Iterator[Spli
         method.name,
         dtype="float32",
         nodes=7,
-        flags=(*FLAGS, *DRAFTING),
+        flags=(*FLAGS, *DRAFTING, "--num-reserved-decode-tokens", "16"),
         environment=environment,
         max_total_tokens=CACHE,
     )
@@ -44,9 +44,8 @@ def test_greedy_output_is_plain_decodings(stack, plain, prompts):
 
 
 def test_retracted_requests_go_on_where_they_were(stack, plain, prompts):
-    wanted = {"max_new_tokens": 300, "frequency_penalty": 0.2, "ignore_eos": True}
-    asked = [ids[:20] for ids in prompts[:12]]
-    assert outputs(stack, asked, 12, **wanted) == outputs(plain, asked, 12, **wanted)
+    asked = [ids[:20] for ids in prompts[:16]]
+    assert outputs(stack, asked, 16, **UNENDING) == outputs(plain, asked, 16, **UNENDING)
     assert metric(stack.decodes[0].url, "sglang:num_retracted_requests_total") > 0
 
 
