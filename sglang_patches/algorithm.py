@@ -13,7 +13,7 @@ from sglang_patches.drafting.registry import Method
 from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import drift_message
 from sglang_patches.options import load_options
-from sglang_patches.workers import cache_room, endings
+from sglang_patches.workers import cache_room, finish_hooks
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ class TreeAlgorithm(CustomSpecAlgo):
         refuse_unsupported(self.method, server_args)
         cfg = resolving_view(server_args)
         verifies = cfg.disaggregation_mode != "prefill"
-        refuse_if_left_out((*cache_room.HOOKS, *(endings.HOOKS if verifies else ())))
+        refuse_if_left_out((*cache_room.HOOKS, *(finish_hooks.HOOKS if verifies else ())))
         for field, value in tree_attention.choose(self.name, server_args).items():
             setattr(server_args, field, value)
         width = load_options().nodes + 1

@@ -84,7 +84,7 @@ def register_method(method: Method) -> None:
 
             return PrefillWorker
         from sglang_patches.workers.decode import DecodeWorker
-        from sglang_patches.workers.endings import tell_worker_of_all_ends
+        from sglang_patches.workers.finish_hooks import register_finish_hooks
 
-        tell_worker_of_all_ends()
+        register_finish_hooks()
         return DecodeWorker.of(method)

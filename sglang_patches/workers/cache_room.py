@@ -28,7 +28,7 @@ HOOKS = {
 
 
 def make_room_for_trees() -> None:
-    """Before the pools are allocated; for the scheduler's process alone, as `endings.tell_worker_of_all_ends`."""
+    """Before the pools are allocated; for the scheduler's process alone, as `finish_hooks.register_finish_hooks`."""
     hooks.register(HOOKS, HookType.AFTER)
     hooks.refuse_if_left_out()
     HookRegistry.apply_hooks()

@@ -9,14 +9,14 @@ pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
 from sglang.srt.managers.scheduler_components import batch_result_processor  # noqa: E402
 
-from sglang_patches.workers.endings import tell_worker_of_all_ends  # noqa: E402
+from sglang_patches.workers.finish_hooks import register_finish_hooks  # noqa: E402
 
 
 @pytest.fixture
 def hooked() -> SimpleNamespace:
     """A worker, after two of its kind have asked to be told; `ended`: what it was told."""
-    tell_worker_of_all_ends()
-    tell_worker_of_all_ends()
+    register_finish_hooks()
+    register_finish_hooks()
     ended: list[dict] = []
     return SimpleNamespace(ended=ended, note_request_finished=lambda **request: ended.append(request))
 

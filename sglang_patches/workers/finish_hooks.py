@@ -41,7 +41,7 @@ HOOKS: dict[str, Callable] = {
 }
 
 
-def tell_worker_of_all_ends() -> None:
+def register_finish_hooks() -> None:
     """Hooks SGLang's scheduler, once however often it is called. For the scheduler's process alone, which has imported those
     modules already; elsewhere the hooks would import them. Raises RuntimeError where another plugin's hook keeps one out."""
     hooks.register(HOOKS, HookType.AFTER)
