@@ -207,7 +207,8 @@ class RequestBook:
 
 
 def _lasts(step: Step) -> list[int]:
-    return [tail[-1] if tail else req.output_ids[-1] for req, _, tail in zip(*step, strict=True)]
+    """The roots. A request may hold more tokens than its KV accounts for: it was retracted, and its last step dropped."""
+    return [_listed(req, length - 1, length, tail)[0] for req, length, tail in zip(*step, strict=True)]
 
 
 def _listed(req: Req, start: int, end: int, pending: Sequence[int]) -> Sequence[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_patches.launch import servers
 from sglang_patches.launch.servers import ServerSpec
-from tests.e2e.tiny_model import VOCABULARY
+from tests.support.tiny_model import VOCABULARY
 from tests.support.servers import SglangServer, running
 
 PROMPTS = [random.Random(i).choices(range(2, VOCABULARY), k=5 + 7 * i) for i in range(8)]
