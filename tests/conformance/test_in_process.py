@@ -12,6 +12,7 @@ import torch
 from scipy.stats import power_divergence
 from sglang.srt.layers import sampler as sglang_sampler
 
+from tests.conformance.known import REOPENED
 from tests.conformance.workbench import CONTEXT, Counting, Markov, Workbench, plain_answer, request
 from tests.unit.workers.plain_decoding import make_request, plain_distribution, sampler_on_cpu
 from tests.unit.workers.test_verification_distribution import murmur_hash32_reference
@@ -159,6 +160,18 @@ def test_a_flush_forgets_the_sessions_and_nothing_else(workbench, model, lags, d
         one = request(prompts[0], VOCABULARY, max_new_tokens=1)
         assert scheduler.answers([one]) == [answers[0][:1]]
         eventually(lambda: datastore.sessions() == 0, "sessions are left", 60)
+
+
+@pytest.mark.parametrize(
+    "kind", ["overlap", "synchronous", pytest.param("overlap with a grammar", marks=REOPENED)]
+)
+def test_no_request_leaves_a_session(workbench, model, datastore, kind):
+    wanted = [*GREEDY.values(), {"max_new_tokens": 1}, {"max_new_tokens": 2}]
+    asked = [request(p, VOCABULARY, **w) for p, w in zip(_prompts(len(wanted)), wanted, strict=True)]
+    with workbench.scheduler(model, lags=kind != "synchronous", endpoint=datastore.endpoint) as scheduler:
+        scheduler.with_grammar = kind == "overlap with a grammar"
+        scheduler.answers(asked)
+        eventually(lambda: datastore.sessions() == 0, "sessions are left", 3)
 
 
 def test_text_is_drafted_for_its_own_tenant_alone(workbench, lags, datastore):
