@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from datastore_service.client import Datastore
-from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Rejected
 from sglang_patches.drafting.fallback import Fallback
 from sglang_patches.drafting.outcome import Outcome
@@ -42,15 +42,19 @@ class DatastoreFeed:
 
     def has_news(self, states: Iterable[RequestState]) -> bool:
         """Whether the next entries tell more than tokens: that a draft was verified, or that a request is here."""
-        return bool(self._refused) or any(state not in self._sent for state in states)
+        return bool(self._refused) or any(state not in self._sent for state in states if not state.ended)
 
     def step(self, states: Sequence[RequestState], budgets: Sequence[Budget]) -> list[DraftTree]:
         """One message for the whole batch: what is new of each request, and how large a tree it asks for."""
-        entries = [self._entry(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        running = [row for row, state in enumerate(states) if not state.ended]
+        entries = [self._entry(states[row], budgets[row]) for row in running]
         clock = PhaseClock()
-        replies = self.datastore.step(entries, self._deadline)
+        replies = self.datastore.step(entries, self._deadline) if entries else []
         clock.end(RETRIEVE)
-        return [reply.tree for reply in replies]
+        trees = [EMPTY_TREE] * len(states)
+        for row, reply in zip(running, replies, strict=True):
+            trees[row] = reply.tree
+        return trees
 
     def close(self, states: Iterable[RequestState]) -> None:
         """Sends what is not sent yet, and that the sessions end."""

@@ -43,7 +43,8 @@ class RequestState:
 
     session: its name with the datastore and the draft side. plain_reason: why nothing may be drafted for it, None if it may.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
-    known. confirmed: tokens that no retraction can take back.
+    known. confirmed: tokens that no retraction can take back. ended: nobody is told of it any more. With overlap scheduling SGLang
+    launches a request once more that the last step ended.
     """
 
     req: Req
@@ -55,6 +56,7 @@ class RequestState:
     text: Text
     settled: int
     confirmed: int
+    ended: bool = False
     tree: DraftTree = EMPTY_TREE
     last_seen: float = 0.0
 
@@ -96,6 +98,7 @@ class RequestBook:
         self._needs_plain_step = needs_plain_step
         self._begun_elsewhere = begun_elsewhere
         self._states: dict[str, RequestState] = {}
+        self._of_step: list[RequestState] = []
 
     def __len__(self) -> int:
         return len(self._states)
@@ -126,17 +129,17 @@ class RequestBook:
         now = time.monotonic()
         for state, length in zip(states, step.lengths, strict=True):
             state.confirmed, state.last_seen = length, now
+        self._of_step = states
         return states, taken_back
 
     def read_ahead(self, step: Step) -> list[RequestState]:
-        """Brings the texts up to date with a step that has just been verified; SGLang may still drop its result."""
-        states = [self._states[req.rid] for req in step.reqs]
-        self._write(states, step, range(len(states)))
-        return states
+        """Brings the texts up to date with the step that was read last and has been verified; SGLang may still drop its result."""
+        self._write(self._of_step, step, range(len(self._of_step)))
+        return self._of_step
 
     def settle(self, states: Sequence[RequestState]) -> list[Outcome]:
         """What became of the trees that were verified, for the requests that have new tokens."""
-        news = [state for state in states if state.text.length > state.settled]
+        news = [state for state in states if state.text.length > state.settled and not state.ended]
         outcomes = settle(
             news,
             [state.tree for state in news],
@@ -185,9 +188,11 @@ class RequestBook:
             text=Text(self._in_vocabulary(_listed(req, 0, length, pending))),
             settled=length,
             confirmed=length,
+            ended=req.finished(),
             last_seen=time.monotonic(),
         )
-        self._states[req.rid] = state
+        if not state.ended:
+            self._states[req.rid] = state
         return state
 
     def _write(self, states: Sequence[RequestState], step: Step, rows: Sequence[int]) -> None:

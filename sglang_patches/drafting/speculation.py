@@ -37,7 +37,9 @@ class Speculation:
 
     def open(self, states: Iterable[RequestState]) -> None:
         """Begins with the requests' texts as far as their outcome is known."""
-        self._channel.post([self._opened(state) for state in states if not state.plain_reason])
+        self._channel.post(
+            [self._opened(state) for state in states if not (state.plain_reason or state.ended)]
+        )
 
     def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
         messages = []

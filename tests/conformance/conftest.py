@@ -29,8 +29,9 @@ from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E40
 
 CONTEXT = 1024
 DEADLINE_MS = 20.0
-# Seconds; longer than from a prompt's first chunk to its first decode step on a busy machine. Its session ends then.
-GRACE = "20"
+# Seconds that a session waits for its decode instance: longer than from a prompt's first chunk to its first decode step on a
+# busy machine. ENDED_SECONDS: after which no session is left, one that nobody took included.
+GRACE, ENDED_SECONDS = 10, 20.0
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -104,7 +105,7 @@ def datastore(logs) -> Iterator[DatastoreService]:
     """One service for the whole suite; what it has been told survives it."""
     data = logs / "datastore"
     data.mkdir()
-    with serving(logs / "datastore.log", None, "--data", str(data), "--grace", GRACE) as service:
+    with serving(logs / "datastore.log", None, "--data", str(data), "--grace", str(GRACE)) as service:
         yield service
 
 

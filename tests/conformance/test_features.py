@@ -16,6 +16,7 @@ from benchmarks.serve.measure import breakdown, measure
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import Endpoint
 from sglang_patches.metrics import PHASES, RETRIEVE
+from tests.conformance.conftest import ENDED_SECONDS
 from tests.waiting import eventually
 
 NEW_TOKENS = 40
@@ -206,7 +207,7 @@ def test_no_request_leaves_a_session(server, datastore, prompts):
     """Neither those of the tests before nor one that ends at prefill."""
     greedy(server, prompts[0], max_new_tokens=1)
     assert requests.get(server.url + "/health_generate", timeout=60).status_code == 200
-    eventually(lambda: datastore.sessions() == 0, "sessions are left", 60)
+    eventually(lambda: datastore.sessions() == 0, "sessions are left", ENDED_SECONDS)
 
 
 def test_metrics(server, prompts):

@@ -163,6 +163,16 @@ def test_a_flush_forgets_the_sessions_and_nothing_else(workbench, model, lags, d
         eventually(lambda: datastore.sessions() == 0, "sessions are left", 60)
 
 
+@pytest.mark.parametrize("kind", ["overlap", "synchronous", "overlap with a grammar"])
+def test_no_request_leaves_a_session(workbench, model, datastore, kind):
+    wanted = [*GREEDY.values(), {"max_new_tokens": 1}, {"max_new_tokens": 2}]
+    asked = [request(p, VOCABULARY, **w) for p, w in zip(_prompts(len(wanted)), wanted, strict=True)]
+    with workbench.scheduler(model, lags=kind != "synchronous", endpoint=datastore.endpoint) as scheduler:
+        scheduler.with_grammar = kind == "overlap with a grammar"
+        scheduler.answers(asked)
+        eventually(lambda: datastore.sessions() == 0, "sessions are left", 3)
+
+
 def test_text_is_drafted_for_its_own_tenant_alone(workbench, lags, datastore):
     """The target counts upwards: a draft can only come from who has read the same."""
     model, steps = Counting(512), {}

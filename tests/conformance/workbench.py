@@ -242,10 +242,12 @@ class Place:
 
 
 class Scheduler:
-    """lags: the results of a step are processed when the next one is launched, as overlap scheduling has it."""
+    """lags: the results of a step are processed when the next one is launched, as overlap scheduling has it; `with_grammar`: when
+    the next one's batch is made, and before it is launched, as for a batch with a grammar."""
 
     def __init__(self, worker: BaseSpecWorker, target: Target, size: int, lags: bool) -> None:
         self.worker, self.target = worker, target
+        self.with_grammar = False
         self.steps = 0  # decode steps, one a request
         self.emitted = 0  # by them
         self._lag = int(lags)
@@ -299,6 +301,8 @@ class Scheduler:
 
     def _decode(self) -> None:
         places = list(self._running)
+        if self.with_grammar:
+            self._process(0)
         result = self.worker.forward_batch_generation(self._batch(places, ForwardMode.DECODE))
         tokens = result.next_draft_input.accept_tokens.view(len(places), -1).tolist()
         emitted = [row[:count] for row, count in zip(tokens, result.accept_lens.tolist(), strict=True)]

@@ -9,8 +9,8 @@ import pytest
 
 from sglang_patches.launch import servers
 from sglang_patches.launch.servers import ServerSpec
-from tests.support.tiny_model import VOCABULARY
 from tests.support.servers import SglangServer, running
+from tests.support.tiny_model import VOCABULARY
 
 PROMPTS = [random.Random(i).choices(range(2, VOCABULARY), k=5 + 7 * i) for i in range(8)]
 # Of /get_server_info: what two servers of one command differ in.

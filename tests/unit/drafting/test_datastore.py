@@ -174,3 +174,24 @@ def test_all_sessions_are_dropped(datastore, feed):
         ("r1", True, 0),
         ("r2", True, 0),
     ]
+
+
+def test_a_request_that_has_ended_is_not_opened_anew(datastore, feed):
+    """SGLang launches it once more: it made the batch before it processed the step that ended the request."""
+    gone, other, book = make_req("gone"), make_req("other"), make_book()
+    feed.open(book.open([gone, other]))
+    book.settle(book.read(Step([gone, other], [4, 4], [[9], [8]]))[0])
+    gone.output_ids.extend([9])
+    gone.finished_len = 1
+    feed.close([book.close("gone")])
+    datastore.told()
+    other.output_ids.extend([8])
+    states, _ = book.read(Step([gone, other], [5, 5], [[10], [7]]))
+    assert [state.text.last for state in states] == [10, 7]
+    assert [outcome.request for outcome in book.settle(states)] == [states[1]]
+    assert len(DatastoreFallback(feed, BUDGET).trees(states, [True, True])) == 2
+    assert [entry.session for entry in datastore.told()] == ["other"] and len(book) == 1
+    assert [
+        outcome.request
+        for outcome in book.settle(book.read_ahead(Step([gone, other], [6, 6], [[10, 3], [7, 6]])))
+    ] == [states[1]]

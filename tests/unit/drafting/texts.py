@@ -10,13 +10,15 @@ from sglang_patches.drafting.requests import RequestBook
 
 
 def make_req(rid="r", prompt=(1, 2, 3), custom_params=None):
-    return SimpleNamespace(
+    req = SimpleNamespace(
         rid=rid,
         origin_input_ids=array("q", prompt),
         output_ids=array("q"),
         finished_len=None,
         sampling_params=SimpleNamespace(custom_params=custom_params),
     )
+    req.finished = lambda: req.finished_len is not None
+    return req
 
 
 def make_book(plain=None, begun_elsewhere=lambda req: None):
