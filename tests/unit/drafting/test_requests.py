@@ -134,3 +134,12 @@ def test_several_samples_of_one_prompt_have_sessions_of_their_own():
     states, _ = book.read(Step([first, second], [4, 4], [[9], [8]]))
     assert [(state.session, state.expected) for state in states] == [("host:1/7", 3), ("r2", 0)]
     assert [state.session for state in book.clear()] == ["host:1/7", "r2"] and len(book) == 0
+
+
+def test_the_root_is_where_the_kv_ends():
+    """Back from retraction a request may hold tokens of a step whose KV is gone."""
+    req, book = make_req(), make_book()
+    book.open([req])
+    req.output_ids.extend([9, 10, 11])
+    (state,), _ = book.read(Step([req], [5], [[]]))
+    assert texts([state]) == [[1, 2, 3, 9, 10]] and state.text.last == 10
