@@ -1,4 +1,4 @@
-"""What became of the trees that were verified in a step: for a whole batch in one call, because the next launch waits for it."""
+"""The outcomes of a step. One call computes a whole batch, because the next launch waits for it."""
 
 from __future__ import annotations
 

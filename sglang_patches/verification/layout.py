@@ -1,9 +1,9 @@
 """Draft trees of a batch as the static arrays that one target forward verifies.
 
 Every request gets `width` rows: row 0 is the root (its last accepted token), then the nodes depth first, the rest is
-padding. Depth first, so that the most probable path lies in consecutive KV slots, as plain decoding would have it: a
-bfloat16 sum over keys rounds by their places.
-A padding row is linked to nothing, so no walk can reach it; it has the root's position and attends to the root and itself only.
+padding. Depth first, the most probable path lies in consecutive KV slots as in plain decoding: a bfloat16 sum over keys rounds
+by their places.
+No walk reaches a padding row, because nothing links to it. It has the root's position and attends only to the root and itself.
 """
 
 from __future__ import annotations

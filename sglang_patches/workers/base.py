@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class TreeWorker(BaseSpecWorker):
-    """max_width: rows a request may verify in one step, root included; the step's width is at most that."""
+    """max_width: most rows of a request in one step, root included."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class TreeWorker(BaseSpecWorker):
         self.device = get_device().device
         self.page_size = get_schedule().page_size
         self.max_width: int = get_spec().speculative_num_draft_tokens
-        # Read by the scheduler on any speculative worker.
+        # The scheduler reads these on every speculative worker.
         self.speculative_num_draft_tokens = self.max_width
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.topk = get_spec().speculative_eagle_topk
@@ -91,10 +91,10 @@ class TreeWorker(BaseSpecWorker):
             self.width_graphs.capture()
 
     def deepest_node(self, length: int) -> int:
-        """Depth of the deepest node that a request of `length` tokens may have (its root: 0), so that the root of the next
-        step still lies within the context. Overlap scheduling runs one step more than a request needs; a root beyond the
-        context would have no position in a learned embedding, and an attention backend's table would run into the next
-        request's. SGLang ends a request before it gets there: no token that it emits is given up."""
+        """Depth of the deepest node that a request of `length` tokens may have. The root has depth 0. The root of the next step must
+        lie within the context, and overlap scheduling runs one step more than a request needs. A root beyond the context would
+        have no position in a learned embedding, and an attention backend's table would run into the next request's. No emitted
+        token is lost: SGLang ends a request before it gets there."""
         return max(0, self.last_position - length)
 
     @abstractmethod
@@ -103,12 +103,12 @@ class TreeWorker(BaseSpecWorker):
         The same on every tensor-parallel rank. No node lies deeper than `deepest_node`."""
 
     def verification_launched(self, batch: ScheduleBatch) -> None:  # noqa: B027 - nothing, unless a method learns
-        """Called in a decode step when the target's forward has been launched: what no launch need wait for. On an accelerator
-        it runs beside the forward."""
+        """Called in a decode step after the target's forward was launched. Work that no launch waits for belongs here: on an
+        accelerator it runs beside the forward."""
 
     def tokens_known(self, step: Step) -> None:  # noqa: B027 - nothing, unless a method learns
-        """Called at the end of a decode step whose tokens the host has already, as on a CPU. step: what the next one would begin
-        with, did no request join or leave."""
+        """Called at the end of a decode step if the host has its tokens already, as on a CPU. step: the beginning of the next
+        step, if no request joins or leaves."""
 
     @abstractmethod
     def observe_prefill(self, batch: ScheduleBatch) -> None:
@@ -185,7 +185,7 @@ class TreeWorker(BaseSpecWorker):
         return generated
 
     def _pending(self, batch: ScheduleBatch, lengths: list[int]) -> list[list[int]]:
-        """Under overlap scheduling a request lags behind its KV by the last step; the batch's relay has the rest."""
+        """Under overlap scheduling a request lacks the tokens of the last step. The batch's relay has them."""
         tokens = batch.spec_info.accept_tokens.cpu().view(-1, self.max_width).tolist()
         counts = batch.spec_info.accept_lens.tolist()
         missing = [
@@ -244,7 +244,7 @@ class TreeWorker(BaseSpecWorker):
                 batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator
             )
         if result.logits_output.hidden_states is not None:
-            # One row an emitted token: the scheduler slices rows of the accepted path, not of the tree.
+            # One row per emitted token: the scheduler expects rows of the accepted path, not of the tree.
             result.logits_output.hidden_states = result.logits_output.hidden_states[
                 accept_index.flatten().long()
             ]
@@ -271,7 +271,7 @@ class TreeWorker(BaseSpecWorker):
         )
 
     def broadcast_from_first_rank(self, array: np.ndarray) -> np.ndarray:
-        """Every tensor-parallel rank gets rank 0's array (same shape and dtype on all): all must verify one tree."""
+        """Rank 0's array on every tensor-parallel rank, so that all verify the same tree. Shape and dtype are the same on all."""
         group = get_parallel().tp_group
         if group.world_size == 1:
             return array

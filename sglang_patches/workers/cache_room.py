@@ -1,8 +1,8 @@
 """Room for trees in a request's row of KV slots.
 
-SGLang reserves twice a step's slots for every running request, for overlap scheduling runs one step ahead of what it knows.
-With page size 1 its rows are not that much longer than the context, so that a request close to the limit runs over its own
-row: an IndexError on a CPU, slots of the next request on a GPU. Rows are made as long as what is reserved.
+SGLang reserves twice a step's slots for every running request, because overlap scheduling runs one step ahead of the results.
+With page size 1 its rows are shorter than context plus reserve. A request close to the context limit then runs over its own row:
+an IndexError on a CPU, slots of the next request on a GPU. The hook here makes rows long enough for the reserve.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Speculation length: how many rows a request verifies in this step.
 
-SSSD section 3.2 picks batch x rows at the hardware's ridge point. Here the linear layers, timed once at start over growing
-rows, give a first guess of what more rows cost, which the times of the steps correct; with the acceptance seen so far they
-decide: the width with the most expected tokens a second wins, and 1 (no draft) is an allowed answer.
+SSSD section 3.2 picks batch x rows at the hardware's ridge point. Here the times of the target's linear layers, measured once at
+start, are the first guess of what more rows cost. The times of the steps correct the guess. The policy chooses the width with the
+most expected tokens per second, given the acceptance seen so far. Width 1 (no draft) is allowed.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ from datastore_service.protocol.tree import DraftTree
 from sglang_patches.workers.acceptance import Acceptance
 
 CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# Guesses of what a step costs beside its linear layers, in units of those over one row: every step; each of its requests;
-# each of its rows; each of its requests that has a draft (verification, moving KV).
+# Guessed costs of a step besides its linear layers, in units of the linear layers over one row: per step, per request, per
+# row, per request with a draft (verification, moving KV).
 STEP, REQUEST, ROW, DRAFT = 1.0, 0.1, 0.02, 0.05
-SPREAD = 0.7  # of a guess's logarithm
-NOISE = 0.1  # of the logarithm of two steps' ratio
-OUTLIER = 2.0  # standard deviations that a ratio counts for at most: a step that took ten times as long was disturbed
-DRIFT = 0.01  # by which the logarithm of a part may have changed since the last ratio
-PLAIN_STREAK = 16  # steps without a paying draft at a batch size before asking becomes rare
+SPREAD = 0.7  # standard deviation of a guess's logarithm
+NOISE = 0.1  # standard deviation of the logarithm of two steps' ratio
+OUTLIER = (
+    2.0  # standard deviations at which an error is clipped: a step that took ten times as long was disturbed
+)
+DRIFT = 0.01  # change of a part's logarithm per ratio, as a standard deviation
+PLAIN_STREAK = 16  # plain steps in a row at a batch size, after which the datastore is asked only every PROBE_STEPS steps
 PROBE_STEPS = 8
-STEADY_STEPS = 48  # of one width, after which another is tried
-# By which a draft must promise to beat a plain step: the largest of noisy estimates is too large.
+STEADY_STEPS = 48  # steps of one width in a row, after which another width is tried
+# Required predicted speed-up over a plain step. The largest of several noisy estimates is too large.
 MARGIN = 1.1
 
 
 class StepTimes:
-    """How long decode steps take by (batch, width), relative to one another: predicted, and corrected by what is measured.
+    """Relative times of decode steps by (batch, width): predicted, and corrected by measurements.
 
-    A machine's pace changes within seconds (clocks, neighbours, growing contexts), and a choice between an old time of one
-    width and a new time of another would follow that. So what is learned from are *ratios* of steps that follow each other,
-    whose pace is the same. There are many (batch, width) and few such pairs of each, so a ratio does not move a table's
-    cell but the sizes of the parts that all steps are made of, whose logarithms are held as a normal distribution (an
-    extended Kalman filter).
+    A machine's speed changes within seconds (clocks, neighbours, growing contexts). A choice between an old time of one width and
+    a new time of another would follow these changes. So the model learns from *ratios* of consecutive steps, which run at the
+    same speed. There are many pairs of (batch, width) and few ratios of each. So a ratio does not move a cell of a table. It moves
+    the sizes of the parts that all steps are made of. Their logarithms are held as a normal distribution (an extended Kalman
+    filter).
 
     linear_seconds: rows -> seconds of the target's linear layers over that many rows (see measure_row_seconds).
     """
@@ -55,13 +57,13 @@ class StepTimes:
         self._known: set[tuple[int, int]] = set()
 
     def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
-        """Of steps with this batch, one for each width, in a unit that all share."""
+        """Time of a step with this batch for each width, in one arbitrary unit."""
         sizes = np.exp(self._sizes)
         return [float(self._parts(batch, width) @ sizes) for width in widths]
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
         cell = batch, width
-        if cell not in self._known:  # a shape's first step also makes what later ones reuse
+        if cell not in self._known:  # the first step of a shape also makes what later steps reuse
             self._known.add(cell)
             self._last = None
             return
@@ -71,7 +73,7 @@ class StepTimes:
         self._last = cell, took
 
     def interrupted(self) -> None:
-        """The next step does not follow the last one: their paces may differ."""
+        """The next step does not follow the last one: the machine's speed may differ."""
         self._last = None
 
     def _guessed_parts(self, batch: int, width: int) -> np.ndarray:
@@ -81,8 +83,8 @@ class StepTimes:
         return np.append(others, self._linear_seconds(rows))
 
     def _learn(self, before: tuple[int, int], after: tuple[int, int], ratio: float) -> None:
-        """ratio: logarithm of the second step's time over the first's. Its derivative by a part's logarithm is the difference
-        of the part's shares in the two steps."""
+        """ratio: logarithm of the second step's time over the first's. Its derivative with respect to a part's logarithm is the
+        difference between the part's shares in the two steps."""
         sizes = np.exp(self._sizes)
         first, second = self._parts(*before) * sizes, self._parts(*after) * sizes
         slope = second / second.sum() - first / first.sum()
@@ -92,13 +94,13 @@ class StepTimes:
         error = min(max(error, -OUTLIER * math.sqrt(variance)), OUTLIER * math.sqrt(variance))
         self._sizes += reach * (error / variance)
         self._covariance -= np.outer(reach, reach) / variance
-        # Doubt grows again, but never beyond the guesses': some parts are told apart by other batch sizes alone.
+        # The variance grows again, up to that of the guesses: only other batch sizes tell some of the parts apart.
         self._covariance += DRIFT**2 * (np.eye(len(slope)) - self._covariance / SPREAD**2)
 
 
 class LengthPolicy:
-    """Chooses each step's width and learns from its outcome. widths: allowed values, ascending. most_rows: rows of a step
-    that a width other than the first may reach."""
+    """Chooses each step's width and learns from its outcome. widths: allowed values, ascending. most_rows: most rows of a step,
+    unless it has the first width."""
 
     def __init__(
         self,
@@ -115,18 +117,18 @@ class LengthPolicy:
         self._width, self._steady = 0, 0
 
     def wants_draft(self, batch: int) -> bool:
-        """False where drafts have not paid at this batch size lately: then even asking for them is saved."""
+        """False where drafts have not paid at this batch size lately. The datastore is then not asked."""
         streak = self._plain_streak[batch]
         return streak < PLAIN_STREAK or streak % PROBE_STEPS == 0
 
     def choose(self, trees: Sequence[DraftTree], tenants: Sequence[str] | None = None) -> int:
-        """The width with the most expected tokens a second for this batch's trees. tenants: whose each is; None: all one's."""
+        """The width with the most expected tokens a second for this batch's trees. tenants: the tenant of each tree; None if all are the same."""
         if len(self.widths) == 1:
             return self.widths[0]
         batch = len(trees)
         sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
         widths = self._useful(int(sizes.max(initial=0)) + 1, batch)
-        # Where there is nothing to compare (no draft), nothing is estimated.
+        # Without a draft there is nothing to compare.
         width = (
             widths[0]
             if len(widths) == 1
@@ -153,11 +155,11 @@ class LengthPolicy:
         best = int(np.argmax(expected / seconds))
         if self._steady < STEADY_STEPS:
             return widths[best]
-        # A width that is always chosen is compared with nothing: now and then a plain step, or the narrowest draft.
+        # Only other widths give ratios: now and then a plain step, or the narrowest draft.
         return widths[0 if best else 1]
 
     def _useful(self, longest: int, batch: int) -> list[int]:
-        """Widths up to the first that holds the largest tree: wider ones would verify padding."""
+        """Widths up to the first that holds the largest tree. Wider ones would only verify padding."""
         enough = next((w for w in self.widths if w >= longest), self.widths[-1])
         wider = [w for w in self.widths[1:] if w <= enough and w * batch <= self._most_rows]
         return [self.widths[0], *wider]
@@ -165,9 +167,9 @@ class LengthPolicy:
     def step_started(
         self, batch: int, width: int, comparable: bool = True, at: float | None = None
     ) -> tuple[int, int, float] | None:
-        """Called when a decode step's forward has been launched: the time since the last launch is that step's time.
-        comparable: False when something else ran in between (a prefill, an idle gap). at: when it was launched, by
-        perf_counter, if not now. Returns the last step's batch, width and seconds if they count."""
+        """Called after a decode step's forward was launched. The time since the previous launch is the previous step's time.
+        comparable: False if something else ran in between (a prefill, an idle gap). at: time of the launch by perf_counter,
+        None for now. Returns the previous step's batch, width and seconds if they count."""
         now = time.perf_counter() if at is None else at
         finished = None
         if not comparable:
@@ -180,6 +182,6 @@ class LengthPolicy:
         return finished
 
     def interrupted(self) -> None:
-        """The next step's time since the last one would not be a decode step's."""
+        """Something else runs before the next step: the time until then is not a decode step's."""
         self._started = None
         self.times.interrupted()

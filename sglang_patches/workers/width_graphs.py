@@ -1,8 +1,8 @@
 """CUDA graphs of several widths.
 
-A captured graph verifies as many rows a request as it was captured with, and most attention backends plan for one width.
-A server that has only the widest graph pays for every row of it in every step. So a few widths are captured, each with an
-attention backend of its own, as SGLang's adaptive EAGLE does it, and swapped for a step. Memory stays sized for the widest.
+A captured graph verifies a fixed number of rows per request, and most attention backends plan for one width. A server that has
+only the widest graph pays for all its rows in every step. So a few widths are captured, each with its own attention backend, and
+swapped per step, as in SGLang's adaptive EAGLE. Memory stays sized for the widest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Captured:
 
 
 class WidthGraphs:
-    """The decode graphs of a server, by width. The runner's own, from SGLang's start, are those of the widest."""
+    """The decode graphs of a server by width. SGLang captures the widest at its start; the runner holds it."""
 
     def __init__(self, runner: ModelRunner, widest: int) -> None:
         self._runner = runner
@@ -46,7 +46,7 @@ class WidthGraphs:
         self._captured: dict[int, _Captured] = {}
 
     def capture(self) -> None:
-        """Once, after SGLang has captured the widest."""
+        """Captures the other widths. Call it once, after SGLang has captured the widest."""
         for width in self.widths[:-1]:
             started, before = time.perf_counter(), self._free_memory()
             self._captured[width] = self._capture(width)
@@ -89,18 +89,18 @@ class WidthGraphs:
 
 
 def captures_decode_graphs(device: str) -> bool:
-    """Whether decode steps replay captured graphs, by whichever flag they were switched off."""
+    """Whether decode steps replay captured graphs. Several flags can switch them off."""
     return device != "cpu" and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
 
 
 def batch_sizes(width: int, captured: Sequence[int]) -> list[int]:
-    """Those of the captured batch sizes at which `width` is worth a graph; the smallest always is."""
+    """The captured batch sizes at which `width` is worth a graph. The smallest always is."""
     return [size for size in captured if size * width <= MOST_ROWS] or list(captured[:1])
 
 
 @contextlib.contextmanager
 def _configured_for(width: int) -> Iterator[None]:
-    """SGLang's configuration while backends and graphs of a width are made; afterwards as it was."""
+    """Sets SGLang's configuration while backends and graphs of a width are made, and restores it."""
     config = get_exec().graph.cuda_graph_config
     before = {
         "speculative_num_draft_tokens": get_spec().speculative_num_draft_tokens,
