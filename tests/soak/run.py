@@ -81,11 +81,11 @@ def disturb(
     until = time.monotonic() + seconds
     while (wait := min(rng.uniform(*between), until - time.monotonic())) > 0:
         time.sleep(wait)
-        if service.died:
+        if not service.running:
             raise ServiceError(f"the service died: {service.log.read_text()[-2000:]}")
         how = rng.choices(("kill", "pause", "terminate"), (4, 4, 1))[0]
         if how == "pause":
-            service.pause(rng.uniform(*PAUSE))
+            service.pause_for(rng.uniform(*PAUSE))
         else:
             service.kill() if how == "kill" else service.terminate()
             time.sleep(rng.uniform(*DOWN))
@@ -158,7 +158,8 @@ def soak(minutes: float, seed: int, folder: Path, between: tuple[float, float] =
     finally:
         for client in clients:
             client.end()
-        service.end()
+        if service.running:
+            service.kill()
     segments, damaged = check_files(service.data)
     violations += damaged + [f"log: {traceback}" for traceback in service.tracebacks()]
     counts = sum((Counter(report.counts) for report in reports), Counter())
