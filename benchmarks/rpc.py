@@ -31,8 +31,7 @@ from datastore_service.client.remote import GrpcDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import Budget, Entry, Namespace
 from datastore_service.server.wire import reply_message
-from sglang_patches.launch.processes import Child, free_port
-from sglang_patches.launch.serve import SPECSTORE
+from sglang_patches.launch.datastore import DatastoreService
 
 SECONDS = 10.0  # that an answer may take
 START_SECONDS = 120.0
@@ -104,18 +103,15 @@ def measure(
 @contextmanager
 def datastore() -> Iterator[GrpcDatastore]:
     """Connected to a service."""
-    port = free_port()
-    words = [*SPECSTORE, "serve", "--listen", f"127.0.0.1:{port}", "--log-level", "warning"]
-    with tempfile.TemporaryDirectory() as folder:
-        child = Child("service", words, {}, Path(folder) / "log", show=False)
-        try:
-            connected = GrpcDatastore(f"127.0.0.1:{port}", Namespace("benchmark", FINGERPRINT))
-            if not connected.wait_connected(START_SECONDS):
-                sys.exit(f"the service did not answer: {connected.trouble}")
-            yield connected
-            connected.close()
-        finally:
-            child.stop()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        DatastoreService(Path(folder) / "log", "--log-level", "warning") as running,
+    ):
+        connected = GrpcDatastore(running.endpoint, Namespace("benchmark", FINGERPRINT))
+        if not connected.wait_connected(START_SECONDS):
+            sys.exit(f"the service did not answer: {connected.disconnect_reason}")
+        yield connected
+        connected.close()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
