@@ -10,6 +10,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sglang_patches.drafting.registry import DEFAULT
+
 PROMPTS = (
     "The days of the week are Monday, Tuesday, Wednesday, Thursday,",
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -43,7 +45,7 @@ class Comparison:
 
     def answer_speculatively(self) -> str | None:
         """The start probes tree attention: a backend that ignores the mask ends the engine here, by name."""
-        self._speculative = self._answers(["--speculative-algorithm", "SSSD"])
+        self._speculative = self._answers(["--speculative-algorithm", DEFAULT])
         per_step = self._speculative["tokens_per_step"]
         return None if per_step > 1 else f"no drafted token was accepted ({per_step:.2f} tokens a step)"
 

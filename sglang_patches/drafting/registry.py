@@ -65,3 +65,4 @@ METHODS = {
         ),
     )
 }
+DEFAULT = "SSSD"  # of the launcher and the device check

@@ -25,6 +25,7 @@ from sglang_patches.demo.corpus import CORPUS
 from sglang_patches.demo.errors import DemoModelError
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.paths import cache_root
+from sglang_patches.drafting.registry import DEFAULT
 from sglang_patches.tokenizer_file import tokenizer_file
 
 from .processes import ChildDiedError, Part, port_taken, run_stack
@@ -54,7 +55,7 @@ class Settings:
 
     model: str  # MODEL: folder or name of a model SGLang can load; "" for the demo model
     port: int  # PORT of the OpenAI endpoint
-    algorithm: str  # ALGORITHM: SSSD, or any of --speculative-algorithm; NONE for plain decoding
+    algorithm: str  # ALGORITHM: any of --speculative-algorithm; NONE for plain decoding
     device: str  # DEVICE: cpu or cuda; "" for what the machine has
     # DATASTORE: grpc (a service started here), embedded (inside SGLang's process), or the address of a running one
     datastore: str
@@ -78,7 +79,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     return Settings(
         model=environment.get("MODEL", ""),
         port=_port(environment, "PORT", 30000),
-        algorithm=(environment.get("ALGORITHM") or "SSSD").upper(),
+        algorithm=(environment.get("ALGORITHM") or DEFAULT).upper(),
         device=_choice(environment, "DEVICE", ("", *DEVICES)),
         datastore=_datastore(environment.get("DATASTORE") or "grpc"),
         role=_choice(environment, "ROLE", ("", *ROLES)),
