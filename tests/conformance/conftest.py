@@ -31,7 +31,7 @@ CONTEXT = 1024
 DEADLINE_MS = 20.0
 # Seconds that a session waits for its decode instance: longer than from a prompt's first chunk to its first decode step on a
 # busy machine. ENDED_SECONDS: after which no session is left, one that nobody took included.
-GRACE, ENDED_SECONDS = 10, 20.0
+GRACE, ENDED_SECONDS = 5, 12.0
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

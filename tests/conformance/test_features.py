@@ -185,6 +185,14 @@ def test_retracted_requests_go_on_where_they_were(server, plain, prompts):
     assert metric(server.url, "sglang:num_retracted_requests_total") > before
 
 
+@ONLY_GRPC
+def test_no_request_leaves_a_session(server, datastore, prompts):
+    """Neither those of the tests before, constrained ones apart, nor one that ends at prefill."""
+    greedy(server, prompts[0], max_new_tokens=1)
+    assert requests.get(server.url + "/health_generate", timeout=60).status_code == 200
+    eventually(lambda: datastore.sessions() == 0, "sessions are left", ENDED_SECONDS)
+
+
 def test_requests_of_all_kinds_in_one_batch(server, plain, prompts):
     """Chunked, constrained, penalised, stopped, short and plain greedy requests decoded together."""
     kinds = [
@@ -203,11 +211,9 @@ def test_requests_of_all_kinds_in_one_batch(server, plain, prompts):
 
 
 @ONLY_GRPC
-def test_no_request_leaves_a_session(server, datastore, prompts):
-    """Neither those of the tests before nor one that ends at prefill."""
-    greedy(server, prompts[0], max_new_tokens=1)
-    assert requests.get(server.url + "/health_generate", timeout=60).status_code == 200
-    eventually(lambda: datastore.sessions() == 0, "sessions are left", ENDED_SECONDS)
+def test_no_constrained_request_leaves_a_session(server, datastore, prompts):
+    outputs(server, prompts[:3], 1, **CONSTRAINED)
+    eventually(lambda: datastore.sessions() == 0, "sessions are left", 3)
 
 
 def test_metrics(server, prompts):

@@ -14,7 +14,7 @@ from scipy.stats import chi2_contingency
 
 from tests.support.servers import SglangServer
 
-ROUNDS, ANSWERS = 25, 20
+ROUNDS, ANSWERS = 16, 20
 CONTINUATION = 4
 PROMPT = 4  # of the models' texts, one whose continuations are many
 SIGNIFICANCE = 1e-4  # a dozen tests a method: a false alarm once in some hundred runs
