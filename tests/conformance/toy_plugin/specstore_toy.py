@@ -20,8 +20,8 @@ def _chains() -> type:
     class Chains(SSSDWorker):
         """Asks the datastore for the likeliest continuation alone."""
 
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments)
+        def __init__(self, **arguments: object) -> None:
+            super().__init__(**arguments)
             self.budget = dataclasses.replace(self.budget, children=1)
 
     return Chains
@@ -31,9 +31,9 @@ def _leaking() -> type:
     class Leaking(_chains()):
         """Reads and writes what everybody may."""
 
-        def __init__(self, *arguments: object) -> None:
+        def __init__(self, **arguments: object) -> None:
             with mock.patch.dict(os.environ, SPECSTORE_TENANT="everybody"):
-                super().__init__(*arguments)
+                super().__init__(**arguments)
 
     return Leaking
 
