@@ -39,13 +39,14 @@ class Parts:
 class Method:
     """name: its value of `--speculative-algorithm`. summary: what it does, in a line. parts: makes them, on the first
     tensor-parallel rank. supported: server arguments and the one value it works with; any other is refused. verifier: makes its
-    sampling scheme, None for the target's own draws."""
+    sampling scheme, None for the target's own draws. draft_process: whether it drafts in a process of its own."""
 
     name: str
     summary: str
     parts: Callable[[Surroundings], Parts]
     supported: Mapping[str, object] = field(default_factory=dict)
     verifier: Callable[[Sampler], Verifier] | None = None
+    draft_process: bool = False
 
 
 def _sssd(around: Surroundings) -> Parts:

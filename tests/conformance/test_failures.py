@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from sglang_patches.drafting.registry import Method
 from sglang_patches.launch.metrics import metric
 from tests.conformance.conftest import DEADLINE_MS
 from tests.support.servers import SglangServer
@@ -30,11 +29,6 @@ RECOVERY_SECONDS = 60.0
 STEPS = "specstore_client_step_seconds"
 
 pytestmark = pytest.mark.parametrize("server", ["overlap, gRPC"], indirect=True)
-
-
-def has_draft_side(method: Method) -> bool:
-    """Whether it drafts in a process of its own."""
-    return getattr(method, "channel", None) is not None
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +141,7 @@ def test_restarted_mid_generation(drafting, datastore, expected):
 
 
 def test_draft_side_killed(method, drafting, expected):
-    if not has_draft_side(method):
+    if not method.draft_process:
         pytest.skip(f"{method.name} drafts in no process of its own")
 
     def kill() -> None:

@@ -45,7 +45,7 @@ DEADLINE_MS = "5000"  # a step waits for its draft however busy the machine: the
 @contextlib.contextmanager
 def build_worker(method: Method, server_args: SimpleNamespace, target: Target) -> Iterator[BaseSpecWorker]:
     """The method's worker, as a server makes it. The one place that knows how a method becomes a worker."""
-    worker = DecodeWorker.of(method)(server_args, 0, 0, target)
+    worker = DecodeWorker.of(method)(server_args=server_args, gpu_id=0, nccl_port=0, target_worker=target)
     worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
     try:
         yield worker
