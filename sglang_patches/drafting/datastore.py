@@ -19,10 +19,9 @@ class DatastoreFeed:
     def __init__(self, datastore: Datastore, deadline: float) -> None:
         self.datastore = datastore
         self._deadline = deadline
-        self._sent: dict[RequestState, int] = {}  # tokens
-        self._refused: dict[
-            RequestState, tuple[Rejected, ...]
-        ] = {}  # of verified trees; an empty tuple too is news
+        self._sent: dict[RequestState, int] = {}  # number of tokens
+        # Of verified trees. An empty tuple is news as well: a draft was verified.
+        self._refused: dict[RequestState, tuple[Rejected, ...]] = {}
 
     def open(self, states: Iterable[RequestState]) -> None:
         """Sends prompts, in the background."""

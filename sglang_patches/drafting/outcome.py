@@ -75,7 +75,8 @@ def _refused(
 
 @numba.njit(cache=True, nogil=True)
 def _follow(drafted, parents, lengths, tokens, on_path, refused, groups):  # pragma: no cover
-    """lengths: [trees, 2], nodes and emitted tokens. Writes the refused tokens group by group, a group being (tree, depth, end of its tokens); returns how many groups."""
+    """Writes the refused tokens group by group and returns the number of groups. A group is (tree, depth, end of its tokens).
+    lengths: int64 [trees, 2], numbers of nodes and of emitted tokens."""
     count, total, first, begin = 0, 0, 0, 0
     for tree in range(len(lengths)):
         end, stop = first + lengths[tree, 0], begin + lengths[tree, 1]

@@ -43,8 +43,8 @@ class RequestState:
 
     session: its name with the datastore and the draft side. plain_reason: why nothing may be drafted for it, None if it may.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
-    known. confirmed: tokens that no retraction can take back. ended: nobody is told of it any more. With overlap scheduling SGLang
-    launches a request once more that the last step ended.
+    known. confirmed: tokens that no retraction can take back. ended: its session is closed.
+    Overlap scheduling may launch a request once more after the step that ended it.
     """
 
     req: Req

@@ -6,7 +6,7 @@ A look-up is local. It answers at once even if the draft side has just died.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from prometheus_client import Counter
@@ -31,9 +31,8 @@ class Speculation:
         self._nodes = nodes
         self._cache = SpeculationCache()
         self._states: dict[str, RequestState] = {}
-        self._shown: dict[
-            RequestState, np.ndarray
-        ] = {}  # numbers of the nodes of the trees that were handed out
+        # Node numbers of the trees that were handed out for this step.
+        self._shown: dict[RequestState, np.ndarray] = {}
 
     def open(self, states: Iterable[RequestState]) -> None:
         """Begins with the requests' texts as far as their outcome is known."""
@@ -52,18 +51,19 @@ class Speculation:
         self._channel.post(messages)
 
     def look_up(
-        self, states: Sequence[RequestState], depths: Sequence[int], patience: float
+        self, states: Sequence[RequestState], depths: Sequence[int], patience: Callable[[int, int], float]
     ) -> list[DraftTree]:
-        """A tree for each request, empty where what happened was not foreseen. depths: most that its tree may have. patience:
-        seconds to wait while one is missing."""
+        """A tree for each request, empty where the outcome was not foreseen. depths: most levels of its tree. patience: seconds
+        to wait for the missing trees, given the numbers of requests and of missing trees."""
         self.open([state for state in states if state.session not in self._cache])
-        until, wait = time.monotonic() + patience, 0.0
-        while True:
+        self._take(0.0)
+        trees = self._trees(states, depths)
+        missing = self._missing(states, trees)
+        until = time.monotonic() + patience(len(states), missing)
+        while missing and (wait := until - time.monotonic()) > 0:
             self._take(wait)
-            trees = [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]
-            wait = until - time.monotonic()
-            if wait <= 0 or all(map(len, trees)):
-                break
+            trees = self._trees(states, depths)
+            missing = self._missing(states, trees)
         for tree in trees:
             (_HIT if len(tree) else _MISS).inc()
         return trees
@@ -105,6 +105,14 @@ class Speculation:
             elif answer.session in self._states:
                 lost.append(self._states[answer.session])
         self.open(lost)
+
+    def _trees(self, states: Sequence[RequestState], depths: Sequence[int]) -> list[DraftTree]:
+        return [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]
+
+    def _missing(self, states: Sequence[RequestState], trees: Sequence[DraftTree]) -> int:
+        """Requests without a tree that the draft side may still send one for."""
+        pairs = zip(states, trees, strict=True)
+        return sum(not len(tree) and state.session in self._cache for state, tree in pairs)
 
     def _tree(self, state: RequestState, depth: int) -> DraftTree:
         if state.session not in self._cache:

@@ -93,7 +93,13 @@ class DecodeWorker(TreeWorker):
         self.parts = self.method.parts(Surroundings(options, self.datastore, self.budget))
         if self.parts.channel is not None:
             self.speculation = Speculation(self.parts.channel, self.budget.nodes)
-        logger.info("specstore: drafting from %s, up to %d nodes", options.endpoint, self.budget.nodes)
+        logger.info(
+            "specstore: %s, %s; datastore %s, up to %d nodes",
+            self.method.name,
+            self.method.summary,
+            options.endpoint,
+            self.budget.nodes,
+        )
 
     @property
     def _feeds(self) -> list[DatastoreFeed | Speculation]:
@@ -183,8 +189,7 @@ class DecodeWorker(TreeWorker):
             return [EMPTY_TREE] * len(states)
         if self.speculation is None:
             return self.parts.fallback.trees(states, [True] * len(states))
-        patience = self.parts.fallback.patience(len(states), len(states))
-        found = self.speculation.look_up(states, depths, patience)
+        found = self.speculation.look_up(states, depths, self.parts.fallback.patience)
         fallen_back = self.parts.fallback.trees(states, [not len(tree) for tree in found])
         return [tree if len(tree) else other for tree, other in zip(found, fallen_back, strict=True)]
 

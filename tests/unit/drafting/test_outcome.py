@@ -8,6 +8,7 @@ import pytest
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Rejected
 from sglang_patches.drafting.outcome import settle
+from tests.unit.drafting.texts import make_tree
 
 
 def accepted_nodes(tree: DraftTree, accepted: Sequence[int]) -> np.ndarray:
@@ -34,19 +35,9 @@ def rejected_siblings(tree: DraftTree, length: int, on_path: np.ndarray) -> tupl
     return tuple(rejected)
 
 
-def _make_tree(tokens, parents):
-    size = len(tokens)
-    return DraftTree(
-        np.array(tokens, np.int32),
-        np.array(parents, np.int32),
-        np.full(size, 0.5, np.float32),
-        np.full(size, 3, np.uint8),
-    )
-
-
 def _random_tree(rng, nodes):
     """Few different tokens, so that paths are followed; siblings may even share one."""
-    return _make_tree(
+    return make_tree(
         rng.integers(0, 3, nodes), [rng.integers(-1, node) if node else -1 for node in range(nodes)]
     )
 
@@ -75,7 +66,7 @@ def test_a_batch_is_settled_as_each_of_its_trees_alone(batch):
 
 
 def test_rejection_stops_where_the_path_leaves_the_tree():
-    tree = _make_tree([10, 11, 12], [-1, -1, 0])
+    tree = make_tree([10, 11, 12], [-1, -1, 0])
     first, plain = settle(
         ["a", "b"], [tree, EMPTY_TREE], [5, 8], [np.array([99], np.int32), np.array([7, 8], np.int32)]
     )

@@ -45,12 +45,13 @@ class Run:
             text.append(target(text))
             req.output_ids.append(text[-1])
         self.steps = self.emitted = 0
+        self.patience = lambda batch, misses: 0.0
 
     def step(self):
         states, taken_back = self.book.read(self.begin())
         self.speculation.taken_back(taken_back)
         self.speculation.outcomes_known(self.book.settle(states))
-        trees = self.speculation.look_up(states, [NODES] * len(states), 0.0)
+        trees = self.speculation.look_up(states, [NODES] * len(states), self.patience)
         self.speculation.verification_launched(states, WIDTH)
         for state, tree in zip(states, trees, strict=True):
             tree.check_integrity(nodes=NODES)
@@ -169,3 +170,15 @@ def test_a_lying_draft_side_changes_nothing(fault):
             return answers
 
     assert Run(Lying(model(1.0))).tokens_a_step(10) == 1
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(0.0, False), (30.0, True)])
+def test_a_missing_tree_is_waited_for_as_long_as_the_fallback_says(seconds, waits):
+    class Late(InProcessDraftSide):
+        def collect(self, seconds):
+            return super().collect(seconds) if seconds else []
+
+    run, asked = Run(Late(model(1.0))), []
+    run.patience = lambda batch, misses: asked.append((batch, misses)) or seconds
+    assert (run.tokens_a_step(5) > 1) is waits
+    assert asked[0] == (2, 2)
