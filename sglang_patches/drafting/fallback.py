@@ -1,4 +1,4 @@
-"""Where the trees of a step come from when nobody has predicted its beginning."""
+"""Makes the trees of requests whose outcome was not predicted."""
 
 from __future__ import annotations
 

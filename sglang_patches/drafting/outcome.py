@@ -40,7 +40,7 @@ def settle(
     starts: Sequence[int],
     emitted: Sequence[np.ndarray],
 ) -> list[Outcome]:
-    """The outcomes of a step; the arguments have an element a request, as the fields of `Outcome`."""
+    """The outcomes of a step. Each argument holds one field of `Outcome` for every request."""
     if not requests:
         return []
     sizes = [len(tree.tokens) for tree in trees]

@@ -1,4 +1,4 @@
-"""Which ends a verification may have."""
+"""Predicts the outcomes that a verification may have."""
 
 from __future__ import annotations
 
