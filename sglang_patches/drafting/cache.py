@@ -17,7 +17,11 @@ _EPOCH, _PARENT, _SESSION = map(DROPPED.labels, ("epoch", "parent", "session"))
 
 
 class Trie:
-    """Nodes are numbered within an epoch and keep their numbers when the trie advances. length: committed tokens."""
+    """Nodes are numbered within an epoch and keep their numbers when the trie advances. length: committed tokens.
+
+    The draft side's nodes have positive numbers, those that the worker adds (`graft`) negative ones. Both may give the same
+    continuation a number: the one that came first stays, the other becomes its alias.
+    """
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -28,6 +32,9 @@ class Trie:
         self.epoch = epoch
         self.root = ROOT
         self.next_node = ROOT + 1
+        self._next_graft = -1
+        self._aliases: dict[int, int] = {}
+        self._parents: dict[int, int] = {}
         self._tokens: dict[int, int] = {}
         self._probabilities: dict[int, float] = {}
         self._children: dict[int, dict[int, int]] = {ROOT: {}}  # of a node, by token
@@ -44,15 +51,47 @@ class Trie:
             yield child, token, self._probabilities[child]
 
     def __contains__(self, node: int) -> bool:
-        return node in self._children
+        return self.resolve(node) in self._children
 
-    def add(self, node: int, parent: int, token: int, probability: float) -> None:
-        """A sibling with the same token stays as it is: a replay changes nothing."""
+    def resolve(self, node: int) -> int:
+        """The node that the number stands for."""
+        return self._aliases.get(node, node)
+
+    def parent(self, node: int) -> int:
+        """Of a node below the root."""
+        return self._parents[node]
+
+    def token(self, node: int) -> int:
+        """Of a node below the root."""
+        return self._tokens[node]
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from below the root down to this one."""
+        nodes = []
+        while node != self.root:
+            nodes.append(node)
+            node = self._parents[node]
+        return nodes[::-1]
+
+    def add(self, node: int, parent: int, token: int, probability: float) -> int:
+        """Returns the node's number: a sibling with the same token stays as it is, and a replay changes nothing."""
         self.next_node = max(self.next_node, node + 1)
-        if token not in self._children[parent]:
-            self._children[parent][token] = node
-            self._children[node] = {}
-            self._tokens[node], self._probabilities[node] = token, probability
+        parent = self.resolve(parent)
+        there = self._children[parent].get(token)
+        if there is not None:
+            if there != node:
+                self._aliases[node] = there
+            return there
+        self._children[parent][token] = node
+        self._children[node] = {}
+        self._parents[node], self._tokens[node], self._probabilities[node] = parent, token, probability
+        return node
+
+    def graft(self, parent: int, token: int, probability: float) -> int:
+        """Adds a node of the worker's; returns its number."""
+        node = self.add(self._next_graft, parent, token, probability)
+        self._next_graft -= 1
+        return node
 
     def advance(self, tokens: list[int]) -> bool:
         """Follows committed tokens; whether the trie had them. If not, a new epoch begins."""
@@ -76,7 +115,9 @@ class Trie:
         self.root = root
         self._children = {node: self._children[node] for node in kept}
         below = kept[1:]
+        self._parents = {node: self._parents[node] for node in below}
         self._tokens = {node: self._tokens[node] for node in below}
+        self._aliases = {node: there for node, there in self._aliases.items() if there in self._children}
         self._probabilities = {node: self._probabilities[node] for node in below}
 
 

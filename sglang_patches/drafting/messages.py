@@ -7,6 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target draws a request's tokens. top_k: at most 1 for the likeliest token alone. noise: seed of the noise that the
+    target shares with its drafts, None where it draws without (`verification.shared_noise`)."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    noise: int | None
+
+
+GREEDY = Sampling(1.0, 1, 1.0, 0.0, None)
+
+
 @dataclass(slots=True, eq=False)
 class Opened:
     """A session begins, or begins again, with these tokens (int32). Node 0 of its trie is the last of them."""
@@ -14,6 +29,7 @@ class Opened:
     session: str
     tokens: np.ndarray
     epoch: int
+    sampling: Sampling = GREEDY
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +45,14 @@ class Committed:
 
 @dataclass(slots=True, eq=False)
 class Verifying:
-    """nodes: int64, those of the session's trie that the target verifies now."""
+    """The tree that the target verifies now. nodes, parents: int64, numbers in the session's trie, a parent before its children.
+    tokens: int32. Nodes that came from elsewhere than the draft side have negative numbers, and join the trie."""
 
     session: str
     epoch: int
     nodes: np.ndarray
+    parents: np.ndarray
+    tokens: np.ndarray
 
 
 @dataclass(slots=True, eq=False)

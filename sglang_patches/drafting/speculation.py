@@ -20,6 +20,7 @@ from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.source import DRAFT_MODEL
 
 LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
+NONE = np.empty(0, np.int64)
 _HIT, _MISS = LOOKUPS.labels("hit"), LOOKUPS.labels("miss")
 
 
@@ -68,16 +69,27 @@ class Speculation:
             (_HIT if len(tree) else _MISS).inc()
         return trees
 
-    def verification_launched(self, states: Iterable[RequestState], width: int) -> None:
-        """width: rows of each request; the first width - 1 nodes of its tree are verified."""
+    def verification_launched(self, states: Iterable[RequestState]) -> None:
+        """Tells the draft side which trees are verified, and puts those that came from elsewhere into the cache."""
         shown, self._shown = self._shown, {}
         self._channel.post(
             [
-                Verifying(state.session, self._cache.trie(state.session).epoch, shown[state][: width - 1])
+                self._verifying(state, shown.get(state, NONE))
                 for state in states
-                if state in shown
+                if state.session in self._cache
             ]
         )
+
+    def _verifying(self, state: RequestState, numbers: np.ndarray) -> Verifying:
+        """numbers: the nodes of the request's tree, if it is the cache's."""
+        trie, tree = self._cache.trie(state.session), state.tree
+        parents = np.empty(len(tree), np.int64)
+        nodes = numbers[: len(tree)] if len(numbers) else np.empty(len(tree), np.int64)
+        for at, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+            parents[at] = trie.root if parent < 0 else nodes[parent]
+            if not len(numbers):
+                nodes[at] = trie.graft(int(parents[at]), token, float(tree.probs[at]))
+        return Verifying(state.session, trie.epoch, nodes, parents, tree.tokens)
 
     def taken_back(self, states: Iterable[RequestState]) -> None:
         """Their last step did not happen: they begin again."""
@@ -117,6 +129,5 @@ class Speculation:
     def _tree(self, state: RequestState, depth: int) -> DraftTree:
         if state.session not in self._cache:
             return EMPTY_TREE
-        tree, numbers = self._cache.subtree(state.session, self._nodes, depth, DRAFT_MODEL)
-        self._shown[state] = numbers
+        tree, self._shown[state] = self._cache.subtree(state.session, self._nodes, depth, DRAFT_MODEL)
         return tree

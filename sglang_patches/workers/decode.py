@@ -154,7 +154,7 @@ class DecodeWorker(TreeWorker):
         for state, tree in zip(states, trees, strict=True):
             state.tree = tree.first(width - 1)
         if self.speculation is not None:
-            self.speculation.verification_launched(states, width)
+            self.speculation.verification_launched(states)
         finished = self.policy.step_started(len(trees), width, not batch.after_idle_gap, began)
         if finished is not None:
             observe_step(*finished)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sglang_patches.drafting.cache import DROPPED, ROOT, SpeculationCache
+from sglang_patches.drafting.cache import DROPPED, ROOT, SpeculationCache, Trie
 from sglang_patches.drafting.messages import Growth
 
 EPOCH = 1
@@ -142,3 +142,21 @@ def test_against_lists_of_texts():
                 path: n for path, n in known.items() if path
             }
     assert hits > 100
+
+
+def test_what_both_sides_number_is_one_node():
+    trie = Trie(5)
+    grafted = trie.graft(0, 7, 0.5)
+    below = trie.graft(grafted, 8, 0.4)
+    assert (grafted, below) == (-1, -2)
+    assert trie.add(1, 0, 7, 0.6) == grafted and trie.resolve(1) == grafted
+    assert trie.add(2, 1, 9, 0.3) == 2 and trie.parent(2) == grafted
+    assert trie.path(2) == [grafted, 2] and [trie.token(node) for node in trie.path(below)] == [7, 8]
+
+
+def test_aliases_end_with_their_nodes():
+    trie = Trie(5)
+    trie.graft(0, 7, 0.5)
+    trie.graft(0, 8, 0.5)
+    trie.add(1, 0, 7, 0.6)
+    assert trie.advance([8]) and 1 not in trie

@@ -11,7 +11,6 @@ from tests.unit.drafting.texts import make_book, make_req
 
 VOCABULARY = 100
 NODES = 7
-WIDTH = NODES + 1
 
 
 def target(text):
@@ -52,10 +51,10 @@ class Run:
         self.speculation.taken_back(taken_back)
         self.speculation.outcomes_known(self.book.settle(states))
         trees = self.speculation.look_up(states, [NODES] * len(states), self.patience)
-        self.speculation.verification_launched(states, WIDTH)
         for state, tree in zip(states, trees, strict=True):
             tree.check_integrity(nodes=NODES)
             state.tree = tree
+        self.speculation.verification_launched(states)
         emitted = [self.verified(text, tree) for text, tree in zip(self.texts, trees, strict=True)]
         self.speculation.outcomes_known(self.book.settle(self.book.read_ahead(self.begin(emitted))))
         return emitted
