@@ -17,7 +17,7 @@ _EPOCH, _PARENT, _SESSION = map(DROPPED.labels, ("epoch", "parent", "session"))
 
 
 class Trie:
-    """Nodes are numbered within an epoch and keep their numbers when the trie advances. length: committed tokens.
+    """Nodes keep their numbers when the trie advances. The root of a new epoch is node 0. length: committed tokens.
 
     The draft side's nodes have positive numbers, those that the worker adds (`graft`) negative ones. Both may give the same
     continuation a number: the one that came first stays, the other becomes its alias.
@@ -25,14 +25,15 @@ class Trie:
 
     def __init__(self, length: int) -> None:
         self.length = length
+        # Never given twice: what an epoch keeps of the one before has its old numbers.
+        self.next_node = ROOT + 1
+        self._next_graft = ROOT - 1
         self.begin_epoch(1)
 
     def begin_epoch(self, epoch: int) -> None:
         """An empty trie. The worker numbers the epochs, the draft side takes its numbers."""
         self.epoch = epoch
         self.root = ROOT
-        self.next_node = ROOT + 1
-        self._next_graft = -1
         self._aliases: dict[int, int] = {}
         self._parents: dict[int, int] = {}
         self._tokens: dict[int, int] = {}
@@ -65,6 +66,10 @@ class Trie:
         """Of a node below the root."""
         return self._tokens[node]
 
+    def probability(self, node: int) -> float:
+        """Of a node below the root, after its parent."""
+        return self._probabilities[node]
+
     def path(self, node: int) -> list[int]:
         """The nodes from below the root down to this one."""
         nodes = []
@@ -93,17 +98,34 @@ class Trie:
         self._next_graft -= 1
         return node
 
+    def follow(self, tokens: list[int]) -> list[int]:
+        """The nodes that carry the tokens, from below the root on, as far as the trie has them."""
+        path = [self.root]
+        for token in tokens:
+            node = self.child(path[-1], token)
+            if node is None:
+                break
+            path.append(node)
+        return path[1:]
+
     def advance(self, tokens: list[int]) -> bool:
         """Follows committed tokens; whether the trie had them. If not, a new epoch begins."""
         self.length += len(tokens)
-        node: int | None = self.root
-        for token in tokens:
-            node = None if node is None else self.child(node, token)
-        if node is None:
+        path = self.follow(tokens)
+        if len(path) < len(tokens):
             self.begin_epoch(self.epoch + 1)
             return False
-        self._keep(node)
+        self._keep(path[-1] if path else self.root)
         return True
+
+    def restart(self, epoch: int) -> None:
+        """A new epoch with the same nodes: the root is node 0 again, those below keep their numbers."""
+        self.epoch = epoch
+        if self.root != ROOT:
+            children = self._children[ROOT] = self._children.pop(self.root)
+            self._parents |= dict.fromkeys(children.values(), ROOT)
+            self.root = ROOT
+        self._aliases.clear()
 
     def _keep(self, root: int) -> None:
         """The subtree alone."""
@@ -153,7 +175,7 @@ class SpeculationCache:
             (_SESSION if trie is None else _EPOCH).inc(len(growth.tokens))
             return
         arrays = growth.parents.tolist(), growth.tokens.tolist(), growth.probabilities.tolist()
-        for node, (parent, token, probability) in enumerate(zip(*arrays, strict=True), growth.first_node):
+        for node, parent, token, probability in zip(growth.nodes.tolist(), *arrays, strict=True):
             if parent in trie:
                 trie.add(node, parent, token, probability)
             else:

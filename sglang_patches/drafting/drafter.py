@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from sglang_patches.drafting.cache import Trie
-from sglang_patches.drafting.messages import Growth
-from sglang_patches.drafting.predictor import Guess
+from sglang_patches.drafting.draft import Candidates, Draft
 
 
-class Row(NamedTuple):
-    """One row of a draft forward: the session's text, then its trie's path down to `node`."""
+class Leaf(NamedTuple):
+    """A node to run. value: how likely it is that the target needs what follows it."""
 
-    session: str
     node: int
+    value: float
+
+
+class Grown(NamedTuple):
+    """A node to add."""
+
+    parent: int
+    token: int
+    probability: float
 
 
 class Drafter(ABC):
-    """All sessions share one draft forward."""
+    @abstractmethod
+    def leaves(self, draft: Draft) -> list[Leaf]:
+        """The session's nodes that are worth running next, in any order; none when everything worthwhile is drafted."""
 
     @abstractmethod
-    def plan(self, tries: Mapping[str, Trie], guesses: Mapping[str, Sequence[Guess]], rows: int) -> list[Row]:
-        """At most `rows` rows to run next, best first; none when everything worthwhile is drafted."""
-
-    @abstractmethod
-    def take(self, rows: Sequence[Row], distributions: np.ndarray) -> list[Growth]:
-        """What the rows' distributions (float32 [rows, vocabulary]) add to the tries."""
+    def grow(self, node: int, candidates: Candidates) -> list[Grown]:
+        """What is drafted after a node that was run."""

@@ -64,15 +64,15 @@ class Closed:
 
 @dataclass(slots=True, eq=False)
 class Growth:
-    """New nodes of a session's trie, numbered from `first_node` on in the order of the arrays.
+    """New nodes of a session's trie, a parent before its children.
 
-    parents: int64, numbers of nodes of the same epoch, 0 its root; smaller than the node's own. tokens: int32. probabilities:
-    float32, that the target goes on from the parent with the token.
+    nodes, parents: int64, numbers of the same epoch, whose first root is 0. tokens: int32. probabilities: float32, that the
+    target goes on from the parent with the token.
     """
 
     session: str
     epoch: int
-    first_node: int
+    nodes: np.ndarray
     parents: np.ndarray
     tokens: np.ndarray
     probabilities: np.ndarray

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from sglang_patches.drafting.cache import Trie
+from sglang_patches.drafting.draft import Draft
 
 
 class Guess(NamedTuple):
@@ -20,11 +19,9 @@ class Guess(NamedTuple):
 
 class OutcomePredictor(ABC):
     @abstractmethod
-    def guesses(
-        self, trie: Trie, verifying: np.ndarray, distributions: np.ndarray, budget: int
-    ) -> list[Guess]:
-        """The likeliest outcomes, at most `budget`.
+    def guesses(self, draft: Draft, budget: int) -> list[Guess]:
+        """The likeliest outcomes of `draft.verifying`, at most `budget`. The candidates of the root and of each of those nodes
+        are known."""
 
-        verifying: int64 [nodes], the trie's nodes that are being verified. distributions: float32 [1 + nodes, vocabulary], the
-        drafter's own after the root and after each of them.
-        """
+    def learn(self, draft: Draft, path: Sequence[int], tokens: Sequence[int]) -> None:  # noqa: B027 - may be nothing
+        """Called with each outcome, before the draft moves on. path: the trie's nodes that carry the first of the tokens."""

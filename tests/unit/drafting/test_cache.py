@@ -16,7 +16,7 @@ def growth(first, parents, tokens, probabilities=None, epoch=EPOCH, session="s")
     return Growth(
         session,
         epoch,
-        first,
+        np.arange(first, first + len(tokens)),
         np.array(parents, np.int64),
         np.array(tokens, np.int32),
         np.array(probabilities, np.float32),

@@ -1,0 +1,75 @@
+"""What the draft side knows of one session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from sglang_patches.drafting.cache import ROOT, Trie
+from sglang_patches.drafting.messages import Sampling
+from sglang_patches.drafting.text import Text
+
+
+class Candidates(NamedTuple):
+    """What the draft model would go on with after a node, the first choice first.
+
+    tokens: int32 [count]. With the target's noise the first is the draft model's own draw. probabilities: float32 [count].
+    """
+
+    tokens: np.ndarray
+    probabilities: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies, a parent before
+    its children; None if that is not known. starts: nodes that a next speculation may begin at, and how likely that is.
+    wanted: whether the target verifies drafts for the session, as far as it has said."""
+
+    session: str
+    text: Text
+    sampling: Sampling
+    trie: Trie
+    candidates: dict[int, Candidates] = field(default_factory=dict)
+    verifying: list[int] | None = None
+    starts: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
+    wanted: bool = True
+    told: bool = True  # a verification since the last commit
+
+    def missing(self) -> list[int]:
+        """Nodes where the verification may end whose candidates are not known."""
+        ends = [self.trie.root, *(self.verifying or ())]
+        return [node for node in ends if node not in self.candidates]
+
+    def verified_tokens(self, node: int) -> set[int]:
+        """Those of the node's children that are being verified."""
+        verifying = set(self.verifying or ())
+        return {token for child, token, _ in self.trie.children(node) if child in verifying}
+
+    def verify(self, nodes: list[int]) -> None:
+        self.verifying, self.starts = nodes, {}
+        self.wanted = self.told = True
+
+    def commit(self, tokens: np.ndarray, epoch: int) -> list[int] | None:
+        """Goes on by committed tokens. Returns the nodes that carried them, as far as the trie had them; None if the two sides'
+        tries have parted."""
+        path = self.trie.follow(tokens.tolist())
+        missed = len(path) < len(tokens)
+        if missed and epoch == self.trie.epoch:
+            return None
+        self.text.rewrite(self.text.length, tokens)
+        self.trie.advance(tokens.tolist())
+        if missed:
+            self.trie.begin_epoch(epoch)
+            self.candidates = {}
+        self.candidates = {node: of for node, of in self.candidates.items() if node in self.trie}
+        if epoch != self.trie.epoch:
+            before = self.trie.root
+            self.trie.restart(epoch)
+            if before in self.candidates:
+                self.candidates[self.trie.root] = self.candidates.pop(before)
+        self.verifying, self.starts = None, {self.trie.root: 1.0}
+        self.wanted, self.told = self.told, False
+        return path

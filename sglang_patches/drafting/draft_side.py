@@ -1,0 +1,173 @@
+"""The draft side: it follows the target's sessions, guesses how their verifications end, and drafts from there.
+
+Its work comes in rounds, so that messages are heard between any two forwards of the draft model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from prometheus_client import Counter
+
+from sglang_patches.drafting.cache import ROOT, Trie
+from sglang_patches.drafting.draft import Draft
+from sglang_patches.drafting.drafter import Drafter, Grown
+from sglang_patches.drafting.messages import (
+    Answer,
+    Closed,
+    Committed,
+    Growth,
+    Lost,
+    Message,
+    Opened,
+    Verifying,
+)
+from sglang_patches.drafting.model import DraftModel, Row
+from sglang_patches.drafting.predictor import OutcomePredictor
+from sglang_patches.drafting.text import Text
+
+logger = logging.getLogger(__name__)
+
+STALE = Counter("specstore_draft_stale_messages", "Verifications of an epoch that was over when they came")
+
+
+class DraftSide:
+    """rows: of a draft forward over all sessions. outcomes: that are guessed for a verification, over all sessions."""
+
+    def __init__(
+        self, model: DraftModel, predictor: OutcomePredictor, drafter: Drafter, rows: int, outcomes: int
+    ) -> None:
+        self._model, self._predictor, self._drafter = model, predictor, drafter
+        self._rows, self._outcomes = rows, outcomes
+        self._drafts: dict[str, Draft] = {}
+
+    def hear(self, messages: Iterable[Message]) -> list[Answer]:
+        """Applies what happened, in order."""
+        answers: list[Answer] = []
+        for message in messages:
+            if isinstance(message, Opened):
+                self._open(message)
+            elif message.session not in self._drafts:
+                if not isinstance(message, Closed):
+                    answers.append(Lost(message.session))
+            elif isinstance(message, Closed):
+                self._close(message.session)
+            elif isinstance(message, Committed):
+                answers += self._commit(message)
+            else:
+                self._verify(message)
+        return answers
+
+    def work(self) -> list[Answer] | None:
+        """One round: guesses, and one forward. None when there is nothing to do."""
+        answers = self._guess()
+        wanted = [draft for draft in self._drafts.values() if draft.wanted]
+        rows = self._plan([draft for draft in wanted if self._model.ready(draft)])
+        if rows:
+            answers += self._forward(rows)
+        prefilled = self._model.prefill(wanted)
+        return answers if answers or rows or prefilled else None
+
+    def _open(self, message: Opened) -> None:
+        self._close(message.session)
+        trie = Trie(len(message.tokens))
+        trie.begin_epoch(message.epoch)
+        draft = Draft(message.session, Text(message.tokens), message.sampling, trie)
+        self._drafts[message.session] = draft
+        self._model.open(draft)
+
+    def _close(self, session: str) -> None:
+        draft = self._drafts.pop(session, None)
+        if draft is not None:
+            self._model.close(draft)
+
+    def _commit(self, message: Committed) -> list[Answer]:
+        draft = self._drafts[message.session]
+        known = draft.trie.length - message.start
+        tokens = message.tokens[max(0, known) :]
+        if known >= 0 and not len(tokens):  # a replay
+            return []
+        path = None
+        if known >= 0:
+            self._predictor.learn(draft, draft.trie.follow(tokens.tolist()), tokens.tolist())
+            begun = draft.trie.epoch != message.epoch
+            path = draft.commit(tokens, message.epoch)
+        if path is None:
+            self._close(message.session)
+            return [Lost(message.session)]
+        self._model.commit(draft, path)
+        # The worker had not heard of the nodes when it began the epoch.
+        return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
+
+    def _verify(self, message: Verifying) -> None:
+        draft = self._drafts[message.session]
+        trie, nodes = draft.trie, []
+        rows = zip(message.nodes.tolist(), message.parents.tolist(), message.tokens.tolist(), strict=True)
+        for node, parent, token in rows:
+            if message.epoch != trie.epoch or parent not in trie:
+                STALE.inc()
+                return
+            nodes.append(trie.add(node, parent, token, 1.0))
+        if message.epoch == trie.epoch:
+            draft.verify(nodes)
+
+    def _guess(self) -> list[Answer]:
+        """Of the sessions whose verification's ends are all known."""
+        asked = [draft for draft in self._drafts.values() if draft.verifying is not None and draft.wanted]
+        answers: list[Answer] = []
+        for draft in asked:
+            if not draft.starts and not draft.missing():
+                guesses = self._predictor.guesses(draft, max(1, self._outcomes // len(asked)))
+                nodes = self._add(draft, [Grown(*guess) for guess in guesses])
+                draft.starts = {node: guess.probability for node, guess in zip(nodes, guesses, strict=True)}
+                if nodes:
+                    answers.append(growth_of(draft, nodes))
+        return answers
+
+    def _plan(self, drafts: Sequence[Draft]) -> list[Row]:
+        """The most valuable leaves of all sessions."""
+        leaves = [
+            (leaf.value, at, leaf.node)
+            for at, draft in enumerate(drafts)
+            for leaf in self._drafter.leaves(draft)
+        ]
+        return [Row(drafts[at], node) for _, at, node in heapq.nlargest(self._rows, leaves)]
+
+    def _forward(self, rows: Sequence[Row]) -> list[Answer]:
+        grown: dict[Draft, list[int]] = {}
+        for (draft, node), candidates in zip(rows, self._model.forward(rows), strict=True):
+            if candidates is not None:
+                draft.candidates[node] = candidates
+                if node not in (draft.verifying or ()):
+                    new = self._add(draft, self._drafter.grow(node, candidates))
+                    grown.setdefault(draft, []).extend(new)
+        return [growth_of(draft, nodes) for draft, nodes in grown.items() if nodes]
+
+    @staticmethod
+    def _add(draft: Draft, grown: Iterable[Grown]) -> list[int]:
+        trie = draft.trie
+        return [trie.add(trie.next_node, *new) for new in grown]
+
+
+def growth_of(draft: Draft, nodes: Sequence[int]) -> Growth:
+    """nodes: a parent before its children."""
+    trie = draft.trie
+    return Growth(
+        draft.session,
+        trie.epoch,
+        np.array(nodes, np.int64),
+        np.array([trie.parent(node) for node in nodes], np.int64),
+        np.array([trie.token(node) for node in nodes], np.int32),
+        np.array([trie.probability(node) for node in nodes], np.float32),
+    )
+
+
+def _below(trie: Trie) -> list[int]:
+    """All nodes below the root, a parent before its children."""
+    nodes = [ROOT]
+    for node in nodes:
+        nodes += [child for child, _, _ in trie.children(node)]
+    return nodes[1:]
