@@ -52,7 +52,8 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def multiply(x: torch.Tensor, layer, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [rows, in] @ weight.T + bias. A row's result does not depend on the other rows."""
+    """x [rows, in] @ weight.T + bias. In float32 a row's result does not depend on the other rows; in bfloat16 it may differ by a
+    rounding."""
     # oneDNN sums a single row in another order than two or more (measured up to 128; tests/unit/cpu checks it).
     rows = x.expand(2, -1).contiguous() if len(x) == 1 else x
     return torch.ops.mkldnn._linear_pointwise(rows, packed(layer, weight), bias, "none", [], "")[: len(x)]

@@ -29,7 +29,7 @@ class FunctionModel(DraftModel):
     def open(self, draft: Draft) -> None:
         pass
 
-    def commit(self, draft: Draft, path: Sequence[int]) -> None:
+    def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
         pass
 
     def close(self, draft: Draft) -> None:
