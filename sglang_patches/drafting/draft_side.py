@@ -98,7 +98,7 @@ class DraftSide:
         if path is None:
             self._close(message.session)
             return [Lost(message.session)]
-        self._model.commit(draft, path)
+        self._model.commit(draft, draft.text.length - len(tokens), path)
         # The worker had not heard of the nodes when it began the epoch.
         return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
 

@@ -22,8 +22,9 @@ class DraftModel(ABC):
         """A session begins, with the draft's text."""
 
     @abstractmethod
-    def commit(self, draft: Draft, path: Sequence[int]) -> None:
-        """The draft's text has grown, by the tokens of these nodes and then others. Nodes that its trie no longer has are gone."""
+    def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
+        """The draft's text has grown from `start` tokens on, by the tokens of these nodes and then others. Nodes that its trie no
+        longer has are gone."""
 
     @abstractmethod
     def close(self, draft: Draft) -> None:

@@ -1,0 +1,211 @@
+"""The draft model in SGLang's model runner. Every draft forward is one decode batch over all sessions.
+
+A row of the batch is a node of a trie, or the next token of a text. Rows may be successive positions of one path: a layer
+writes the keys and values of all rows before it attends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.model_runner import ModelRunner
+
+from sglang_patches.drafting.draft import Candidates, Draft
+from sglang_patches.drafting.model import DraftModel, Row
+from sglang_patches.drafting.process.sequences import SequenceCache
+
+CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
+CANDIDATES = 32  # of a row
+DEEPEST = 128  # levels below a text that its trie may have
+NOWHERE = 1 << 62  # no node's number
+
+
+class _Item(NamedTuple):
+    """A token to run. node: None if the token belongs to the text."""
+
+    draft: Draft
+    node: int | None
+    token: int
+    position: int
+
+
+class SglangModel(DraftModel):
+    """rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's."""
+
+    def __init__(self, runner: ModelRunner, rows: int, chunk: int, vocabulary: int) -> None:
+        self._runner = runner
+        self._rows, self._chunk, self._vocabulary = rows, chunk, vocabulary
+        self._sequences = SequenceCache(runner, rows)
+        self._longest = min(runner.model_config.context_len, self._sequences.table.shape[1]) - DEEPEST
+
+    def open(self, draft: Draft) -> None:
+        pass  # its KV begins when it is drafted for
+
+    def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
+        self._sequences.commit(draft, start, path)
+
+    def close(self, draft: Draft) -> None:
+        self._sequences.drop(draft)
+
+    def ready(self, draft: Draft) -> bool:
+        cached = self._sequences.of(draft)
+        length = draft.text.length
+        return cached is not None and length - cached.length <= CATCH_UP and length <= self._longest
+
+    def prefill(self, drafts: Sequence[Draft]) -> bool:
+        waiting = (d for d in drafts if not self.ready(d) and d.text.length <= self._longest)
+        draft = next(waiting, None)
+        cached = None if draft is None else self._sequences.of(draft) or self._sequences.begin(draft)
+        if draft is None or cached is None:
+            return False
+        start = cached.length
+        end = min(start + self._chunk, draft.text.length - 1)
+        slots = self._sequences.take(end - start, {draft})
+        if slots is None:
+            return False
+        self._sequences.extend(cached, slots)
+        self._run(extend_batch(cached.row, draft.text.between(start, end), start, slots))
+        return True
+
+    def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
+        items = list(dict.fromkeys(item for row in rows for item in self._items(row)))
+        found: dict[Row, Candidates] = {}
+        for begin in range(0, len(items), self._rows):
+            done = self._forward(items[begin : begin + self._rows], set(rows))
+            if done is None:
+                break
+            found |= done
+        return [found.get(row) for row in rows]
+
+    def _items(self, row: Row) -> list[_Item]:
+        """What has to be run for a row, a token before those that follow it."""
+        draft, node = row
+        cached, length = self._sequences.of(draft), draft.text.length
+        assert cached is not None
+        first = min(cached.length, length - 1) if node == draft.trie.root else cached.length
+        tokens = draft.text.between(first, length).tolist()
+        items = [_Item(draft, None, token, first + at) for at, token in enumerate(tokens)]
+        return items + [
+            _Item(draft, at, draft.trie.token(at), length + depth)
+            for depth, at in enumerate(draft.trie.path(node))
+            if at not in cached.nodes or at == node
+        ]
+
+    def _forward(self, items: Sequence[_Item], asked: set[Row]) -> dict[Row, Candidates] | None:
+        """Runs the items. None if there is no room."""
+        slots = self._slots(items)
+        if slots is None:
+            return None
+        rows = [
+            self._table_row(item, scratch)
+            for item, scratch in zip(items, self._sequences.scratch, strict=False)
+        ]
+        logits = self._run(decode_batch(rows, items, slots))
+        answers = {self._row(item): at for at, item in enumerate(items) if self._row(item) in asked}
+        candidates = best(logits[list(answers.values()), : self._vocabulary])
+        return dict(zip(answers, candidates, strict=True))
+
+    @staticmethod
+    def _row(item: _Item) -> Row:
+        """That asks for what follows the item, if it is the text's last token or a node."""
+        last = item.position == item.draft.text.length - 1
+        node = item.draft.trie.root if item.node is None and last else item.node
+        return Row(item.draft, NOWHERE if node is None else node)
+
+    def _slots(self, items: Sequence[_Item]) -> list[int] | None:
+        """Of each item; a token that is run again keeps its own."""
+        new = [item for item in items if self._slot(item) is None]
+        taken = self._sequences.take(len(new), {item.draft for item in items})
+        if taken is None:
+            return None
+        for item, slot in zip(new, taken, strict=True):
+            cached = self._sequences.of(item.draft)
+            assert cached is not None
+            if item.node is None:
+                self._sequences.extend(cached, slot.view(1))
+            else:
+                cached.nodes[item.node] = int(slot)
+        return [slot for item in items if (slot := self._slot(item)) is not None]
+
+    def _slot(self, item: _Item) -> int | None:
+        cached = self._sequences.of(item.draft)
+        assert cached is not None
+        if item.node is not None:
+            return cached.nodes.get(item.node)
+        return (
+            int(self._sequences.table[cached.row, item.position]) if item.position < cached.length else None
+        )
+
+    def _table_row(self, item: _Item, scratch: int) -> int:
+        """The row of the table with the slots of the item and of all tokens before it."""
+        cached = self._sequences.of(item.draft)
+        assert cached is not None
+        if item.node is None:
+            return cached.row
+        table, length = self._sequences.table, cached.length
+        path = [cached.nodes[node] for node in item.draft.trie.path(item.node)]
+        table[scratch, :length] = table[cached.row, :length]
+        table[scratch, length : length + len(path)] = torch.tensor(path, dtype=table.dtype)
+        return scratch
+
+    def _run(self, batch: ForwardBatch) -> torch.Tensor:
+        """float [rows, vocabulary]"""
+        runner = self._runner
+        for field in ("input_ids", "req_pool_indices", "seq_lens", "out_cache_loc", "positions"):
+            setattr(batch, field, getattr(batch, field).to(runner.device, non_blocking=True))
+        batch.spec_algorithm = runner.spec_algorithm
+        batch.capture_hidden_mode = CaptureHiddenMode.NULL
+        runner.kv_index_translator.own_plan(batch).bind(batch, runner.kv_index_translator)
+        with torch.no_grad():
+            return runner.forward(batch).logits_output.next_token_logits
+
+
+def decode_batch(rows: Sequence[int], items: Sequence[_Item], slots: Sequence[int]) -> ForwardBatch:
+    """One row of the batch an item. rows: of the table. slots: where its KV goes."""
+    positions = torch.tensor([item.position for item in items])
+    return ForwardBatch(
+        forward_mode=ForwardMode.DECODE,
+        batch_size=len(items),
+        input_ids=torch.tensor([item.token for item in items]),
+        req_pool_indices=torch.tensor(rows),
+        seq_lens=positions + 1,
+        out_cache_loc=torch.tensor(slots),
+        seq_lens_sum=int(positions.sum()) + len(items),
+        seq_lens_cpu=positions + 1,
+        positions=positions,
+    )
+
+
+def extend_batch(row: int, tokens: np.ndarray, start: int, slots: torch.Tensor) -> ForwardBatch:
+    """One text's next tokens, after its first `start`."""
+    count = len(tokens)
+    lengths = torch.tensor([start + count])
+    return ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=1,
+        input_ids=torch.from_numpy(tokens.astype(np.int64)),
+        req_pool_indices=torch.tensor([row]),
+        seq_lens=lengths,
+        out_cache_loc=slots,
+        seq_lens_sum=start + count,
+        seq_lens_cpu=lengths,
+        positions=torch.arange(start, start + count),
+        extend_num_tokens=count,
+        extend_seq_lens=torch.tensor([count]),
+        extend_prefix_lens=torch.tensor([start]),
+        extend_start_loc=torch.zeros(1, dtype=torch.int64),
+        extend_seq_lens_cpu=[count],
+        extend_prefix_lens_cpu=[start],
+        extend_logprob_start_lens_cpu=[0],
+    )
+
+
+def best(logits: torch.Tensor) -> list[Candidates]:
+    """The likeliest tokens of each row."""
+    probabilities, tokens = logits.float().softmax(-1).topk(min(CANDIDATES, logits.shape[1]))
+    rows = zip(tokens.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy(), strict=True)
+    return [Candidates(*row) for row in rows]

@@ -1,0 +1,71 @@
+"""SGLang's model runner for a draft model, alone in a process."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed import bootstrap
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.runtime_context import SpawnRanks, get_device, publish
+from sglang.srt.server_args import ServerArgs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSettings:
+    """model_path, revision, dtype, trust_remote_code: as SGLang's flags of those names. device: `cpu`, `cuda` or `cuda:N`. tokens: KV slots.
+    sequences: rows of the table of KV slots. context_length: longest text."""
+
+    model_path: str
+    device: str
+    tokens: int
+    sequences: int
+    context_length: int
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+
+
+def load_runner(settings: RunnerSettings) -> ModelRunner:
+    """Loads the model and takes memory for its KV. Raises what SGLang raises for a model that it cannot load."""
+    kind, _, index = settings.device.partition(":")
+    args = ServerArgs(
+        model_path=settings.model_path,
+        device=kind,
+        base_gpu_id=int(index or 0),
+        dtype=settings.dtype,
+        trust_remote_code=settings.trust_remote_code,
+        page_size=1,
+        max_total_tokens=settings.tokens,
+        max_running_requests=settings.sequences,
+        context_length=settings.context_length,
+        disable_radix_cache=True,
+        disable_overlap_schedule=True,
+        skip_tokenizer_init=True,
+        **({"attention_backend": "specstore_cpu", "sampling_backend": "pytorch"} if kind == "cpu" else {}),
+    )
+    args.resolve_once()
+    gpu = int(index or 0)
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=gpu))
+    port = _free_port()
+    config = ModelConfig.from_server_args(args)
+    bootstrap.init_parallel_runtime(server_args=args, device=get_device().device, dist_port=port)
+    bootstrap.init_layer_runtime(model_config=config)
+    runner = ModelRunner(
+        model_config=config,
+        mem_fraction_static=resolving_view(args).mem_fraction_static,
+        gpu_id=gpu,
+        nccl_port=port,
+        server_args=args,
+    )
+    runner.alloc_memory_pool()
+    runner.init_attention_backends()
+    runner.init_cuda_graphs()
+    return runner
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
