@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from datastore_service.tls import Tls, client_tls
 
 ENVIRONMENT_PREFIX = "SPECSTORE_"
 CONFIG_FILE_VARIABLE = "SPECSTORE_CONFIG"
+MAX_DRAFT_ROWS = 256
 MAX_NODES = 63  # no hardware we know gains from more than 64 rows per request (SSSD section 3.2 caps at 32)
 
 
@@ -47,6 +49,19 @@ class Options:
         "speculation length: adaptive follows measured step times, static always verifies --specstore-nodes",
         ("adaptive", "static"),
     )
+    draft_device: str = _option(
+        "", "device of the draft model: cpu, cuda or cuda:N; empty for the first that the target does not use"
+    )
+    draft_tokens: int = _option(32768, "slots of the draft model's KV cache, in tokens")
+    draft_rows: int = _option(
+        24, f"rows of a draft forward, and outcomes of a step that are drafted for, 1 to {MAX_DRAFT_ROWS}"
+    )
+    draft_lookahead: int = _option(7, f"tokens drafted after each guessed outcome, 1 to {MAX_NODES}")
+    fallback: str = _option(
+        "datastore",
+        "after an outcome that was not guessed: datastore (the draft model if it is worth the wait), draft (always waits), none",
+        ("datastore", "draft", "none"),
+    )
     publish: str = _option(
         "on", "whether finished outputs enter the live tier, unless a request forbids it", ("on", "off")
     )
@@ -54,6 +69,18 @@ class Options:
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
             raise ValueError(f"specstore option nodes: {self.nodes} is outside 1..{MAX_NODES}")
+        if not re.fullmatch(r"|cpu|cuda(:\d+)?", self.draft_device):
+            raise ValueError(
+                f"specstore option draft_device: {self.draft_device!r} is not cpu, cuda or cuda:N"
+            )
+        if self.draft_tokens < 1:
+            raise ValueError(f"specstore option draft_tokens: {self.draft_tokens} is below 1")
+        if not 1 <= self.draft_rows <= MAX_DRAFT_ROWS:
+            raise ValueError(f"specstore option draft_rows: {self.draft_rows} is outside 1..{MAX_DRAFT_ROWS}")
+        if not 1 <= self.draft_lookahead <= MAX_NODES:
+            raise ValueError(
+                f"specstore option draft_lookahead: {self.draft_lookahead} is outside 1..{MAX_NODES}"
+            )
         if not 0 < self.deadline_ms <= 10_000:
             raise ValueError(f"specstore option deadline_ms: {self.deadline_ms} is outside (0, 10000]")
         if self.prior and self.endpoint != "embedded":

@@ -6,6 +6,7 @@ writes the keys and values of all rows before it attends.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.model_executor.model_runner import ModelRunner
 
 from sglang_patches.drafting.draft import Candidates, Draft
+from sglang_patches.drafting.messages import Beat
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.process.sequences import SequenceCache
 
@@ -34,12 +36,14 @@ class _Item(NamedTuple):
 
 
 class SglangModel(DraftModel):
-    """rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's."""
+    """rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's.
+    beat: of the last forward, None before the first."""
 
     def __init__(self, runner: ModelRunner, rows: int, chunk: int, vocabulary: int) -> None:
         self._runner = runner
         self._rows, self._chunk, self._vocabulary = rows, chunk, vocabulary
         self._sequences = SequenceCache(runner, rows)
+        self.beat: Beat | None = None
         self._longest = min(runner.model_config.context_len, self._sequences.table.shape[1]) - DEEPEST
 
     def open(self, draft: Draft) -> None:
@@ -72,6 +76,7 @@ class SglangModel(DraftModel):
         return True
 
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
+        began = time.monotonic()
         items = list(dict.fromkeys(item for row in rows for item in self._items(row)))
         found: dict[Row, Candidates] = {}
         for begin in range(0, len(items), self._rows):
@@ -79,6 +84,7 @@ class SglangModel(DraftModel):
             if done is None:
                 break
             found |= done
+        self.beat = Beat(len(items), time.monotonic() - began)
         return [found.get(row) for row in rows]
 
     def _items(self, row: Row) -> list[_Item]:

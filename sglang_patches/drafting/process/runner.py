@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
-
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import bootstrap
@@ -12,22 +10,10 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import SpawnRanks, get_device, publish
 from sglang.srt.server_args import ServerArgs
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerSettings:
-    """model_path, revision, dtype, trust_remote_code: as SGLang's flags of those names. device: `cpu`, `cuda` or `cuda:N`. tokens: KV slots.
-    sequences: rows of the table of KV slots. context_length: longest text."""
-
-    model_path: str
-    device: str
-    tokens: int
-    sequences: int
-    context_length: int
-    dtype: str = "auto"
-    trust_remote_code: bool = False
+from sglang_patches.drafting.process.settings import DraftSettings
 
 
-def load_runner(settings: RunnerSettings) -> ModelRunner:
+def load_runner(settings: DraftSettings) -> ModelRunner:
     """Loads the model and takes memory for its KV. Raises what SGLang raises for a model that it cannot load."""
     kind, _, index = settings.device.partition(":")
     args = ServerArgs(
@@ -38,7 +24,7 @@ def load_runner(settings: RunnerSettings) -> ModelRunner:
         trust_remote_code=settings.trust_remote_code,
         page_size=1,
         max_total_tokens=settings.tokens,
-        max_running_requests=settings.sequences,
+        max_running_requests=settings.sessions + settings.rows,
         context_length=settings.context_length,
         disable_radix_cache=True,
         disable_overlap_schedule=True,

@@ -1,0 +1,32 @@
+"""`python -m sglang_patches.drafting.process`: a draft model beside the target, started and watched by the target's worker."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+
+from sglang_patches.drafting.process.connection import ParentConnection
+from sglang_patches.drafting.process.settings import DraftSettings
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    connection = ParentConnection()
+    settings = DraftSettings.parse(argparse.ArgumentParser(description=__doc__))
+    logging.basicConfig(
+        level=logging.INFO, format="[%(asctime)s draft] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
+    )
+    began = time.monotonic()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    # Only now: it imports SGLang, which must find the plugin's CPU support in place.
+    from sglang_patches.drafting.process.server import DraftServer
+
+    DraftServer(settings, connection).serve(began)
+
+
+if __name__ == "__main__":
+    main()

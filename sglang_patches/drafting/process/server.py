@@ -1,0 +1,57 @@
+"""The draft process's loop: it hears, guesses and drafts, and waits for its worker when there is nothing to do."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from sglang_patches.drafting.draft_side import DraftSide
+from sglang_patches.drafting.messages import Ready
+from sglang_patches.drafting.process.connection import ParentConnection
+from sglang_patches.drafting.process.model import SglangModel
+from sglang_patches.drafting.process.runner import load_runner
+from sglang_patches.drafting.process.settings import DraftSettings
+from sglang_patches.drafting.process.vocabulary import refuse_other_vocabulary
+from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
+
+logger = logging.getLogger(__name__)
+
+CHUNK = 256  # tokens of a prompt between two draft forwards
+
+
+class DraftServer:
+    """Raises what SGLang raises for a model that it cannot load, ValueError for one of another vocabulary."""
+
+    def __init__(self, settings: DraftSettings, connection: ParentConnection) -> None:
+        self._connection = connection
+        if settings.tokenizer:
+            refuse_other_vocabulary(settings.tokenizer, settings.model_path)
+        self._runner = load_runner(settings)
+        self._model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
+        self._side = DraftSide(
+            self._model, GeometricFanOut(), Rollouts(settings.lookahead), settings.rows, settings.rows
+        )
+
+    def serve(self, began: float) -> None:
+        """Until the parent is gone. began: by `time.monotonic`, when the process did."""
+        seconds = time.monotonic() - began
+        tokens = self._runner.max_total_num_tokens
+        logger.info("specstore: draft model ready after %.1f s, %d KV slots", seconds, tokens)
+        self._connection.send([Ready(seconds, tokens)])
+        try:
+            self._rounds()
+        except EOFError:
+            logger.info("specstore: the worker is gone")
+
+    def _rounds(self) -> None:
+        idle = True
+        while True:
+            answers = self._side.hear(self._connection.receive(None if idle else 0.0))
+            drafted = self._side.work()
+            idle = drafted is None
+            answers += drafted or []
+            if self._model.beat is not None:
+                answers.append(self._model.beat)
+                self._model.beat = None
+            if answers:
+                self._connection.send(answers)
