@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sglang_patches.drafting.fallback import NO_PATIENCE, Patience
 from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
@@ -44,7 +45,7 @@ class Run:
             text.append(target(text))
             req.output_ids.append(text[-1])
         self.steps = self.emitted = 0
-        self.patience = lambda batch, misses: 0.0
+        self.patience = lambda batch, misses: NO_PATIENCE
 
     def step(self):
         states, taken_back = self.book.read(self.begin())
@@ -178,6 +179,6 @@ def test_a_missing_tree_is_waited_for_as_long_as_the_fallback_says(seconds, wait
             return super().collect(seconds) if seconds else []
 
     run, asked = Run(Late(model(1.0))), []
-    run.patience = lambda batch, misses: asked.append((batch, misses)) or seconds
+    run.patience = lambda batch, misses: asked.append((batch, misses)) or Patience(seconds)
     assert (run.tokens_a_step(5) > 1) is waits
     assert asked[0] == (2, 2)
