@@ -182,3 +182,16 @@ def test_a_missing_tree_is_waited_for_as_long_as_the_fallback_says(seconds, wait
     run.patience = lambda batch, misses: asked.append((batch, misses)) or Patience(seconds)
     assert (run.tokens_a_step(5) > 1) is waits
     assert asked[0] == (2, 2)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_missing_tree_is_waited_for_until_it_is_large_enough(nodes):
+    class Late(InProcessDraftSide):
+        def collect(self, seconds):
+            return super().collect(seconds) if seconds else []
+
+    run = Run(Late(model(1.0), rounds=1), requests=1)
+    run.patience = lambda batch, misses: Patience(30.0, nodes)
+    waited, hits = lookups("waited"), lookups("hit")
+    assert run.tokens_a_step(1) == nodes + 1
+    assert lookups("waited") == waited + 1 and lookups("hit") == hits
