@@ -43,6 +43,7 @@ class Speculation:
         )
 
     def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
+        self._take(0.0)  # what the outcomes' epochs still have to come
         messages = []
         for outcome in outcomes:
             session = outcome.request.session

@@ -195,3 +195,22 @@ def test_a_missing_tree_is_waited_for_until_it_is_large_enough(nodes):
     waited, hits = lookups("waited"), lookups("hit")
     assert run.tokens_a_step(1) == nodes + 1
     assert lookups("waited") == waited + 1 and lookups("hit") == hits
+
+
+def test_what_was_drafted_beside_the_target_is_a_hit():
+    """The draft side works between the launch and the outcome, and not in the look-up."""
+
+    class Beside(InProcessDraftSide):
+        def post(self, messages):
+            super().post(messages)
+            if any(isinstance(message, Verifying) for message in messages):
+                self.drafted = super().collect(0.0)
+
+        def collect(self, seconds):
+            drafted, self.drafted = getattr(self, "drafted", []), []
+            return drafted
+
+    run = Run(Beside(model(1.0), rounds=30), requests=1)
+    run.tokens_a_step(2)
+    misses = lookups("miss")
+    assert run.tokens_a_step(10) > 4 and lookups("miss") == misses
