@@ -43,10 +43,10 @@ class Draft:
         ends = [self.trie.root, *(self.verifying or ())]
         return [node for node in ends if node not in self.candidates]
 
-    def verified_tokens(self, node: int) -> set[int]:
-        """Those of the node's children that are being verified."""
+    def verified_children(self, node: int) -> dict[int, int]:
+        """Those of the node's children that are being verified, by their tokens."""
         verifying = set(self.verifying or ())
-        return {token for child, token, _ in self.trie.children(node) if child in verifying}
+        return {token: child for child, token, _ in self.trie.children(node) if child in verifying}
 
     def verify(self, nodes: list[int]) -> None:
         self.verifying, self.starts = nodes, {}

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 
 if TYPE_CHECKING:
+    from sglang_patches.drafting.outcome import Outcome
     from sglang_patches.drafting.requests import RequestState
+
+
+class Patience(NamedTuple):
+    """How long a step waits for the draft side: until each missing tree has so many nodes, or so many seconds have passed."""
+
+    seconds: float
+    nodes: int = 1
+
+
+NO_PATIENCE = Patience(0.0)
 
 
 class Fallback(ABC):
@@ -17,6 +28,16 @@ class Fallback(ABC):
     def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
         """A tree for each request, empty where it is not missed. Within the deadline of a step, and never raises."""
 
-    def patience(self, batch: int, misses: int) -> float:
-        """Seconds that a step with so many misses waits for the draft side before it falls back."""
-        return 0.0
+    def patience(self, batch: int, misses: int) -> Patience:
+        """How long a step of `batch` requests, of which so many are missed, waits for the draft side before it falls back."""
+        return NO_PATIENCE
+
+    def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:  # noqa: B027 - may be nothing
+        """What became of the last trees."""
+
+
+class NoFallback(Fallback):
+    """A miss is decoded without a draft."""
+
+    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
+        return [EMPTY_TREE] * len(states)

@@ -14,6 +14,7 @@ from prometheus_client import Counter
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.fallback import Patience
 from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Verifying
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.requests import RequestState
@@ -21,14 +22,14 @@ from sglang_patches.drafting.source import DRAFT_MODEL
 
 LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
 NONE = np.empty(0, np.int64)
-_HIT, _MISS = LOOKUPS.labels("hit"), LOOKUPS.labels("miss")
+_HIT, _WAITED, _MISS = map(LOOKUPS.labels, ("hit", "waited", "miss"))
 
 
 class Speculation:
-    """nodes: most of a tree."""
+    """nodes: most of a tree. now: seconds by a steady clock."""
 
-    def __init__(self, channel: DraftChannel, nodes: int) -> None:
-        self._channel = channel
+    def __init__(self, channel: DraftChannel, nodes: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._channel, self._now = channel, now
         self._nodes = nodes
         self._cache = SpeculationCache()
         self._states: dict[str, RequestState] = {}
@@ -42,6 +43,7 @@ class Speculation:
         )
 
     def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
+        self._take(0.0)  # what the outcomes' epochs still have to come
         messages = []
         for outcome in outcomes:
             session = outcome.request.session
@@ -52,21 +54,26 @@ class Speculation:
         self._channel.post(messages)
 
     def look_up(
-        self, states: Sequence[RequestState], depths: Sequence[int], patience: Callable[[int, int], float]
+        self,
+        states: Sequence[RequestState],
+        depths: Sequence[int],
+        patience: Callable[[int, int], Patience],
     ) -> list[DraftTree]:
-        """A tree for each request, empty where the outcome was not foreseen. depths: most levels of its tree. patience: seconds
+        """A tree for each request, empty where the outcome was not foreseen. depths: most levels of its tree. patience: how long
         to wait for the missing trees, given the numbers of requests and of missing trees."""
         self.open([state for state in states if state.session not in self._cache])
         self._take(0.0)
         trees = self._trees(states, depths)
-        missing = self._missing(states, trees)
-        until = time.monotonic() + patience(len(states), missing)
-        while missing and (wait := until - time.monotonic()) > 0:
+        missing = [row for row, depth in enumerate(depths) if self._missing(states[row], trees[row], depth)]
+        seconds, nodes = patience(len(states), len(missing))
+        until = self._now() + seconds
+        while any(len(trees[row]) < min(nodes, depths[row]) for row in missing):
+            if (wait := until - self._now()) <= 0:
+                break
             self._take(wait)
             trees = self._trees(states, depths)
-            missing = self._missing(states, trees)
-        for tree in trees:
-            (_HIT if len(tree) else _MISS).inc()
+        for row, tree in enumerate(trees):
+            (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
         return trees
 
     def verification_launched(self, states: Iterable[RequestState]) -> None:
@@ -121,10 +128,9 @@ class Speculation:
     def _trees(self, states: Sequence[RequestState], depths: Sequence[int]) -> list[DraftTree]:
         return [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]
 
-    def _missing(self, states: Sequence[RequestState], trees: Sequence[DraftTree]) -> int:
-        """Requests without a tree that the draft side may still send one for."""
-        pairs = zip(states, trees, strict=True)
-        return sum(not len(tree) and state.session in self._cache for state, tree in pairs)
+    def _missing(self, state: RequestState, tree: DraftTree, depth: int) -> bool:
+        """Whether the draft side may still send a tree."""
+        return not len(tree) and depth > 0 and state.session in self._cache
 
     def _tree(self, state: RequestState, depth: int) -> DraftTree:
         if state.session not in self._cache:

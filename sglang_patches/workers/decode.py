@@ -168,6 +168,8 @@ class DecodeWorker(TreeWorker):
         elsewhere when the request's next step begins."""
         for feed in self._feeds:
             feed.outcomes_known(outcomes)
+        if self.parts is not None:
+            self.parts.fallback.outcomes_known(outcomes)
         self._not_learned += outcomes
 
     def _settle(self, states: list[RequestState]) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sglang_patches.drafting.fallback import NO_PATIENCE, Patience
 from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
@@ -44,7 +45,7 @@ class Run:
             text.append(target(text))
             req.output_ids.append(text[-1])
         self.steps = self.emitted = 0
-        self.patience = lambda batch, misses: 0.0
+        self.patience = lambda batch, misses: NO_PATIENCE
 
     def step(self):
         states, taken_back = self.book.read(self.begin())
@@ -178,6 +179,38 @@ def test_a_missing_tree_is_waited_for_as_long_as_the_fallback_says(seconds, wait
             return super().collect(seconds) if seconds else []
 
     run, asked = Run(Late(model(1.0))), []
-    run.patience = lambda batch, misses: asked.append((batch, misses)) or seconds
+    run.patience = lambda batch, misses: asked.append((batch, misses)) or Patience(seconds)
     assert (run.tokens_a_step(5) > 1) is waits
     assert asked[0] == (2, 2)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_missing_tree_is_waited_for_until_it_is_large_enough(nodes):
+    class Late(InProcessDraftSide):
+        def collect(self, seconds):
+            return super().collect(seconds) if seconds else []
+
+    run = Run(Late(model(1.0), rounds=1), requests=1)
+    run.patience = lambda batch, misses: Patience(30.0, nodes)
+    waited, hits = lookups("waited"), lookups("hit")
+    assert run.tokens_a_step(1) == nodes + 1
+    assert lookups("waited") == waited + 1 and lookups("hit") == hits
+
+
+def test_what_was_drafted_beside_the_target_is_a_hit():
+    """The draft side works between the launch and the outcome, and not in the look-up."""
+
+    class Beside(InProcessDraftSide):
+        def post(self, messages):
+            super().post(messages)
+            if any(isinstance(message, Verifying) for message in messages):
+                self.drafted = super().collect(0.0)
+
+        def collect(self, seconds):
+            drafted, self.drafted = getattr(self, "drafted", []), []
+            return drafted
+
+    run = Run(Beside(model(1.0), rounds=30), requests=1)
+    run.tokens_a_step(2)
+    misses = lookups("miss")
+    assert run.tokens_a_step(10) > 4 and lookups("miss") == misses

@@ -1,0 +1,126 @@
+"""What happens after a miss (section 4.3): the step waits for a speculation just in time, or another drafter answers at once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from datastore_service.protocol.tree import DraftTree
+from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback, Patience
+
+if TYPE_CHECKING:
+    from sglang_patches.drafting.outcome import Outcome
+    from sglang_patches.drafting.requests import RequestState
+
+RATE = 0.01  # of a running mean
+RECENT = 9  # times that a median is taken of
+PROBE = 32  # of so many steps with a miss one does the other thing, so that both stay measured
+GRACE = 2.0  # a speculation just in time is waited for so many times as long as one takes
+
+
+def worth_waiting(tokens: float, seconds: float, rate: float) -> bool:
+    """Theorem 17's comparison for one step: whether to wait `seconds` for `tokens` more, where the mean is `rate` tokens a second.
+
+    Theorem 17 compares the mean tokens a second of two rules: to wait after every miss, and never to wait. With the mean gain and
+    the mean wait of a step, this comparison prefers the same rule, whichever rule the rate was measured with. So it changes its
+    answer at the theorem's batch size b*. The worker knows more than the theorem: how many misses this step has.
+    """
+    return tokens > rate * seconds
+
+
+class WaitingFallback(Fallback):
+    """The step waits for a speculation just in time, at most `longest` seconds. Then `other` drafts what is still missing."""
+
+    def __init__(self, other: Fallback, lookahead: int, longest: float) -> None:
+        self._other = other
+        self._patience = Patience(longest, lookahead)
+
+    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
+        return self._other.trees(states, misses)
+
+    def patience(self, batch: int, misses: int) -> Patience:
+        return self._patience if misses else NO_PATIENCE
+
+
+class SaguaroFallback(WaitingFallback):
+    """Waits in the steps where that is worth it, by what it has measured. now: seconds by a steady clock."""
+
+    def __init__(
+        self, other: Fallback, lookahead: int, longest: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(other, lookahead, longest)
+        self._now = now
+        self._hit, self._missed, self._any = _Mean(), _Mean(), _Mean()  # tokens a step
+        self._waited = _Mean()  # seconds a step
+        self._steps: deque[float] = deque(maxlen=RECENT)  # seconds of each, without waiting
+        self._in_time: deque[float] = deque(maxlen=RECENT)  # seconds that a speculation took
+        self._decisions = 0
+        self._asked: Patience = NO_PATIENCE
+        self._asked_at: float | None = None
+        self._answered_at: float | None = None
+        # Where each request's tokens are counted, and whether a tree was made for it.
+        self._expected: dict[RequestState, tuple[_Mean, bool]] = {}
+
+    def patience(self, batch: int, misses: int) -> Patience:
+        self._asked_at = self._now()
+        if self._answered_at is not None:
+            self._steps.append(self._asked_at - self._answered_at)
+        self._asked = self._bounded() if misses and self._decide(batch, misses) else NO_PATIENCE
+        return self._asked
+
+    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
+        if self._asked_at is not None:
+            self._learn_wait(self._now() - self._asked_at)
+        trees = super().trees(states, misses)
+        self._expected = {
+            state: (self._missed if miss else self._hit, not miss or len(tree) > 0)
+            for state, miss, tree in zip(states, misses, trees, strict=True)
+            if not state.plain_reason
+        }
+        self._answered_at, self._asked_at = self._now(), None
+        return trees
+
+    def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.request not in self._expected:
+                continue
+            mean, drafted = self._expected.pop(outcome.request)
+            self._any.add(len(outcome.tokens))
+            if drafted == (len(outcome.tree) > 0):  # else it was not verified
+                mean.add(len(outcome.tokens))
+
+    def _decide(self, batch: int, misses: int) -> bool:
+        """Whether to wait."""
+        self._decisions += 1
+        if not self._in_time:
+            return True
+        if not (self._missed.count and self._hit.count and self._steps):
+            return False
+        seconds = median(self._in_time)
+        rate = batch * self._any.value / (median(self._steps) + self._waited.value)
+        worth = worth_waiting(misses * (self._hit.value - self._missed.value), seconds, rate)
+        return worth != (self._decisions % PROBE == 0)
+
+    def _bounded(self) -> Patience:
+        longest, nodes = self._patience
+        return Patience(min(longest, GRACE * median(self._in_time)) if self._in_time else longest, nodes)
+
+    def _learn_wait(self, seconds: float) -> None:
+        self._waited.add(seconds)
+        if self._asked.seconds:
+            # What was not there in time would have taken longer.
+            self._in_time.append(seconds if seconds < self._asked.seconds else GRACE * seconds)
+
+
+class _Mean:
+    """The mean of all values, later a running one."""
+
+    def __init__(self) -> None:
+        self.count, self.value = 0, 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.value += (value - self.value) * max(1 / self.count, RATE)

@@ -1,0 +1,118 @@
+"""Which outcomes of a verification are guessed (section 4.1): more of them where the accepted path is more likely to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sglang_patches.drafting.draft import Draft
+from sglang_patches.drafting.predictor import Guess, OutcomePredictor
+
+RANKS = 32  # choices of the draft model after a node that may be guessed
+MEMORY = 4000  # the counts follow the last so many tokens
+_PRIOR = 20.0  # pseudo-observations before the first
+
+
+def fan_out(ends: np.ndarray, exponent: float, budget: float) -> np.ndarray:
+    """Theorem 12: how many guesses each end of a verification gets, float64, of sum `budget`.
+
+    ends: probability that the accepted path ends there. exponent: r of the miss rate F^-r. For a chain of K drafted tokens that
+    are accepted with probability a, ends = a^k (1 - a) and a^K, which gives the theorem's capped geometric series.
+    """
+    weights = ends ** (1 / (1 + exponent))
+    return budget * weights / weights.sum()
+
+
+def rounded(shares: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """int64, in all at most the rounded sum of the shares, and none above its entry of `most`.
+
+    The theorem has no rounding rule. Here the largest remainders are rounded up, and what an end cannot use goes to the others.
+    """
+    whole = np.minimum(np.floor(shares), most).astype(np.int64)
+    left = round(float(shares.sum())) - int(whole.sum())
+    while left > 0 and (room := whole < most).any():
+        order = np.argsort(np.where(room, whole - shares, np.inf), kind="stable")
+        chosen = order[: min(left, int(room.sum()))]
+        whole[chosen] += 1
+        left -= len(chosen)
+    return whole
+
+
+class End(NamedTuple):
+    """A node where the accepted path may end. reached, ends: probability that the path comes to it, and that it ends there.
+    choices: rank and token of the draft model's choices that are not verified, the likeliest first."""
+
+    node: int
+    reached: float
+    ends: float
+    choices: list[tuple[int, int]]
+
+
+class GeometricFanOut(OutcomePredictor):
+    """Learns how often the target's own token is the draft model's f-th choice.
+
+    Every token that a verification emits is one observation, whether it was drafted or not: the path came to its node because
+    of the tokens before it. The rate of the first choice is the paper's acceptance rate a.
+    """
+
+    def __init__(self) -> None:
+        # The first choice is right in 7 of 10 cases, the miss rates of the others fall as 1 / (F + 1).
+        ranks = np.arange(1, RANKS)
+        others = np.append(1 / ranks - 1 / (ranks + 1), 1 / RANKS)
+        self._counts = _PRIOR * np.append(0.7, 0.3 * others)
+
+    @property
+    def rates(self) -> np.ndarray:
+        """float64 [RANKS + 1], of sum 1: that the target's own token is the f-th choice, and that it is none of them."""
+        return self._counts / self._counts.sum()
+
+    @property
+    def exponent(self) -> float:
+        """r of Definition 11, from F = 1 and the largest F: a power law is a line in a log-log plot."""
+        rates = self.rates
+        misses = 1 - np.cumsum(rates[1:-1]) / (1 - rates[0])
+        first, last = np.maximum(misses[[0, -1]], 1e-3)
+        return max(0.1, float(np.log(first / last) / np.log(RANKS - 1)))
+
+    def guesses(self, draft: Draft, budget: int) -> list[Guess]:
+        ends, rates = self._ends(draft), self.rates
+        chances = np.array([max(end.ends, 1e-9) for end in ends])
+        most = np.array([len(end.choices) for end in ends])
+        return [
+            Guess(end.node, token, float(end.reached * rates[rank]))
+            for end, count in zip(ends, rounded(self.shares(chances, budget), most).tolist(), strict=True)
+            for rank, token in end.choices[:count]
+        ]
+
+    def shares(self, ends: np.ndarray, budget: int) -> np.ndarray:
+        """How many guesses each end gets, before rounding."""
+        return fan_out(ends, self.exponent, budget)
+
+    def learn(self, draft: Draft, path: Sequence[int], tokens: Sequence[int]) -> None:
+        if draft.verifying is None:
+            return
+        verifying = set(draft.verifying)
+        nodes = [draft.trie.root, *(node for node in path if node in verifying)]
+        for node, token in zip(nodes, tokens, strict=False):  # the last node's token is the target's own
+            if node in draft.candidates:
+                self._counts *= 1 - 1 / MEMORY
+                self._counts[_ranks(draft, node).get(token, RANKS)] += 1
+
+    def _ends(self, draft: Draft) -> list[End]:
+        """The root and every verified node."""
+        rates, found = self.rates, []
+        reached = {draft.trie.root: 1.0}
+        for node in [draft.trie.root, *(draft.verifying or ())]:
+            ranks, verified = _ranks(draft, node), draft.verified_children(node)
+            accepted = {child: float(rates[ranks.get(token, RANKS)]) for token, child in verified.items()}
+            reached |= {child: reached[node] * rate for child, rate in accepted.items()}
+            choices = [(rank, token) for token, rank in ranks.items() if token not in verified]
+            found.append(End(node, reached[node], reached[node] * (1 - sum(accepted.values())), choices))
+        return found
+
+
+def _ranks(draft: Draft, node: int) -> dict[int, int]:
+    """The rank of each of the draft model's choices after a node."""
+    return {token: rank for rank, token in enumerate(draft.candidates[node].tokens[:RANKS].tolist())}

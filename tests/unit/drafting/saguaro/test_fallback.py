@@ -1,0 +1,161 @@
+"""The choice between waiting for the draft side and falling back, on a clock of the test's own."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from datastore_service.protocol.tree import EMPTY_TREE
+from sglang_patches.drafting.fallback import Fallback, NoFallback
+from sglang_patches.drafting.outcome import Outcome
+from sglang_patches.drafting.saguaro.fallback import (
+    PROBE,
+    SaguaroFallback,
+    WaitingFallback,
+    worth_waiting,
+)
+from tests.unit.drafting.texts import make_tree
+
+LOOKAHEAD, LONGEST = 4, 0.5
+CHAIN = make_tree([1, 2, 3, 4], [-1, 0, 1, 2])
+
+
+@pytest.mark.parametrize("missed", [1.0, 1.5, 2.5, 3.5])
+@pytest.mark.parametrize("hit_rate", [0.8, 0.9, 0.95])
+@pytest.mark.parametrize("batch", [1, 2, 4, 16])
+def test_worth_waiting_prefers_theorem_17_s_rule(hit_rate, missed, batch):
+    """With the means of a step, whichever rule the rate was measured with."""
+    hit, speculation = 4.0, 0.6
+    some_miss = 1 - hit_rate**batch
+    waiting = batch * hit / (1 + some_miss * speculation)
+    falling_back = batch * (hit_rate * hit + (1 - hit_rate) * missed)
+    gain, wait = batch * (1 - hit_rate) * (hit - missed), some_miss * speculation
+    for rate in (waiting, falling_back):
+        assert worth_waiting(gain, wait, rate) is (waiting > falling_back)
+
+
+class AtOnce(Fallback):
+    """A tree for every miss."""
+
+    def trees(self, states, misses):
+        return [CHAIN if miss else EMPTY_TREE for miss in misses]
+
+
+@dataclass(eq=False)
+class State:
+    plain_reason: str | None = None
+
+
+@dataclass
+class Load:
+    """What the fallback measures. Times in seconds."""
+
+    fallback: SaguaroFallback
+    clock: SimpleNamespace
+    hit: int = 4  # tokens
+    missed: int = 2
+    step: float = 0.1
+    in_time: float = 0.03
+    batch: int = 1
+
+    def __post_init__(self):
+        self.states = [State() for _ in range(self.batch)]
+
+    def waits(self, steps, misses=1, verified=True):
+        """The seconds waited of each step. Of the batch so many are missed."""
+        found = []
+        for _ in range(steps):
+            seconds, nodes = self.fallback.patience(self.batch, misses)
+            assert not seconds or nodes == LOOKAHEAD
+            found.append(min(seconds, self.in_time) if misses else 0.0)
+            self.clock.now += found[-1]
+            here = not misses or seconds >= self.in_time
+            mask = [not here and row < misses for row in range(self.batch)]
+            trees = self.fallback.trees(self.states, mask)
+            self.clock.now += self.step
+            outcomes = []
+            for state, tree, miss in zip(self.states, trees, mask, strict=True):
+                tokens = np.zeros(self.missed if miss else self.hit, np.int32)
+                tree = (tree if miss else CHAIN) if verified else EMPTY_TREE
+                outcomes.append(Outcome(state, 0, tokens if verified else tokens[:1], tree, None, ()))
+            self.fallback.outcomes_known(outcomes)
+        return np.array(found)
+
+
+def make_load(other=None, **facts):
+    clock = SimpleNamespace(now=0.0)
+    fallback = SaguaroFallback(other or AtOnce(), LOOKAHEAD, LONGEST, lambda: clock.now)
+    return Load(fallback, clock, **facts)
+
+
+# E_hit 4, a step 0.1 s: waiting 0.03 s costs at most 0.3 of a step's tokens.
+CASES = [
+    ("a miss costs more than the wait", {"missed": 1}, True),
+    ("a miss costs less than the wait", {"missed": 3, "in_time": 0.06}, False),
+    ("the draft side is too slow", {"missed": 1, "in_time": 0.4}, False),
+    ("the others of the batch would wait", {"missed": 1, "in_time": 0.06, "batch": 8}, False),
+    ("all of the batch are missed", {"missed": 1, "in_time": 0.06, "batch": 8, "misses": 8}, True),
+    ("the fallback is as good", {"missed": 4}, False),
+]
+
+
+@pytest.mark.parametrize(("facts", "waits"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_it_waits_where_that_is_worth_it(facts, waits):
+    facts = dict(facts)
+    misses = facts.pop("misses", 1)
+    load = make_load(**facts)
+    for _ in range(10):
+        load.waits(9, misses=0)
+        load.waits(1, misses)
+    waited = 0
+    for _ in range(2 * PROBE):
+        load.waits(9, misses=0)
+        waited += load.waits(1, misses)[0] > 0
+    assert waited == (2 * PROBE - 2 if waits else 2)
+
+
+def test_steps_without_misses_never_wait():
+    load = make_load(missed=1)
+    load.waits(10)
+    assert not load.waits(20, misses=0).any()
+
+
+def test_a_dead_draft_side_is_waited_for_a_few_times_and_never_longer_than_allowed():
+    load = make_load(missed=1)
+    load.waits(50)
+    load.in_time = 1e9
+    waits = load.waits(200)
+    assert waits.max() <= LONGEST
+    assert (waits[20:] > 0).mean() < 2 / PROBE
+    load.in_time = 0.03
+    load.waits(20 * PROBE)
+    assert (load.waits(PROBE) > 0).sum() >= PROBE - 1  # it is waited for again
+
+
+def test_it_follows_what_the_fallback_gives():
+    load = make_load(missed=4)
+    load.waits(100)
+    load.missed = 1
+    load.waits(60 * PROBE)
+    assert (load.waits(PROBE) > 0).sum() >= PROBE - 1
+
+
+def test_trees_that_were_not_verified_do_not_count():
+    load = make_load(missed=1)
+    load.waits(50)
+    load.waits(2000, verified=False)
+    assert (load.waits(PROBE) > 0).sum() >= PROBE - 1
+
+
+def test_nothing_to_fall_back_to_is_a_token_a_step():
+    load = make_load(NoFallback(), missed=1)
+    load.waits(20)
+    assert load.waits(10).any()
+
+
+def test_waiting_always():
+    fallback = WaitingFallback(AtOnce(), LOOKAHEAD, LONGEST)
+    assert fallback.patience(8, 3) == (LONGEST, LOOKAHEAD)
+    assert fallback.patience(8, 0).seconds == 0
+    assert fallback.trees([None, None], [True, False]) == [CHAIN, EMPTY_TREE]
