@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a worker has when it makes a method's parts. budget: of a tree."""
+    """What a worker has when it makes a method's parts. budget: of a tree. start_draft: starts the draft process."""
 
     options: Options
     datastore: DatastoreFeed
     budget: Budget
+    start_draft: Callable[[], DraftChannel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Parts:
 class Method:
     """name: its value of `--speculative-algorithm`. summary: what it does, in a line. parts: makes them, on the first
     tensor-parallel rank. supported: server arguments and the one value it works with; any other is refused. verifier: makes its
-    sampling scheme, None for the target's own draws. draft_process: whether it drafts in a process of its own."""
+    sampling scheme, None for the target's own draws. draft_process: whether it drafts in a process of its own, with the model
+    of `--speculative-draft-model-path`."""
 
     name: str
     summary: str
@@ -55,6 +57,16 @@ def _sssd(around: Surroundings) -> Parts:
     return Parts(DatastoreFallback(around.datastore, around.budget))
 
 
+def _saguaro(around: Surroundings) -> Parts:
+    from sglang_patches.drafting.datastore import DatastoreFallback
+    from sglang_patches.drafting.saguaro import fallback_of
+
+    options = around.options
+    datastore = DatastoreFallback(around.datastore, around.budget)
+    fallback = fallback_of(options.fallback, datastore, options.draft_lookahead)
+    return Parts(fallback, around.start_draft())
+
+
 METHODS = {
     method.name: method
     for method in (
@@ -63,6 +75,12 @@ METHODS = {
             summary="the datastore drafts: what follows the same n-grams in the session and the stored texts",
             parts=_sssd,
             supported={"speculative_draft_model_path": None},
+        ),
+        Method(
+            name="SAGUARO",
+            summary="a draft model prepares for the likeliest outcomes of a step while the target verifies it",
+            parts=_saguaro,
+            draft_process=True,
         ),
     )
 }

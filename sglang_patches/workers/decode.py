@@ -13,8 +13,10 @@ from sglang.srt.runtime_context import get_parallel
 from datastore_service.client import open_datastore
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget
+from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.outcome import Outcome
+from sglang_patches.drafting.process.start import draft_settings, start_draft_process
 from sglang_patches.drafting.registry import Method, Parts, Surroundings
 from sglang_patches.drafting.requests import RequestBook, RequestState, Step
 from sglang_patches.drafting.shared_session import shared_session
@@ -82,15 +84,18 @@ class DecodeWorker(TreeWorker):
         self.parts: Parts | None = None
         self.speculation: Speculation | None = None
         if get_parallel().tp_rank == 0:
-            self._make_parts(namespace_of(server_args, self.options), vocab_size)
+            self._make_parts(server_args, vocab_size)
 
-    def _make_parts(self, namespace, vocab_size: int) -> None:
+    def _make_parts(self, server_args: ServerArgs, vocab_size: int) -> None:
         options = self.options
+        namespace = namespace_of(server_args, options)
         store = open_datastore(
             options.endpoint, namespace, vocab_size, prior=options.prior or None, tls=options.tls()
         )
         self.datastore = DatastoreFeed(store, options.deadline_ms / 1e3)
-        self.parts = self.method.parts(Surroundings(options, self.datastore, self.budget))
+        self.parts = self.method.parts(
+            Surroundings(options, self.datastore, self.budget, lambda: self.start_draft(vocab_size))
+        )
         if self.parts.channel is not None:
             self.speculation = Speculation(self.parts.channel, self.budget.nodes)
         logger.info(
@@ -100,6 +105,12 @@ class DecodeWorker(TreeWorker):
             options.endpoint,
             self.budget.nodes,
         )
+
+    def start_draft(self, vocab_size: int) -> DraftChannel:
+        """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
+        context_length = self.last_position + 1
+        settings = draft_settings(self.server_args, self.options, context_length, vocab_size)
+        return start_draft_process(settings)
 
     @property
     def _feeds(self) -> list[DatastoreFeed | Speculation]:

@@ -9,12 +9,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from datastore_service.protocol.tree import DraftTree
-from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback, Patience
+from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback, NoFallback, Patience
 
 if TYPE_CHECKING:
     from sglang_patches.drafting.outcome import Outcome
     from sglang_patches.drafting.requests import RequestState
 
+LONGEST_WAIT = 1.0  # seconds
 RATE = 0.01  # of a running mean
 RECENT = 9  # times that a median is taken of
 PROBE = 32  # of so many steps with a miss one does the other thing, so that both stay measured
@@ -29,6 +30,14 @@ def worth_waiting(tokens: float, seconds: float, rate: float) -> bool:
     answer at the theorem's batch size b*. The worker knows more than the theorem: how many misses this step has.
     """
     return tokens > rate * seconds
+
+
+def fallback_of(name: str, datastore: Fallback, lookahead: int) -> Fallback:
+    """name: of the option `fallback`. lookahead: tokens of a speculation just in time."""
+    if name == "none":
+        return NoFallback()
+    kind = WaitingFallback if name == "draft" else SaguaroFallback
+    return kind(datastore, lookahead, LONGEST_WAIT)
 
 
 class WaitingFallback(Fallback):
