@@ -66,6 +66,8 @@ class SglangModel(DraftModel):
         cached = None if draft is None else self._sequences.of(draft) or self._sequences.begin(draft)
         if draft is None or cached is None:
             return False
+        if self.ready(draft):  # a short text
+            return True
         start = cached.length
         end = min(start + self._chunk, draft.text.length - 1)
         slots = self._sequences.take(end - start, {draft})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import bootstrap

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+
+_PARSERS: dict[str, Callable[[str], object]] = {"str": str, "int": int, "bool": lambda text: text == "True"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,5 @@ class DraftSettings:
     @classmethod
     def parse(cls, parser: argparse.ArgumentParser) -> DraftSettings:
         for field in dataclasses.fields(cls):
-            parse = {"int": int, "bool": lambda text: text == "True"}.get(str(field.type), str)
-            parser.add_argument(f"--{field.name}", type=parse, required=True)
+            parser.add_argument(f"--{field.name}", type=_PARSERS[str(field.type)], required=True)
         return cls(**vars(parser.parse_args()))
