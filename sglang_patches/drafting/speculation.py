@@ -14,23 +14,25 @@ from prometheus_client import Counter
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Verifying
+from sglang_patches.drafting.messages import Beat, Closed, Committed, Growth, Opened, Verifying
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.source import DRAFT_MODEL
 
 LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
 NONE = np.empty(0, np.int64)
+PACE_WEIGHT = 0.1  # of the newest draft forward
 _HIT, _MISS = LOOKUPS.labels("hit"), LOOKUPS.labels("miss")
 
 
 class Speculation:
-    """nodes: most of a tree."""
+    """nodes: most of a tree. draft_seconds: of a draft forward by its rows, an exponential mean."""
 
     def __init__(self, channel: DraftChannel, nodes: int) -> None:
         self._channel = channel
         self._nodes = nodes
         self._cache = SpeculationCache()
+        self.draft_seconds: dict[int, float] = {}
         self._states: dict[str, RequestState] = {}
         # Node numbers of the trees that were handed out for this step.
         self._shown: dict[RequestState, np.ndarray] = {}
@@ -61,8 +63,7 @@ class Speculation:
         trees = self._trees(states, depths)
         missing = self._missing(states, trees)
         until = time.monotonic() + patience(len(states), missing)
-        while missing and (wait := until - time.monotonic()) > 0:
-            self._take(wait)
+        while missing and (wait := until - time.monotonic()) > 0 and self._take(wait):
             trees = self._trees(states, depths)
             missing = self._missing(states, trees)
         for tree in trees:
@@ -109,14 +110,23 @@ class Speculation:
         self._states[state.session] = state
         return Opened(state.session, state.text.between(0, state.settled), trie.epoch)
 
-    def _take(self, seconds: float) -> None:
+    def _take(self, seconds: float) -> bool:
+        """Whether anything came."""
         lost = []
-        for answer in self._channel.collect(seconds):
+        answers = self._channel.collect(seconds)
+        for answer in answers:
             if isinstance(answer, Growth):
                 self._cache.grow(answer)
+            elif isinstance(answer, Beat):
+                self._learn_pace(answer)
             elif answer.session in self._states:
                 lost.append(self._states[answer.session])
         self.open(lost)
+        return bool(answers)
+
+    def _learn_pace(self, beat: Beat) -> None:
+        before = self.draft_seconds.get(beat.rows, beat.seconds)
+        self.draft_seconds[beat.rows] = before + PACE_WEIGHT * (beat.seconds - before)
 
     def _trees(self, states: Sequence[RequestState], depths: Sequence[int]) -> list[DraftTree]:
         return [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]

@@ -3,33 +3,14 @@
 import numpy as np
 import pytest
 
-from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
+from sglang_patches.drafting.messages import Beat, Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
+from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import InProcessDraftSide
 from tests.unit.drafting.texts import make_book, make_req
 
-VOCABULARY = 100
 NODES = 7
-
-
-def target(text):
-    """The target's own next token: any function of the text will do."""
-    return (7 * text[-1] + 3 * text[-2] + 1) % VOCABULARY
-
-
-def model(chance, seed=0):
-    """A draft model that agrees with the target so often."""
-
-    def distributions(texts):
-        out = np.full((len(texts), VOCABULARY), 0.1 / VOCABULARY, np.float32)
-        for row, text in enumerate(texts):
-            agrees = np.random.default_rng([seed, *text]).random() < chance
-            out[row, target(text) if agrees else (target(text) + 1) % VOCABULARY] += 0.6
-            out[row, (target(text) + 2) % VOCABULARY] += 0.3
-        return out
-
-    return distributions
 
 
 class Run:
@@ -181,3 +162,25 @@ def test_a_missing_tree_is_waited_for_as_long_as_the_fallback_says(seconds, wait
     run.patience = lambda batch, misses: asked.append((batch, misses)) or seconds
     assert (run.tokens_a_step(5) > 1) is waits
     assert asked[0] == (2, 2)
+
+
+def test_a_draft_side_that_is_down_is_not_waited_for():
+    class Down(InProcessDraftSide):
+        def collect(self, seconds):
+            return []
+
+    run = Run(Down(model(1.0)))
+    run.patience = lambda batch, misses: 3600.0
+    assert run.tokens_a_step(3) == 1
+
+
+def test_the_pace_of_the_draft_side_is_learned_by_rows():
+    class Timed(InProcessDraftSide):
+        def collect(self, seconds):
+            return [*super().collect(seconds), Beat(8, 0.010), Beat(8, 0.020), Beat(1, 0.005)]
+
+    run = Run(Timed(model(1.0)))
+    run.step()
+    assert run.speculation.draft_seconds == pytest.approx({8: 0.011, 1: 0.005})
+    run.tokens_a_step(100)
+    assert 0.010 < run.speculation.draft_seconds[8] < 0.020
