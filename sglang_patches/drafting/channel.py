@@ -17,7 +17,8 @@ class DraftChannel(ABC):
 
     @abstractmethod
     def collect(self, seconds: float) -> list[Answer]:
-        """What has come since the last call; if nothing has, waits for it so long at most."""
+        """What has come since the last call; if nothing has, waits for it so long at most. Nothing means that there is nothing to wait
+        for any longer: a draft side that is down is not waited for."""
 
     @abstractmethod
     def close(self) -> None:

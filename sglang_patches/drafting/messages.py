@@ -1,14 +1,16 @@
-"""What the worker and the draft side tell each other. Only token ids and estimates cross, no probabilities of the target."""
+"""What the worker and the draft side tell each other. Only token ids and estimates cross, no probabilities of the target.
+
+`wire.py` makes bytes of them. Arrays that came over a wire are read-only.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How the target draws a request's tokens. top_k: at most 1 for the likeliest token alone. noise: seed of the noise that the
     target shares with its drafts, None where it draws without (`verification.shared_noise`)."""
 
@@ -22,48 +24,43 @@ class Sampling:
 GREEDY = Sampling(1.0, 1, 1.0, 0.0, None)
 
 
-@dataclass(slots=True, eq=False)
-class Opened:
+class Opened(msgspec.Struct, eq=False, array_like=True, tag=True):
     """A session begins, or begins again, with these tokens (int32). Node 0 of its trie is the last of them."""
 
     session: str
-    tokens: np.ndarray
+    tokens: NDArray[np.int32]
     epoch: int
     sampling: Sampling = GREEDY
 
 
-@dataclass(slots=True, eq=False)
-class Committed:
+class Committed(msgspec.Struct, eq=False, array_like=True, tag=True):
     """tokens: int32, emitted after the first `start` of the session. A repeated message changes nothing, by its start. epoch: of
     the trie after them."""
 
     session: str
     start: int
-    tokens: np.ndarray
+    tokens: NDArray[np.int32]
     epoch: int
 
 
-@dataclass(slots=True, eq=False)
-class Verifying:
+class Verifying(msgspec.Struct, eq=False, array_like=True, tag=True):
     """The tree that the target verifies now. nodes, parents: int64, numbers in the session's trie, a parent before its children.
     tokens: int32. Nodes that came from elsewhere than the draft side have negative numbers, and join the trie."""
 
     session: str
     epoch: int
-    nodes: np.ndarray
-    parents: np.ndarray
-    tokens: np.ndarray
+    nodes: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    tokens: NDArray[np.int32]
 
 
-@dataclass(slots=True, eq=False)
-class Closed:
+class Closed(msgspec.Struct, eq=False, array_like=True, tag=True):
     """The session ends."""
 
     session: str
 
 
-@dataclass(slots=True, eq=False)
-class Growth:
+class Growth(msgspec.Struct, eq=False, array_like=True, tag=True):
     """New nodes of a session's trie, a parent before its children.
 
     nodes, parents: int64, numbers of the same epoch, whose first root is 0. tokens: int32. probabilities: float32, that the
@@ -72,17 +69,23 @@ class Growth:
 
     session: str
     epoch: int
-    nodes: np.ndarray
-    parents: np.ndarray
-    tokens: np.ndarray
-    probabilities: np.ndarray
+    nodes: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    probabilities: NDArray[np.float32]
 
 
-@dataclass(slots=True, eq=False)
-class Lost:
+class Lost(msgspec.Struct, eq=False, array_like=True, tag=True):
     """The draft side does not have the session's text: please open it again."""
 
     session: str
+
+
+class Ready(msgspec.Struct, eq=False, array_like=True, tag=True):
+    """The first thing that a draft process says. seconds: it took to start. tokens: its KV slots."""
+
+    seconds: float
+    tokens: int
 
 
 Message = Opened | Committed | Verifying | Closed

@@ -68,9 +68,8 @@ class Speculation:
         seconds, nodes = patience(len(states), len(missing))
         until = self._now() + seconds
         while any(len(trees[row]) < min(nodes, depths[row]) for row in missing):
-            if (wait := until - self._now()) <= 0:
+            if (wait := until - self._now()) <= 0 or not self._take(wait):
                 break
-            self._take(wait)
             trees = self._trees(states, depths)
         for row, tree in enumerate(trees):
             (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
@@ -81,9 +80,9 @@ class Speculation:
         shown, self._shown = self._shown, {}
         self._channel.post(
             [
-                self._verifying(state, shown.get(state, NONE))
+                self._verifying(state, shown[state])
                 for state in states
-                if state.session in self._cache
+                if state in shown and state.session in self._cache
             ]
         )
 
@@ -116,14 +115,17 @@ class Speculation:
         self._states[state.session] = state
         return Opened(state.session, state.text.between(0, state.settled), trie.epoch)
 
-    def _take(self, seconds: float) -> None:
+    def _take(self, seconds: float) -> bool:
+        """Whether anything came."""
         lost = []
-        for answer in self._channel.collect(seconds):
+        answers = self._channel.collect(seconds)
+        for answer in answers:
             if isinstance(answer, Growth):
                 self._cache.grow(answer)
             elif answer.session in self._states:
                 lost.append(self._states[answer.session])
         self.open(lost)
+        return bool(answers)
 
     def _trees(self, states: Sequence[RequestState], depths: Sequence[int]) -> list[DraftTree]:
         return [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]

@@ -12,17 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from prometheus_client import Counter, Histogram
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.model_runner import ModelRunner
 
 from sglang_patches.drafting.draft import Candidates, Draft
-from sglang_patches.drafting.messages import Beat
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.process.sequences import SequenceCache
 
 CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
 CANDIDATES = 32  # of a row
 DEEPEST = 128  # levels below a text that its trie may have
+FORWARD_SECONDS = Histogram(
+    "specstore_draft_forward_seconds", "Draft forwards", buckets=[1e-3 * 1.5**step for step in range(20)]
+)
+ROWS = Counter("specstore_draft_rows", "Rows of draft forwards")
 NOWHERE = 1 << 62  # no node's number
 
 
@@ -36,14 +40,12 @@ class _Item(NamedTuple):
 
 
 class SglangModel(DraftModel):
-    """rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's.
-    beat: of the last forward, None before the first."""
+    """rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's."""
 
     def __init__(self, runner: ModelRunner, rows: int, chunk: int, vocabulary: int) -> None:
         self._runner = runner
         self._rows, self._chunk, self._vocabulary = rows, chunk, vocabulary
         self._sequences = SequenceCache(runner, rows)
-        self.beat: Beat | None = None
         self._longest = min(runner.model_config.context_len, self._sequences.table.shape[1]) - DEEPEST
 
     def open(self, draft: Draft) -> None:
@@ -86,7 +88,8 @@ class SglangModel(DraftModel):
             if done is None:
                 break
             found |= done
-        self.beat = Beat(len(items), time.monotonic() - began)
+        FORWARD_SECONDS.observe(time.monotonic() - began)
+        ROWS.inc(len(items))
         return [found.get(row) for row in rows]
 
     def _items(self, row: Row) -> list[_Item]:

@@ -27,10 +27,9 @@ class DraftServer:
         if settings.tokenizer:
             refuse_other_vocabulary(settings.tokenizer, settings.model_path)
         self._runner = load_runner(settings)
-        self._model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
-        self._side = DraftSide(
-            self._model, GeometricFanOut(), Rollouts(settings.lookahead), settings.rows, settings.rows
-        )
+        model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
+        drafter = Rollouts(settings.lookahead)
+        self._side = DraftSide(model, GeometricFanOut(), drafter, settings.rows, settings.rows)
 
     def serve(self, began: float) -> None:
         """Until the parent is gone. began: by `time.monotonic`, when the process did."""
@@ -49,9 +48,6 @@ class DraftServer:
             answers = self._side.hear(self._connection.receive(None if idle else 0.0))
             drafted = self._side.work()
             idle = drafted is None
-            answers += drafted or []
-            if self._model.beat is not None:
-                answers.append(self._model.beat)
-                self._model.beat = None
+            answers += drafted or ()
             if answers:
                 self._connection.send(answers)

@@ -7,30 +7,11 @@ from sglang_patches.drafting.fallback import NO_PATIENCE, Patience
 from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
+from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import InProcessDraftSide
 from tests.unit.drafting.texts import make_book, make_req
 
-VOCABULARY = 100
 NODES = 7
-
-
-def target(text):
-    """The target's own next token: any function of the text will do."""
-    return (7 * text[-1] + 3 * text[-2] + 1) % VOCABULARY
-
-
-def model(chance, seed=0):
-    """A draft model that agrees with the target so often."""
-
-    def distributions(texts):
-        out = np.full((len(texts), VOCABULARY), 0.1 / VOCABULARY, np.float32)
-        for row, text in enumerate(texts):
-            agrees = np.random.default_rng([seed, *text]).random() < chance
-            out[row, target(text) if agrees else (target(text) + 1) % VOCABULARY] += 0.6
-            out[row, (target(text) + 2) % VOCABULARY] += 0.3
-        return out
-
-    return distributions
 
 
 class Run:
@@ -214,3 +195,13 @@ def test_what_was_drafted_beside_the_target_is_a_hit():
     run.tokens_a_step(2)
     misses = lookups("miss")
     assert run.tokens_a_step(10) > 4 and lookups("miss") == misses
+
+
+def test_a_draft_side_that_is_down_is_not_waited_for():
+    class Down(InProcessDraftSide):
+        def collect(self, seconds):
+            return []
+
+    run = Run(Down(model(1.0)))
+    run.patience = lambda batch, misses: Patience(3600.0)
+    assert run.tokens_a_step(3) == 1

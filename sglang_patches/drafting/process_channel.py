@@ -1,0 +1,261 @@
+"""The channel to a draft process, which it starts, watches and starts again."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client import Counter, Gauge
+
+from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.child import Child
+from sglang_patches.drafting.messages import Answer, Closed, Lost, Message, Opened, Ready
+from sglang_patches.drafting.outbox import BYTES, MESSAGES, Outbox
+from sglang_patches.drafting.wire import DamagedFrameError, answers_from_draft, frame_of
+
+logger = logging.getLogger(__name__)
+
+# A tensor-parallel rank without a draft process reports 0.
+UP = Gauge("specstore_draft_up", "Draft processes that are ready", multiprocess_mode="livesum")
+RESTARTS = Counter("specstore_draft_restarts", "Draft processes started again after one had ended")
+DROPPED = Counter(
+    "specstore_draft_dropped",
+    "Messages to the draft process that were not sent, and answers that nobody collected",
+    ["reason"],
+)
+_DOWN, _STALLED, _LOST, _UNCOLLECTED = map(DROPPED.labels, ("down", "stalled", "lost", "uncollected"))
+
+READY_SECONDS = 600.0  # a large model is loaded from a slow disk
+STALL_SECONDS = 30.0  # far longer than a draft forward
+STOP_SECONDS = 5.0
+MOST_ANSWERS = (
+    1 << 14
+)  # of a worker that drafts nothing for a while; the older ones are of epochs that are over
+
+
+class Backoff(NamedTuple):
+    """Seconds between the end of a draft process and the next start: `first`, doubled each time up to `most`, and `first` again
+    after a process that was ready for `healthy` seconds."""
+
+    first: float
+    most: float
+    healthy: float
+
+
+class ProcessChannel(DraftChannel):
+    """The draft process ends with this one, however this one ends.
+
+    - `close` hangs up, and is called at the interpreter's exit. A draft process that does not end within `STOP_SECONDS` is killed.
+    - The kernel kills it when this process is gone (`ParentConnection` asks for that).
+
+    A session that the draft process cannot have, because it was down or did not read when the session was told of, is reported
+    as lost as soon as messages get through again. Until it is opened again, nothing is sent of it.
+    """
+
+    _bytes, _messages = BYTES.labels("received"), MESSAGES.labels("received")
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        backoff: Backoff = Backoff(1.0, 60.0, 60.0),  # noqa: B008 - a constant
+        ready_seconds: float = READY_SECONDS,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        """Waits until the draft process is ready.
+
+        command: the program and its arguments; it uses `ParentConnection`. environment: what differs from this process's.
+        log: file that gets its output. ready_seconds: that a start may take. stall_seconds: after which messages are dropped that
+        it does not read. Raises RuntimeError with the end of its log if it does not become ready."""
+        self._command, self._environment, self._log = command, environment, log
+        self._backoff, self._ready_seconds, self._stall_seconds = backoff, ready_seconds, stall_seconds
+        self._changed = threading.Condition()
+        self._has: dict[str, bool] = {}  # of each open session, whether the draft process has its text
+        self._lost: list[str] = []  # not collected yet
+        self._answers: list[Answer] = []
+        self._outbox: Outbox | None = None  # while the draft process is ready
+        self._stalled = False
+        self._child: Child | None = None
+        self._closing = threading.Event()
+        self._first_ready: Future[Ready] = Future()
+        self._supervisor = threading.Thread(target=self._supervise, name="specstore-draft", daemon=True)
+        self._supervisor.start()
+        atexit.register(self.close)
+        try:
+            self.ready = self._first_ready.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def post(self, messages: Sequence[Message]) -> None:
+        if not messages:
+            return
+        with self._changed:
+            outbox = self._open_outbox()
+            known = [message for message in messages if self._note(message, outbox is not None)]
+            if outbox is None:
+                (_STALLED if self._stalled else _DOWN).inc(len(messages))
+                return
+            _LOST.inc(len(messages) - len(known))
+            if known:
+                outbox.put(frame_of(known), len(known))
+
+    def collect(self, seconds: float) -> list[Answer]:
+        if not (self._answers or self._lost) and (seconds <= 0.0 or self._outbox is None):
+            return []
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._answers or self._lost or self._outbox is None, max(0.0, seconds)
+            )
+            answers, self._answers = self._answers, []
+            lost, self._lost = self._lost, []
+            return answers + [Lost(session) for session in lost if self._has.get(session) is False]
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self._closing.set()
+        with self._changed:
+            child = self._child
+        if child is not None:
+            child.hang_up()
+        self._supervisor.join()
+
+    # What the draft process has. With the lock held.
+
+    def _open_outbox(self) -> Outbox | None:
+        """None while messages do not get through."""
+        if self._outbox is None:
+            return None
+        waited = self._outbox.waited()
+        if self._stalled and waited == 0.0:
+            logger.info("specstore: the draft process reads its messages again")
+            self._begin_again()
+        elif not self._stalled and waited > self._stall_seconds:
+            logger.error(
+                "specstore: the draft process has not read its messages for %.0f s; they are dropped", waited
+            )
+            self._stalled = True
+            _STALLED.inc(self._outbox.clear())
+            self._has = dict.fromkeys(self._has, False)
+        return None if self._stalled else self._outbox
+
+    def _note(self, message: Message, sent: bool) -> bool:
+        """Whether the draft process will know the message's session when the message comes. sent: whether it will come."""
+        if isinstance(message, Opened):
+            self._has[message.session] = sent
+        known = self._has.get(message.session, True)
+        if isinstance(message, Closed):
+            self._has.pop(message.session, None)
+        return known
+
+    def _begin_again(self) -> None:
+        """Messages get through again."""
+        self._stalled = False
+        self._lost = [session for session, has in self._has.items() if not has]
+        self._changed.notify()
+
+    # The supervisor's thread
+
+    def _supervise(self) -> None:
+        delay = self._backoff.first
+        while True:
+            healthy, end = self._run()
+            if self._closing.is_set() or not self._first_ready.done():
+                break
+            if healthy >= self._backoff.healthy:
+                delay = self._backoff.first
+            logger.error("specstore: starting the draft process again in %g s: %s", delay, end)
+            if self._closing.wait(delay):
+                break
+            delay = min(2 * delay, self._backoff.most)
+            RESTARTS.inc()
+        if not self._first_ready.done():
+            self._first_ready.set_exception(RuntimeError(f"the draft process is not ready: {end}"))
+
+    def _run(self) -> tuple[float, str]:
+        """One draft process, from its start to its end. Returns the seconds for which it was ready, and how it ended."""
+        try:
+            child = Child(self._command, self._environment, self._log)
+        except OSError as error:
+            return 0.0, f"it could not be started: {error}"
+        logger.info("specstore: draft process %d is starting; its log: %s", child.pid, self._log)
+        with self._changed:
+            self._child = child
+        if self._closing.is_set():
+            child.hang_up()
+        fault = self._listen(child)
+        killed = fault or (self._closing.is_set() and self._outbox is None)
+        healthy = self._went_down(child)
+        status = child.end(0.0 if killed else STOP_SECONDS)
+        how = f"was killed because it {fault}" if fault else f"ended with status {status}"
+        return healthy, f"it {how} and was ready for {healthy:.0f} s; {self._log} ends:\n{child.tail()}"
+
+    def _listen(self, child: Child) -> str:
+        """Takes in what it says until it ends. Returns what it did wrong, if anything."""
+        incoming = answers_from_draft()
+        limit = time.monotonic() + self._ready_seconds
+        try:
+            while data := child.receive(None if self._outbox else limit - time.monotonic()):
+                self._bytes.inc(len(data))
+                self._hear(child, incoming.feed(data))
+        except TimeoutError:
+            return f"was not ready after {self._ready_seconds:.0f} s"
+        except DamagedFrameError as error:
+            return f"sent what it should not ({error})"
+        return ""
+
+    def _hear(self, child: Child, answers: Sequence[Answer | Ready]) -> None:
+        self._messages.inc(len(answers))
+        with self._changed:
+            for answer in answers:
+                if (self._outbox is None) != isinstance(answer, Ready):
+                    raise DamagedFrameError(f"{type(answer).__name__} out of turn")
+                if isinstance(answer, Ready):
+                    self._came_up(child, answer)
+                elif isinstance(answer, Lost):
+                    self._note_lost(answer.session)
+                else:
+                    self._answers.append(answer)
+            surplus = max(0, len(self._answers) - MOST_ANSWERS)
+            del self._answers[:surplus]
+            _UNCOLLECTED.inc(surplus)
+            self._changed.notify()
+
+    def _note_lost(self, session: str) -> None:
+        if self._has.get(session):
+            self._has[session] = False
+            self._lost.append(session)
+
+    def _came_up(self, child: Child, ready: Ready) -> None:
+        logger.info(
+            "specstore: the draft process is ready after %.1f s, %d KV slots", ready.seconds, ready.tokens
+        )
+        self._up_since = time.monotonic()
+        self._outbox = Outbox(child.socket)
+        UP.set(1)
+        self._begin_again()
+        if not self._first_ready.done():
+            self._first_ready.set_result(ready)
+
+    def _went_down(self, child: Child) -> float:
+        """Returns the seconds for which it was ready."""
+        with self._changed:
+            outbox, self._outbox = self._outbox, None
+            self._child = None
+            self._stalled = False
+            self._has = dict.fromkeys(self._has, False)
+            self._changed.notify()
+        if outbox is None:
+            return 0.0
+        UP.set(0)
+        child.hang_up()
+        outbox.close()
+        _DOWN.inc(outbox.clear())
+        return time.monotonic() - self._up_since

@@ -1,0 +1,440 @@
+"""The channel to a draft process, with real processes that are killed, stopped, started again and lied about."""
+
+import logging
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from sglang_patches.drafting import process_channel
+from sglang_patches.drafting.messages import Closed, Committed, Growth, Lost, Opened, Verifying
+from sglang_patches.drafting.process.connection import SOCKET_VARIABLE, ParentConnection
+from sglang_patches.drafting.process_channel import DROPPED, RESTARTS, UP, Backoff, ProcessChannel
+from tests.support.draft_programs import FORGOTTEN
+from tests.unit.drafting.test_speculation import Run
+from tests.waiting import eventually
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 60  # of patience with a busy machine
+QUICK = Backoff(0.01, 0.05, 60.0)
+PROGRAMS = "tests.support.draft_programs"
+
+
+@pytest.fixture
+def start(tmp_path):
+    channels = []
+
+    def start(program, *arguments, backoff=QUICK, **settings):
+        command = [sys.executable, "-m", PROGRAMS, program, *arguments]
+        environment = {"PYTHONPATH": str(ROOT)}
+        channel = ProcessChannel(command, environment, tmp_path / "draft.log", backoff, **settings)
+        channels.append(channel)
+        return channel
+
+    yield start
+    for channel in channels:
+        channel.close()
+
+
+def draft_process():
+    """The running one of this process."""
+    (found,) = draft_processes()
+    return found
+
+
+def draft_processes(parent=None):
+    """parent: its pid."""
+    children = psutil.Process(parent).children(recursive=True)
+    return [child for child in children if PROGRAMS in child.cmdline()]
+
+
+def kill():
+    """Returns once the channel knows."""
+    draft_process().kill()
+    eventually(lambda: UP._value.get() == 0, "the channel has not noticed", SECONDS)
+
+
+def opened(session, size=3, epoch=1):
+    return Opened(session, np.arange(size, dtype=np.int32), epoch)
+
+
+def committed(session, start, size=1):
+    return Committed(session, start, np.full(size, 7, np.int32), 1)
+
+
+def collect_until(channel, enough):
+    """All answers up to and with those after which `enough(answers)` is true."""
+    answers, limit = [], time.monotonic() + SECONDS
+    while not enough(answers):
+        assert time.monotonic() < limit, answers
+        answers += channel.collect(1.0)
+    return answers
+
+
+def lost(answers):
+    return {answer.session for answer in answers if isinstance(answer, Lost)}
+
+
+def dropped(reason):
+    return DROPPED.labels(reason)._value.get()
+
+
+# Messages and answers
+
+
+def test_messages_arrive_in_order_and_answers_come_back(start):
+    channel = start("echo")
+    channel.post([opened("s", epoch=-1)])
+    begin = 0
+    for size in [1, 2, 50, 1, 3, 0, 200, 1, 1] * 5:
+        channel.post([committed("s", begin + at) for at in range(size)])
+        begin += size
+    answers = collect_until(channel, lambda answers: len(answers) > begin)
+    assert [answer.epoch for answer in answers] == list(range(-1, begin))
+    assert channel.ready.tokens == 1000 and channel.collect(0.0) == []
+
+
+def test_frames_that_are_larger_than_the_socket_do_not_block_either_side(start):
+    channel = start("echo")
+    for number in range(8):
+        channel.post([opened(f"s{number}", 1_000_000)])
+    answers = collect_until(channel, lambda answers: len(answers) == 8)
+    assert all(np.array_equal(answer.tokens, np.arange(1_000_000)) for answer in answers)
+
+
+def test_a_collection_that_would_be_empty_takes_no_lock(start):
+    channel = start("echo")
+    with channel._changed:
+        found = []
+        thread = threading.Thread(target=lambda: found.append(channel.collect(0.0)))
+        thread.start()
+        thread.join(SECONDS)
+        assert found == [[]]
+
+
+def test_answers_that_nobody_collects_are_bounded(start, monkeypatch):
+    monkeypatch.setattr(process_channel, "MOST_ANSWERS", 10)
+    channel = start("echo")
+    before = dropped("uncollected")
+    channel.post([opened("s")] + [committed("s", start) for start in range(40)])
+    eventually(lambda: dropped("uncollected") == before + 31, seconds=SECONDS)
+    assert [answer.epoch for answer in channel.collect(0.0)] == list(range(30, 40))
+
+
+def test_a_session_that_the_draft_process_lost_is_reported_once(start):
+    channel = start("echo")
+    channel.post([opened("s", epoch=FORGOTTEN), opened("other")])
+    channel.post([committed("s", 3), committed("s", 4)])
+    answers = collect_until(channel, lost)
+    channel.post([committed("s", 5), committed("other", 6)])
+    answers += collect_until(channel, lambda answers: has(answers, "other", 6))
+    assert [answer.session for answer in answers if isinstance(answer, Lost)] == ["s"]
+    channel.post([opened("s"), committed("s", 3)])
+    collect_until(channel, lambda answers: has(answers, "s", 3))
+
+
+def has(answers, session, number):
+    return any(isinstance(a, Growth) and (a.session, a.epoch) == (session, number) for a in answers)
+
+
+# Deaths
+
+
+def test_twenty_kills_in_a_row(start):
+    channel = start("echo", backoff=Backoff(0.01, 0.01, 60.0))
+    channel.post([opened("a"), opened("b"), opened("gone"), Closed("gone")])
+    down, restarts = dropped("down"), RESTARTS._value.get()
+    for round_ in range(20):
+        kill()
+        answers, limit = [], time.monotonic() + SECONDS
+        while not lost(answers):
+            assert time.monotonic() < limit
+            channel.post(
+                [committed("a", 3), Verifying("b", 1, *[np.zeros(1, np.int64)] * 2, np.zeros(1, np.int32))]
+            )
+            answers += channel.collect(0.001)
+        assert lost(answers) == {"a", "b"}
+        channel.post([opened("b", epoch=round_), opened("a", epoch=round_)])
+        answers = collect_until(channel, lambda answers: len(answers) == 2)
+        assert [(answer.session, answer.epoch) for answer in answers] == [("b", round_), ("a", round_)]
+    assert dropped("down") > down and RESTARTS._value.get() == restarts + 20
+
+
+def test_decoding_goes_on_over_kills_and_drafts_come_back(start):
+    channel = start("drafting")
+    run = Run(channel)
+    run.patience = lambda batch, misses: 0.2
+    for _ in range(3):
+        assert drafts_well(run)
+        draft_process().kill()
+        run.commit(run.step())
+        eventually(lambda: UP._value.get() == 0, seconds=SECONDS)
+    assert drafts_well(run)
+
+
+def drafts_well(run):
+    limit = time.monotonic() + SECONDS
+    while time.monotonic() < limit:
+        if run.tokens_a_step(5) > 2:
+            return True
+        time.sleep(0.01)  # the texts should not grow long meanwhile
+    return False
+
+
+def test_what_a_dead_process_has_said_is_harmless(start):
+    channel = start("drafting")
+    run = Run(channel)
+    run.patience = lambda batch, misses: 0.2
+    assert drafts_well(run)
+    late, collect = [], channel.collect
+    channel.collect = lambda seconds: late.extend(collect(seconds)) or []
+    while not late:
+        run.commit(run.step())
+        time.sleep(0.01)
+    kill()
+    channel.collect = lambda seconds: [late.pop(0), *collect(seconds)] if late else collect(seconds)
+    assert drafts_well(run) and not late
+
+
+def test_nothing_is_waited_for_while_the_draft_process_is_down(start):
+    channel = start("echo", backoff=Backoff(3600.0, 3600.0, 60.0))
+    waiting = threading.Thread(target=channel.collect, args=(3600.0,))
+    waiting.start()
+    kill()
+    waiting.join(SECONDS)
+    assert not waiting.is_alive() and channel.collect(3600.0) == []
+
+
+def test_a_draft_process_that_sends_garbage_counts_as_dead(start, caplog):
+    channel = start("babbling")
+    channel.post([opened("s")])
+    assert lost(collect_until(channel, lost)) == {"s"}
+    assert "no frame begins with b'Hello, world'" in caplog.text and "was killed" in caplog.text
+
+
+def test_a_child_of_the_draft_process_that_has_its_socket_hides_no_death(start):
+    channel = start("forking")
+    child = eventually_one(lambda: [child for child in draft_processes() if child.ppid() != os.getpid()])
+    channel.post([opened("s")])
+    assert lost(collect_until(channel, lost)) == {"s"}
+    eventually(lambda: ended(child.pid), "the child of the dead one lives", SECONDS)
+
+
+def eventually_one(find):
+    eventually(find, seconds=SECONDS)
+    return find()[0]
+
+
+def test_what_is_logged_of_a_death_and_a_return(start, caplog, tmp_path):
+    caplog.set_level(logging.INFO, process_channel.__name__)
+    start("once", str(tmp_path / "starts"), backoff=Backoff(0.01, 0.05, 60.0))
+    kill()
+    eventually(lambda: len(deaths(caplog)) >= 5, seconds=SECONDS)
+    first, second, *_ = deaths(caplog)
+    assert "ended with status -9" in first and "ended with status 1" in second
+    assert "the device is taken" in second and "the device is taken" not in first
+    delays = [float(re.search(r"again in ([\d.]+) s", death)[1]) for death in deaths(caplog)[:5]]
+    assert delays == [0.01, 0.02, 0.04, 0.05, 0.05]
+    (tmp_path / "starts").unlink()
+    eventually(lambda: UP._value.get() == 1, seconds=SECONDS)
+    assert caplog.text.count("is ready after 0.5 s, 1000 KV slots") == 2
+
+
+def deaths(caplog):
+    return [message for message in caplog.messages if "again in" in message]
+
+
+def test_the_delay_is_short_again_after_good_health(start, caplog):
+    start("echo", backoff=Backoff(0.01, 1.0, healthy=0.0))
+    for _ in range(3):
+        kill()
+        eventually(lambda: UP._value.get() == 1, seconds=SECONDS)
+    assert [message.count("again in 0.01 s") for message in deaths(caplog)] == [1, 1, 1]
+
+
+# A draft process that does not read
+
+
+def test_posting_never_blocks_and_what_is_not_read_is_dropped(start):
+    channel = start("echo", stall_seconds=0.2)
+    channel.post([opened("a"), opened("b")])
+    collect_until(channel, lambda answers: len(answers) == 2)
+    process, before = draft_process(), dropped("stalled")
+    process.suspend()
+    limit = time.monotonic() + SECONDS
+    while dropped("stalled") == before:
+        assert time.monotonic() < limit
+        channel.post([committed("a", 3, size=10_000)])
+        time.sleep(0.001)
+    channel.post([Closed("b"), opened("c")])
+    assert channel.collect(0.0) == []
+    process.resume()
+    while not lost(answers := channel.collect(0.01)):  # what was sent before is answered first
+        assert time.monotonic() < limit
+        channel.post([committed("a", 5)])
+    assert lost(answers) == {"a", "c"}
+    channel.post([opened("a", epoch=-2), committed("a", 6)])
+    answers = collect_until(channel, lambda answers: has(answers, "a", 6))
+    assert [answer.epoch for answer in answers][-2:] == [-2, 6]
+
+
+def test_a_stopped_draft_process_is_ended(start, monkeypatch):
+    monkeypatch.setattr(process_channel, "STOP_SECONDS", 0.1)
+    channel = start("echo")
+    process = draft_process()
+    process.suspend()
+    for _ in range(100):
+        channel.post([opened("s", 100_000)])
+    channel.close()
+    assert ended(process.pid)
+
+
+# Start
+
+
+def test_a_refusal_at_the_start_is_shown(start):
+    with pytest.raises(RuntimeError, match=r"(?s)status 1 .*the tokenizer differs from the target's"):
+        start("refusing")
+
+
+def test_a_start_that_takes_too_long(start):
+    with pytest.raises(RuntimeError, match=r"(?s)not ready after 1 s .*loading"):
+        start("loading", ready_seconds=1.0)
+    assert not draft_processes()
+
+
+def test_an_answer_before_the_draft_process_is_ready(start):
+    with pytest.raises(RuntimeError, match="Lost out of turn"):
+        start("hasty")
+
+
+def test_a_program_that_is_not_there(tmp_path):
+    with pytest.raises(RuntimeError, match="could not be started"):
+        ProcessChannel([str(tmp_path / "nothing")], {}, tmp_path / "draft.log")
+
+
+def test_the_environment_is_the_parent_s_but_for_what_is_given(start, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("OF_THE_PARENT", "yes")
+    start("echo")
+    found = draft_process().environ()
+    assert found["OF_THE_PARENT"] == "yes" and found["PYTHONPATH"] == str(ROOT)
+    assert found["OMP_NUM_THREADS"] == "3"
+
+
+def test_nobody_but_a_worker_starts_it(monkeypatch):
+    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
+    with pytest.raises(RuntimeError, match=SOCKET_VARIABLE):
+        ParentConnection()
+
+
+# The end
+
+
+def test_closing_ends_it_in_order(start, tmp_path):
+    channel = start("echo")
+    process = draft_process()
+    assert os.getsid(process.pid) == process.pid
+    channel.post([opened("s")])
+    channel.close()
+    assert ended(process.pid) and (tmp_path / "draft.log").read_text().endswith("the parent hung up\n")
+    channel.close()
+    channel.post([opened("t")])
+    assert channel.collect(1.0) == [] or channel.collect(1.0) == []
+
+
+def test_closing_while_it_is_started_again(start, monkeypatch):
+    channel = start("echo", backoff=Backoff(3600.0, 3600.0, 60.0))
+    kill()
+    channel.close()
+    assert not draft_processes()
+
+
+@pytest.mark.parametrize(
+    ("way", "program", "number"),
+    [
+        ("return", "echo", None),
+        ("spawned", "echo", None),
+        ("raise", "echo", None),
+        ("exit at once", "deaf", None),
+        ("wait", "deaf", signal.SIGTERM),
+        ("wait", "deaf", signal.SIGKILL),
+        ("wait", "loading", signal.SIGKILL),
+    ],
+)
+def test_it_ends_with_its_parent(way, program, number, tmp_path):
+    """number: the signal that ends the parent."""
+    log = tmp_path / "draft.log"
+    command = [sys.executable, "-m", "tests.support.draft_parents", way, program, str(log)]
+    parent = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    try:
+        process = eventually_one(lambda: draft_processes(parent.pid))
+        exit_ = os.pidfd_open(process.pid)
+        if number is not None:
+            done = log.read_text if program == "loading" else (tmp_path / "ready").exists
+            eventually(done, seconds=SECONDS)
+            parent.send_signal(number)
+        parent.wait(SECONDS)
+        assert select.select([exit_], [], [], SECONDS)[0], "it lives on"
+    finally:
+        parent.kill()
+    if program == "echo":
+        assert log.read_text() == "the parent hung up\n"
+
+
+def ended(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+# Metrics
+
+
+def test_metrics(start):
+    channel = start("echo")
+    assert UP._value.get() == 1
+    counted = [process_channel.MESSAGES, process_channel.BYTES]
+    before = [of.labels(way)._value.get() for of in counted for way in ("sent", "received")]
+    channel.post([opened("s"), committed("s", 3)])
+    collect_until(channel, lambda answers: len(answers) == 2)
+    after = [of.labels(way)._value.get() for of in counted for way in ("sent", "received")]
+    sent, received, bytes_sent, bytes_received = np.subtract(after, before)
+    assert (sent, received) == (2, 2) and min(bytes_sent, bytes_received) > 30
+    channel.close()
+    assert UP._value.get() == 0
+
+
+def test_the_server_shows_the_metrics_of_all_its_processes(tmp_path):
+    """As SGLang collects them: several processes, and only one of them has a draft process."""
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from sglang_patches.drafting.process_channel import ProcessChannel\n"
+        "from prometheus_client import CollectorRegistry, generate_latest, multiprocess\n"
+        f"command = [sys.executable, '-m', '{PROGRAMS}', 'echo']\n"
+        "channel = ProcessChannel(command, {}, Path(sys.argv[1]))\n"
+        "registry = CollectorRegistry(); multiprocess.MultiProcessCollector(registry)\n"
+        "print(generate_latest(registry).decode())\n"
+    )
+    (tmp_path / "metrics").mkdir()
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"),
+    }
+    subprocess.run(
+        [sys.executable, "-c", "import sglang_patches.drafting.process_channel"], env=environment, check=True
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "draft.log")]
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert "specstore_draft_up 1.0" in shown and "specstore_draft_restarts_total 0.0" in shown
+    assert 'specstore_draft_messages_total{direction="received"} 1.0' in shown
