@@ -273,11 +273,8 @@ def missed(found: dict) -> Figure:
         label = f"after {kind}: r = {found['exponents'][kind]['value']:.2f}"
         (drawn,) = axes.plot(across, middle, "o", label=label)
         axes.fill_between(across, low, high, color=drawn.get_color(), alpha=0.15)
-        axes.plot(
-            across,
-            np.exp(np.polyval(np.polyfit(np.log(across), np.log(middle), 1), np.log(across))),
-            drawn.get_color(),
-        )
+        line = np.polyfit(np.log(across), np.log(middle), 1)
+        axes.plot(across, np.exp(np.polyval(line, np.log(across))), color=drawn.get_color())
     axes.legend()
     return figure
 
