@@ -8,6 +8,7 @@
     python -m benchmarks.upkeep         time and memory of building, merging and sessions
     python -m benchmarks.host_time      time of a decode step on the host before the forward pass
     python -m benchmarks.length         loss of throughput by unknown step times, in a simulation
+    python -m benchmarks.pipeline       throughput of drafting beside the target, on a virtual clock
     python -m benchmarks.roofline       cost of verification on a GPU that is not at hand, by calculation
     python -m benchmarks.weights        search for the constants of `weighted` fusion
     python -m benchmarks.record         answers of a served model, which replay and serve need

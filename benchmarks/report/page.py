@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report import replaying, serving
+from benchmarks.report import pipelining, replaying, serving
 from benchmarks.report.manifest import command
 from benchmarks.report.markdown import in_order
 from benchmarks.report.statistics import FEW
@@ -76,6 +76,8 @@ def page(run: Run) -> str:
         lines += replaying.tables(record, partial(run.picture, name))
     if rows:
         lines += served(run, rows)
+    for name, record in run.of("pipeline").items():
+        lines += pipelining.tables(record, partial(run.picture, name))
     for kind, tables in COSTS.items():
         for name, record in run.of(kind).items():
             lines += [*tables(record), *run.picture(name, "", name)]

@@ -244,6 +244,60 @@ def split_latency(record: dict) -> Iterator[tuple[str, Figure]]:
     yield "", figure
 
 
+# Drafting beside the target
+
+
+def pipeline(record: dict) -> Iterator[tuple[str, Figure]]:
+    if "misses" in record:
+        yield "misses", missed(record["misses"])
+    for name, over, label in (
+        ("spreads", "acceptance", "fan_out"), ("fallbacks", "batch", "fallback"), ("ratios", "speed", "batch"),
+    ):  # fmt: skip
+        rows = record.get(name, [])
+        rows = rows["rows"] if isinstance(rows, dict) else rows
+        if len({row.get(over) for row in rows}) > 1:
+            yield name, speeds(rows, over, label)
+
+
+def missed(found: dict) -> Figure:
+    """The miss rate over guesses a position, with the power law (SAGUARO, figure 3)."""
+    figure, axes = single(
+        xlabel="guesses a position", ylabel="share of steps that miss", xscale="log", yscale="log"
+    )
+    for kind in in_order(found["rows"], "after"):
+        own = [row for row in found["rows"] if row["after"] == kind]
+        across = np.array([row["fan_out"] for row in own])
+        middle, low, high = (
+            np.array([row["miss_rate"][end] for row in own]) for end in ("value", "low", "high")
+        )
+        label = f"after {kind}: r = {found['exponents'][kind]['value']:.2f}"
+        (drawn,) = axes.plot(across, middle, "o", label=label)
+        axes.fill_between(across, low, high, color=drawn.get_color(), alpha=0.15)
+        line = np.polyfit(np.log(across), np.log(middle), 1)
+        axes.plot(across, np.exp(np.polyval(line, np.log(across))), color=drawn.get_color())
+    axes.legend()
+    return figure
+
+
+def speeds(rows: Rows, over: str, label: str) -> Figure:
+    """Throughput over plain decoding and hits (SAGUARO, figures 4 and 6)."""
+    figure, (left, right) = panels(
+        ["throughput", "hits"], xlabel=over, xscale="linear" if over == "acceptance" else "log"
+    )
+    left.set_ylabel("over plain decoding")
+    for value in in_order(rows, label):
+        own = [row for row in rows if row[label] == value]
+        across = [row[over] for row in own]
+        left.plot(
+            across, [row["over_plain"] for row in own], marker=".", label=f"{label.replace('_', '-')} {value}"
+        )
+        right.plot(across, [row["hit_rate"] for row in own], marker=".")
+    left.plot(across, [row["synchronous_over_plain"] for row in own], "k:", label="synchronous")
+    left.legend(fontsize="x-small")
+    return figure
+
+
 DRAWN: dict[str, Callable[[dict], Iterator[tuple[str, Figure]]]] = {
     "replay": replay, "serve": serve, "engine": engine, "roofline": roofline, "split_latency": split_latency,
+    "pipeline": pipeline,
 }  # fmt: skip

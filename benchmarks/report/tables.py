@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.report import costs, replaying, serving
+from benchmarks.report import costs, pipelining, replaying, serving
 
 COSTS = {
     "engine": costs.engine,
@@ -14,7 +14,7 @@ COSTS = {
     "split_latency": costs.split_latency,
     "weights": costs.weights,
 }
-TABLES = COSTS | {"replay": replaying.tables, "serve": serving.tables}
+TABLES = COSTS | {"replay": replaying.tables, "serve": serving.tables, "pipeline": pipelining.tables}
 
 
 def of(record: dict) -> list[str]:

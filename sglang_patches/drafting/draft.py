@@ -26,7 +26,8 @@ class Candidates(NamedTuple):
 class Draft:
     """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies, a parent before
     its children; None if that is not known. starts: nodes that a next speculation may begin at, and how likely that is.
-    wanted: whether the target verifies drafts for the session, as far as it has said."""
+    wanted: whether the target verifies drafts for the session, as far as it has said. frontier: the drafter's own, with the starts
+    that it belongs to."""
 
     session: str
     text: Text
@@ -37,6 +38,7 @@ class Draft:
     starts: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
     wanted: bool = True
     told: bool = True  # a verification since the last commit
+    frontier: tuple[dict[int, float], list[tuple[int, float, int]]] = field(default_factory=lambda: ({}, []))
 
     def missing(self) -> list[int]:
         """Nodes where the verification may end whose candidates are not known."""

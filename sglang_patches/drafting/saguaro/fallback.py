@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT = 1.0  # seconds
 RATE = 0.01  # of a running mean
-RECENT = 9  # times that a median is taken of
-PROBE = 32  # of so many steps with a miss one does the other thing, so that both stay measured
+ENOUGH = 64  # of the fallback's trees, before a step may wait in place of one
+RECENT, FEW = 9, 3  # times that a median is taken of: of steps, of waits
+# One step in so many with a miss does the other thing, so that both stay measured. Waits for that take 1% of the time at most.
+PROBE, PROBE_SHARE = 32, 0.01
 GRACE = 2.0  # a speculation just in time is waited for so many times as long as one takes
 
 
@@ -65,8 +67,8 @@ class SaguaroFallback(WaitingFallback):
         self._hit, self._missed, self._any = _Mean(), _Mean(), _Mean()  # tokens a step
         self._waited = _Mean()  # seconds a step
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds of each, without waiting
-        self._in_time: deque[float] = deque(maxlen=RECENT)  # seconds that a speculation took
-        self._decisions = 0
+        self._in_time: deque[float] = deque(maxlen=FEW)  # seconds that a speculation took
+        self._decisions, self._probed_at = 0, 0.0
         self._asked: Patience = NO_PATIENCE
         self._asked_at: float | None = None
         self._answered_at: float | None = None
@@ -106,12 +108,19 @@ class SaguaroFallback(WaitingFallback):
         self._decisions += 1
         if not self._in_time:
             return True
-        if not (self._missed.count and self._hit.count and self._steps):
+        if self._missed.count < ENOUGH or not (self._hit.count and self._steps):
             return False
         seconds = median(self._in_time)
         rate = batch * self._any.value / (median(self._steps) + self._waited.value)
         worth = worth_waiting(misses * (self._hit.value - self._missed.value), seconds, rate)
-        return worth != (self._decisions % PROBE == 0)
+        return worth != self._probes(seconds)
+
+    def _probes(self, seconds: float) -> bool:
+        """Whether this decision is only taken to measure. seconds: that the wait would take."""
+        if self._decisions < PROBE or seconds > PROBE_SHARE * (self._now() - self._probed_at):
+            return False
+        self._decisions, self._probed_at = 0, self._now()
+        return True
 
     def _bounded(self) -> Patience:
         longest, nodes = self._patience

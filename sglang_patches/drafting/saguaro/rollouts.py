@@ -15,18 +15,24 @@ class Rollouts(Drafter):
     def leaves(self, draft: Draft) -> list[Leaf]:
         if draft.verifying is not None and not draft.starts:
             return [Leaf(node, 1.0) for node in draft.missing()]
-        return [leaf for start, chance in draft.starts.items() for leaf in self._leaves(draft, start, chance)]
+        return [Leaf(node, value) for node, value, _ in self._frontier(draft)]
 
     def grow(self, node: int, candidates: Candidates) -> list[Grown]:
         return [Grown(node, int(candidates.tokens[0]), float(candidates.probabilities[0]))]
 
-    def _leaves(self, draft: Draft, start: int, chance: float) -> list[Leaf]:
-        found, waiting = [], [(start, chance, 0)]
+    def _frontier(self, draft: Draft) -> list[tuple[int, float, int]]:
+        """Node, value and depth below its start of all that is not run. Goes on from the last round's, unless the starts are new."""
+        starts, waiting = draft.frontier
+        if starts is not draft.starts:
+            waiting = [(start, chance, 0) for start, chance in draft.starts.items()]
+        found = []
         while waiting:
             node, value, depth = waiting.pop()
             if depth >= self._lookahead:
                 continue
-            if node not in draft.candidates:
-                found.append(Leaf(node, value))
-            waiting += [(child, value * p, depth + 1) for child, _, p in draft.trie.children(node)]
-        return found
+            if node in draft.candidates:
+                waiting += [(child, value * p, depth + 1) for child, _, p in draft.trie.children(node)]
+            else:
+                found.append((node, value, depth))
+        draft.frontier = draft.starts, found
+        return list(found)

@@ -10,6 +10,7 @@ from datastore_service.protocol.tree import EMPTY_TREE
 from sglang_patches.drafting.fallback import Fallback, NoFallback
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.saguaro.fallback import (
+    ENOUGH,
     PROBE,
     SaguaroFallback,
     WaitingFallback,
@@ -105,14 +106,14 @@ def test_it_waits_where_that_is_worth_it(facts, waits):
     facts = dict(facts)
     misses = facts.pop("misses", 1)
     load = make_load(**facts)
-    for _ in range(10):
+    for _ in range(ENOUGH + 2):
         load.waits(9, misses=0)
         load.waits(1, misses)
     waited = 0
     for _ in range(2 * PROBE):
         load.waits(9, misses=0)
         waited += load.waits(1, misses)[0] > 0
-    assert waited == (2 * PROBE - 2 if waits else 2)
+    assert waited >= 2 * PROBE - 2 if waits else 1 <= waited <= 2
 
 
 def test_steps_without_misses_never_wait():
@@ -123,19 +124,21 @@ def test_steps_without_misses_never_wait():
 
 def test_a_dead_draft_side_is_waited_for_a_few_times_and_never_longer_than_allowed():
     load = make_load(missed=1)
-    load.waits(50)
+    load.waits(2 * ENOUGH)
     load.in_time = 1e9
     waits = load.waits(200)
     assert waits.max() <= LONGEST
-    assert (waits[20:] > 0).mean() < 2 / PROBE
+    assert (waits > 0).sum() <= 4
+    load.waits(5000)
+    assert load.waits(5000).mean() < 0.01 * (load.step + LONGEST)  # of the time at most
     load.in_time = 0.03
-    load.waits(20 * PROBE)
+    load.waits(4000)
     assert (load.waits(PROBE) > 0).sum() >= PROBE - 1  # it is waited for again
 
 
 def test_it_follows_what_the_fallback_gives():
     load = make_load(missed=4)
-    load.waits(100)
+    load.waits(2 * ENOUGH)
     load.missed = 1
     load.waits(60 * PROBE)
     assert (load.waits(PROBE) > 0).sum() >= PROBE - 1
@@ -143,14 +146,14 @@ def test_it_follows_what_the_fallback_gives():
 
 def test_trees_that_were_not_verified_do_not_count():
     load = make_load(missed=1)
-    load.waits(50)
+    load.waits(2 * ENOUGH)
     load.waits(2000, verified=False)
     assert (load.waits(PROBE) > 0).sum() >= PROBE - 1
 
 
 def test_nothing_to_fall_back_to_is_a_token_a_step():
     load = make_load(NoFallback(), missed=1)
-    load.waits(20)
+    load.waits(2 * ENOUGH)
     assert load.waits(10).any()
 
 

@@ -1,0 +1,298 @@
+"""The worker's loop and the draft side's on one virtual clock: what would run at the same time is played in order of its time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import brentq
+
+from benchmarks.pipeline.pairs import Pair
+from benchmarks.pipeline.theory import chain_tokens
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
+from datastore_service.protocol.types import Opening
+from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.draft import Candidates, Draft
+from sglang_patches.drafting.draft_side import DraftSide
+from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback
+from sglang_patches.drafting.messages import Answer, Message
+from sglang_patches.drafting.model import DraftModel, Row
+from sglang_patches.drafting.outcome import Outcome, settle
+from sglang_patches.drafting.predictor import OutcomePredictor
+from sglang_patches.drafting.requests import RequestState
+from sglang_patches.drafting.saguaro import Rollouts
+from sglang_patches.drafting.speculation import Speculation
+from sglang_patches.drafting.text import Text
+
+BEGIN = 0  # the token before every answer
+KINDS = HIT, WAITED, FELL_BACK, NOTHING = "hit", "waited", "fell back", "nothing"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. target, draft: of a forward over so many rows. delay: of a message, either way."""
+
+    target: Callable[[int], float]
+    draft: Callable[[int], float]
+    delay: float = 0.0
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class PairModel(DraftModel):
+    """The draft model of recorded pairs. At a node that left the target's text it says what it says at the same place of it: no
+    verification ever comes there. rows: that were run since it was last set to 0."""
+
+    def __init__(self, pairs: dict[str, Pair]) -> None:
+        self._pairs = pairs
+        self.rows = 0
+
+    def open(self, draft: Draft) -> None:
+        pass
+
+    def commit(self, draft: Draft, *where: object) -> None:
+        pass
+
+    def close(self, draft: Draft) -> None:
+        pass
+
+    def ready(self, draft: Draft) -> bool:
+        return True
+
+    def prefill(self, drafts: Sequence[Draft]) -> bool:
+        return False
+
+    def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
+        self.rows += len(rows)
+        return [self._candidates(draft, node) for draft, node in rows]
+
+    def _candidates(self, draft: Draft, node: int) -> Candidates:
+        pair = self._pairs[draft.session]
+        at = min(draft.text.length - 1 + len(draft.trie.path(node)), len(pair) - 1)
+        return Candidates(pair.choices[at], pair.probabilities[at])
+
+
+class TimedDraftSide(DraftChannel):
+    """A draft side that has a forward's time for each forward. busy: when it had one running, begin and end."""
+
+    def __init__(self, side: DraftSide, model: PairModel, clock: Clock, times: Times) -> None:
+        self._side, self._model, self._clock, self._times = side, model, clock, times
+        self._messages: deque[tuple[float, Message]] = deque()
+        self._answers: deque[tuple[float, Answer]] = deque()
+        self._free = 0.0  # it begins its next round then
+        self.busy: list[tuple[float, float]] = []
+
+    def post(self, messages: Sequence[Message]) -> None:
+        self._messages += [(self._clock.now + self._times.delay, message) for message in messages]
+
+    def collect(self, seconds: float) -> list[Answer]:
+        clock, until = self._clock, self._clock.now + seconds
+        while self._round(clock.now):
+            pass
+        while clock.now < until and not self._arrived():
+            if self._answers:
+                clock.now = min(until, self._answers[0][0])
+            elif not self._round(until):
+                clock.now = until
+        arrived = []
+        while self._arrived():
+            arrived.append(self._answers.popleft()[1])
+        return arrived
+
+    def close(self) -> None:
+        self._messages.clear()
+
+    def _arrived(self) -> bool:
+        return bool(self._answers) and self._answers[0][0] <= self._clock.now
+
+    def _round(self, until: float) -> bool:
+        """Plays the next round if it begins before `until`."""
+        if self._free >= until:
+            return False
+        heard = []
+        while self._messages and self._messages[0][0] <= self._free:
+            heard.append(self._messages.popleft()[1])
+        answers, self._model.rows = self._side.hear(heard), 0
+        worked = self._side.work()
+        if worked is None and not answers:
+            self._free = min([until, *(arrival for arrival, _ in list(self._messages)[:1])])
+            return self._free < until
+        if self._model.rows:
+            begun, self._free = self._free, self._free + self._times.draft(self._model.rows)
+            self.busy.append((begun, self._free))
+        self._answers += [(self._free + self._times.delay, answer) for answer in answers + (worked or [])]
+        return True
+
+
+class PairFallback(Fallback):
+    """A drafter that takes no time, whose chains give `tokens` a step on average."""
+
+    def __init__(self, pairs: dict[str, Pair], tokens: float, length: int, seed: int) -> None:
+        self._pairs, self._length = pairs, length
+        self._rng = np.random.default_rng(seed)
+        self._right = brentq(lambda rate: chain_tokens(rate, length) - tokens, 0.0, 1.0)
+
+    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
+        return [
+            self._chain(state) if miss else EMPTY_TREE for state, miss in zip(states, misses, strict=True)
+        ]
+
+    def _chain(self, state: RequestState) -> DraftTree:
+        begin = state.text.length - 1
+        tokens = self._pairs[state.session].tokens[begin : begin + self._length].copy()
+        tokens[self._rng.random(len(tokens)) >= self._right] += 1
+        return chain(tokens)
+
+
+def chain(tokens: np.ndarray) -> DraftTree:
+    size = len(tokens)
+    parents = np.arange(-1, size - 1, dtype=np.int32)
+    return DraftTree(tokens, parents, np.full(size, 0.5, np.float32), np.full(size, Tier.LIVE, np.uint8))
+
+
+@dataclass
+class Tally:
+    """What happened. steps, tokens: of single requests, by what their tree was (KINDS). after: (kind before, kind) of each.
+    seconds: of all; waiting: of these, for the draft side. hidden: share of the draft model's time beside the target's."""
+
+    steps: Counter = field(default_factory=Counter)
+    tokens: Counter = field(default_factory=Counter)
+    after: Counter = field(default_factory=Counter)
+    seconds: float = 0.0
+    waiting: float = 0.0
+    hidden: float = 0.0
+
+    @property
+    def tokens_a_second(self) -> float:
+        return self.tokens.total() / self.seconds
+
+    @property
+    def hit_rate(self) -> float:
+        return self.steps[HIT] / self.steps.total()
+
+    def tokens_a_step(self, *kinds: str) -> float:
+        kinds = kinds or KINDS
+        return sum(self.tokens[kind] for kind in kinds) / max(1, sum(self.steps[kind] for kind in kinds))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """lookahead: K. guesses: outcomes a request. patience: seconds at most, where the fallback waits."""
+
+    times: Times
+    lookahead: int
+    guesses: int
+    predictor: Callable[[], OutcomePredictor]
+    # The pairs by session, and the clock -> what answers a miss.
+    fallback: Callable[[dict[str, Pair], Clock], Fallback]
+
+
+class Pipeline:
+    """A batch of requests, one a pair, decoded as the worker does it: look up, verify, commit, tell. A request that is at its end
+    makes place for the same one again."""
+
+    def __init__(self, setting: Setting, pairs: Sequence[Pair]) -> None:
+        self._setting, self._clock, self.tally = setting, Clock(), Tally()
+        self._pairs = {str(at): pair for at, pair in enumerate(pairs)}
+        model, size = PairModel(self._pairs), setting.guesses * len(pairs)
+        side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, len(pairs)), size)
+        self._draft = TimedDraftSide(side, model, self._clock, setting.times)
+        self._speculation = Speculation(self._draft, setting.lookahead, self._clock)
+        self._fallback = setting.fallback(self._pairs, self._clock)
+        self._states = [self._open(session) for session in self._pairs]
+        self._before: dict[RequestState, str] = {}
+        self._busy: list[tuple[float, float]] = []
+
+    def run(self, steps: int, warm_up: int = 0) -> Tally:
+        """warm_up: steps before those that count."""
+        for _ in range(warm_up):
+            self._step()
+        begun, self.tally = self._clock.now, Tally()
+        for _ in range(steps):
+            self._step()
+        self.tally.seconds = self._clock.now - begun
+        self.tally.hidden = _shared(self._draft.busy, self._busy)
+        return self.tally
+
+    def _open(self, session: str) -> RequestState:
+        text = Text(np.array([BEGIN], np.int32))
+        state = RequestState(None, session, Opening(), "", None, 0, text, 1, 1)
+        self._speculation.open([state])
+        return state
+
+    def _step(self) -> None:
+        states, lookahead = self._states, self._setting.lookahead
+        depths, begun = [lookahead] * len(states), self._clock.now
+        at_once = self._speculation.look_up(states, depths, lambda batch, misses: NO_PATIENCE)
+        found = self._speculation.look_up(states, depths, self._fallback.patience)
+        self.tally.waiting += self._clock.now - begun
+        others = self._fallback.trees(states, [not len(tree) for tree in found])
+        for state, tree, other in zip(states, found, others, strict=True):
+            state.tree = tree if len(tree) else other
+        self._speculation.verification_launched(states)
+        trees = [state.tree for state in states]
+        width = 1 + max(map(len, trees))
+        begun, self._clock.now = (
+            self._clock.now,
+            self._clock.now + self._setting.times.target(len(states) * width),
+        )
+        self._busy.append((begun, self._clock.now))
+        outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
+        self._count(outcomes, at_once, found)
+        self._commit(outcomes)
+
+    def _emitted(self, state: RequestState) -> np.ndarray:
+        """The target's tokens as far as the tree has them, and one more."""
+        tokens, parent, emitted = self._pairs[state.session].tokens[state.text.length - 1 :], -1, 0
+        below = {
+            (int(p), int(t)): at
+            for at, (p, t) in enumerate(zip(state.tree.parents, state.tree.tokens, strict=True))
+        }
+        while (child := below.get((parent, int(tokens[emitted])))) is not None:
+            parent, emitted = child, emitted + 1
+        return tokens[: emitted + 1]
+
+    def _commit(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            state = outcome.request
+            state.text.rewrite(state.settled, outcome.tokens)
+            state.settled = state.confirmed = state.text.length
+            state.tree = EMPTY_TREE
+        self._speculation.outcomes_known(outcomes)
+        self._fallback.outcomes_known(outcomes)
+        for row, state in enumerate(self._states):
+            if state.text.length + self._setting.lookahead + 1 > len(self._pairs[state.session]):
+                self._speculation.close([state])
+                self._states[row] = self._open(state.session)
+
+    def _count(
+        self, outcomes: Sequence[Outcome], at_once: Sequence[DraftTree], found: Sequence[DraftTree]
+    ) -> None:
+        tally = self.tally
+        for outcome, *trees in zip(outcomes, at_once, found, strict=True):
+            drafted = [len(tree) > 0 for tree in (*trees, outcome.tree)]
+            kind = KINDS[drafted.index(True)] if any(drafted) else NOTHING
+            tally.steps[kind] += 1
+            tally.tokens[kind] += len(outcome.tokens)
+            tally.after[self._before.get(outcome.request), kind] += 1
+            self._before[outcome.request] = kind
+
+
+def _shared(draft: Sequence[tuple[float, float]], target: Sequence[tuple[float, float]]) -> float:
+    """The share of the draft's intervals that lies within the target's; both ascend."""
+    shared, at = 0.0, 0
+    for begin, end in draft:
+        while at < len(target) and target[at][1] <= begin:
+            at += 1
+        for other_begin, other_end in itertools.takewhile(lambda of: of[0] < end, target[at:]):  # noqa: B023
+            shared += min(end, other_end) - max(begin, other_begin)
+    return shared / max(1e-12, sum(end - begin for begin, end in draft))
