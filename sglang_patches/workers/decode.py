@@ -92,7 +92,7 @@ class DecodeWorker(TreeWorker):
         self.datastore = DatastoreFeed(store, options.deadline_ms / 1e3)
         self.parts = self.method.parts(Surroundings(options, self.datastore, self.budget))
         if self.parts.channel is not None:
-            self.speculation = Speculation(self.parts.channel, self.budget.nodes)
+            self.speculation = Speculation(self.parts.channel, self.budget.nodes, self.verifier.seed_of)
         logger.info(
             "specstore: %s, %s; datastore %s, up to %d nodes",
             self.method.name,
