@@ -198,6 +198,11 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(
         _SRT + "constrained.base_grammar_backend.GrammarMask.__init__", None, "grammar masks of single nodes"
     ),
+    _row(
+        _SRT + "layers.sampler.Sampler._sample_from_probs",
+        "self probs sampling_info positions simple_sampling_case",
+        "in its place tokens are drawn with the noise that drafts share",
+    ),
     _row(_SRT + "layers.logits_processor.LogitsProcessorOutput.__init__", None, "input of the sampler"),
     _row(_SRT + "sampling.sampling_params.SamplingParams.__init__", None, "custom_params of a request"),
     _row(_SRT + "sampling.sampling_params.TOP_K_ALL", None, "top-k of a request that sets none"),

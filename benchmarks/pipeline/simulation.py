@@ -206,7 +206,7 @@ class Pipeline:
         model, size = PairModel(self._pairs), setting.guesses * len(pairs)
         side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, len(pairs)), size)
         self._draft = TimedDraftSide(side, model, self._clock, setting.times)
-        self._speculation = Speculation(self._draft, setting.lookahead, self._clock)
+        self._speculation = Speculation(self._draft, setting.lookahead, lambda req: None, self._clock)
         self._fallback = setting.fallback(self._pairs, self._clock)
         self._states = [self._open(session) for session in self._pairs]
         self._before: dict[RequestState, str] = {}

@@ -103,16 +103,17 @@ class DraftSide:
         return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
 
     def _verify(self, message: Verifying) -> None:
+        """Of another epoch, or of another root because a message was lost, the verification is stale."""
         draft = self._drafts[message.session]
-        trie, nodes = draft.trie, []
+        trie, nodes = draft.trie, [draft.trie.root]
         rows = zip(message.nodes.tolist(), message.parents.tolist(), message.tokens.tolist(), strict=True)
         for node, parent, token in rows:
-            if message.epoch != trie.epoch or parent not in trie:
+            if message.epoch != trie.epoch or trie.resolve(parent) not in nodes:
                 STALE.inc()
                 return
             nodes.append(trie.add(node, parent, token, 1.0))
         if message.epoch == trie.epoch:
-            draft.verify(nodes)
+            draft.verify(nodes[1:])
 
     def _guess(self) -> list[Answer]:
         """Of the sessions whose verification's ends are all known."""

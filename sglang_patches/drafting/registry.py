@@ -67,6 +67,12 @@ def _saguaro(around: Surroundings) -> Parts:
     return Parts(fallback, around.start_draft())
 
 
+def _shared_noise(sampler: Sampler) -> Verifier:
+    from sglang_patches.verification.noise_verifier import SharedNoise
+
+    return SharedNoise(sampler)
+
+
 METHODS = {
     method.name: method
     for method in (
@@ -80,6 +86,7 @@ METHODS = {
             name="SAGUARO",
             summary="a draft model prepares for the likeliest outcomes of a step while the target verifies it",
             parts=_saguaro,
+            verifier=_shared_noise,
             draft_process=True,
         ),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from prometheus_client import Counter
@@ -15,10 +16,13 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.fallback import Patience
-from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Verifying
+from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Sampling, Verifying
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.source import DRAFT_MODEL
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
 
 LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
 NONE = np.empty(0, np.int64)
@@ -26,11 +30,19 @@ _HIT, _WAITED, _MISS = map(LOOKUPS.labels, ("hit", "waited", "miss"))
 
 
 class Speculation:
-    """nodes: most of a tree. now: seconds by a steady clock."""
+    """nodes: most of a tree. seed_of: of the noise that the target shares with a request's drafts (`Verifier.seed_of`). now: seconds
+    by a steady clock."""
 
-    def __init__(self, channel: DraftChannel, nodes: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        channel: DraftChannel,
+        nodes: int,
+        seed_of: Callable[[Req], int | None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._channel, self._now = channel, now
         self._nodes = nodes
+        self._seed_of = seed_of
         self._cache = SpeculationCache()
         self._states: dict[str, RequestState] = {}
         # Node numbers of the trees that were handed out for this step.
@@ -113,7 +125,11 @@ class Speculation:
     def _opened(self, state: RequestState) -> Opened:
         trie = self._cache.open(state.session, state.settled)
         self._states[state.session] = state
-        return Opened(state.session, state.text.between(0, state.settled), trie.epoch)
+        params = state.req.sampling_params
+        sampling = Sampling(
+            params.temperature, params.top_k, params.top_p, params.min_p, self._seed_of(state.req)
+        )
+        return Opened(state.session, state.text.between(0, state.settled), trie.epoch, sampling)
 
     def _take(self, seconds: float) -> bool:
         """Whether anything came."""

@@ -134,7 +134,7 @@ class TargetSampler:
         top = batch.top_logprobs_nums or [0] * len(batch.reqs)
         ids = batch.token_ids_logprobs or [None] * len(batch.reqs)
         output = LogitsProcessorOutput(next_token_logits=logits)
-        tokens = self._sampler(
+        tokens = self._sampler_of(rows)(
             output,
             info,
             batch.return_logprob,
@@ -143,6 +143,10 @@ class TargetSampler:
             rows.positions,
         )
         return output, tokens
+
+    def _sampler_of(self, rows: Rows) -> Sampler:
+        """What draws the tokens of these rows."""
+        return self._sampler
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.layers.sampler import Sampler
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 NO_NODE = -1
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Tensors = TypeVar("Tensors", bound=tuple[torch.Tensor, ...])
 
 
 class Verifier(ABC):
@@ -77,6 +78,11 @@ class Verifier(ABC):
             ValueError: the batch carries watermarks, whose state this does not advance.
         """
 
+    def seed_of(self, req: Req) -> int | None:
+        """Seed of the noise that the request's tokens are drawn with (`shared_noise`), the same as long as the request lives; None
+        where they are drawn without. The first caller settles it."""
+        return None
+
 
 class TargetDraws(Verifier):
     """Draws every token as plain decoding would draw it.
@@ -107,12 +113,21 @@ class TargetDraws(Verifier):
             raise ValueError("watermark: not supported by specstore's speculative algorithms")
         logits = logits_output.next_token_logits
         penalise(logits, batch.reqs, pending, layout)
-        target = TargetSampler(self._sampler, batch, logits, verify_input.positions, grammar_mask)
+        target = self._target(batch, logits, verify_input.positions, grammar_mask)
         walk = _verify_walking if logits.device.type == "cpu" else _verify_all_nodes
-        result = _broadcast(walk(verify_input, layout, batch, target))
+        result = from_first_rank(walk(verify_input, layout, batch, target))
         if target.logprobs is not None:
             target.logprobs.write_to(logits_output, width=verify_input.draft_token_num)
         return result
+
+    def _target(
+        self,
+        batch: ScheduleBatch,
+        logits: torch.Tensor,
+        positions: torch.Tensor,
+        grammar_mask: GrammarMask | None,
+    ) -> TargetSampler:
+        return TargetSampler(self._sampler, batch, logits, positions, grammar_mask)
 
 
 @dataclass(frozen=True)
@@ -214,11 +229,11 @@ def _accepted_rows(accept_index: torch.Tensor) -> list[tuple[int, int, int]]:
     ]
 
 
-def _broadcast(result: Result) -> Result:
-    """Tensor-parallel ranks must commit the same tokens even where their floating point differs: rank 0's."""
+def from_first_rank(tensors: Tensors) -> Tensors:
+    """Tensor-parallel ranks must commit the same tokens even where their floating point differs: rank 0's. Overwrites the others'."""
     parallel = get_parallel()
     group = parallel.attn_tp_group if is_dp_attention_enabled() else parallel.tp_group
     if group.world_size > 1:
-        for tensor in result:
+        for tensor in tensors:
             group.broadcast(tensor, src=0)
-    return result
+    return tensors

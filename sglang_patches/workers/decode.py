@@ -97,7 +97,7 @@ class DecodeWorker(TreeWorker):
             Surroundings(options, self.datastore, self.budget, lambda: self.start_draft(vocab_size))
         )
         if self.parts.channel is not None:
-            self.speculation = Speculation(self.parts.channel, self.budget.nodes)
+            self.speculation = Speculation(self.parts.channel, self.budget.nodes, self.verifier.seed_of)
         logger.info(
             "specstore: %s, %s; datastore %s, up to %d nodes",
             self.method.name,

@@ -18,10 +18,10 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 
 from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.model import DraftModel, Row
+from sglang_patches.drafting.process.candidates import choose
 from sglang_patches.drafting.process.sequences import SequenceCache
 
 CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
-CANDIDATES = 32  # of a row
 DEEPEST = 128  # levels below a text that its trie may have
 FORWARD_SECONDS = Histogram(
     "specstore_draft_forward_seconds", "Draft forwards", buckets=[1e-3 * 1.5**step for step in range(20)]
@@ -117,7 +117,9 @@ class SglangModel(DraftModel):
         ]
         logits = self._run(decode_batch(rows, items, slots))
         answers = {self._row(item): at for at, item in enumerate(items) if self._row(item) in asked}
-        candidates = best(logits[list(answers.values()), : self._vocabulary])
+        samplings = [row.draft.sampling for row in answers]
+        positions = [items[at].position + 1 for at in answers.values()]
+        candidates = choose(logits[list(answers.values()), : self._vocabulary], samplings, positions)
         return dict(zip(answers, candidates, strict=True))
 
     @staticmethod
@@ -213,10 +215,3 @@ def extend_batch(row: int, tokens: np.ndarray, start: int, slots: torch.Tensor) 
         extend_prefix_lens_cpu=[start],
         extend_logprob_start_lens_cpu=[0],
     )
-
-
-def best(logits: torch.Tensor) -> list[Candidates]:
-    """The likeliest tokens of each row."""
-    probabilities, tokens = logits.float().softmax(-1).topk(min(CANDIDATES, logits.shape[1]))
-    rows = zip(tokens.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy(), strict=True)
-    return [Candidates(*row) for row in rows]

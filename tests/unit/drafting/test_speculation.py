@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_patches.drafting.fallback import NO_PATIENCE, Patience
-from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
+from sglang_patches.drafting.messages import GREEDY, Closed, Committed, Opened, Sampling, Verifying
 from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
 from tests.support.agreeing_model import VOCABULARY, model, target
@@ -18,7 +18,8 @@ class Run:
     """Requests decoded as the worker does it: look up, verify, commit, tell."""
 
     def __init__(self, side, requests=2):
-        self.side, self.speculation, self.book = side, Speculation(side, NODES), make_book()
+        self.side, self.book = side, make_book()
+        self.speculation = Speculation(side, NODES, seed_of=lambda req: None)
         self.reqs = [make_req(f"r{i}", (1, 2, 3 + i)) for i in range(requests)]
         self.texts = [list(req.origin_input_ids) for req in self.reqs]
         self.speculation.open(self.book.open(self.reqs))
@@ -118,6 +119,17 @@ def test_what_the_draft_side_is_told_is_what_happened():
     assert any(isinstance(message, Verifying) and len(message.nodes) for message in side.seen)
     run.speculation.close([run.book.close("r0")])
     assert isinstance(side.seen[-1], Closed) and side.seen[-1].session == "r0"
+
+
+def test_the_draft_side_is_told_how_the_target_draws():
+    side, seeds = InProcessDraftSide(model(1.0)), {"greedy": None, "sampled": 7}
+    asked = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.1}
+    speculation = Speculation(side, NODES, seed_of=lambda req: seeds[req.rid])
+    states = make_book().open([make_req("greedy"), make_req("sampled", **asked)])
+    speculation.open(states)
+    speculation.taken_back(states)
+    told = [(message.session, message.sampling) for message in side.seen]
+    assert told == 2 * [("greedy", GREEDY), ("sampled", Sampling(**asked, noise=7))]
 
 
 def test_a_draft_side_that_was_restarted_gets_the_sessions_again():

@@ -8,14 +8,16 @@ import numpy as np
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.drafting.requests import RequestBook
 
+SAMPLING = {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
 
-def make_req(rid="r", prompt=(1, 2, 3), custom_params=None):
+
+def make_req(rid="r", prompt=(1, 2, 3), custom_params=None, **sampling):
     req = SimpleNamespace(
         rid=rid,
         origin_input_ids=array("q", prompt),
         output_ids=array("q"),
         finished_len=None,
-        sampling_params=SimpleNamespace(custom_params=custom_params),
+        sampling_params=SimpleNamespace(custom_params=custom_params, **SAMPLING | sampling),
     )
     req.finished = lambda: req.finished_len is not None
     return req

@@ -48,9 +48,15 @@ class RandomModel:
         return torch.from_numpy(rng.normal(scale=self.scale, size=self.vocab).astype(np.float32))
 
 
+class Request(SimpleNamespace):
+    """The part of a Req that sampling reads; like a Req, equal to itself alone."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
 def make_request(prompt=(3, 4), output=(5,), processor=None, grammar=None, logprobs=(0, None), **params):
     top_logprobs_num, token_ids_logprob = logprobs
-    return SimpleNamespace(
+    return Request(
         sampling_params=SamplingParams(**params),
         origin_input_ids=list(prompt),
         output_ids=list(output),
@@ -213,15 +219,14 @@ def tree_logits(model, trees, requests):
     return logits.flatten(0, 1)
 
 
-def verify(model, sampler, trees, requests, grammar_mask=None, return_logprob=False):
-    """Run `TargetDraws`; returns (emitted tokens per request, logits_output)."""
+def verify(model, scheme, trees, requests, grammar_mask=None, return_logprob=False):
+    """One step of a verifier, of `TargetDraws` if it is given a sampler; returns (emitted tokens per request, logits_output)."""
+    scheme = TargetDraws(scheme) if isinstance(scheme, Sampler) else scheme
     verify_input, logits = verify_input_of(trees, requests), tree_logits(model, trees, requests)
     batch = Batch(requests, model.vocab, return_logprob)
     batch.sampling_info = batch.sampling_info.copy_for_forward()
     output = LogitsProcessorOutput(next_token_logits=logits)
-    result = TargetDraws(sampler).verify(
-        verify_input, layout_of(trees, requests), batch, output, grammar_mask
-    )
+    result = scheme.verify(verify_input, layout_of(trees, requests), batch, output, grammar_mask)
     return emitted_tokens(*result), output
 
 

@@ -1,5 +1,7 @@
 """Exactness of tree verification, node by node, against plain decoding (`plain_decoding`)."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 from sglang_patches.cpu.tree_operators import verify_tree_greedy_cpu
 from sglang_patches.verification import verifier
+from sglang_patches.verification.noise_verifier import SharedNoise
 from sglang_patches.verification.target_sampling import needs_plain_step
 from tests.unit.verification.plain_decoding import (
     EOS,
@@ -211,14 +214,17 @@ def test_custom_logit_processor_is_asked_once_about_the_root_only(sampler, strat
     assert calls == [1]
 
 
+@pytest.mark.parametrize("scheme", [verifier.TargetDraws, SharedNoise])
 @pytest.mark.parametrize("params", [GREEDY, dict(temperature=0.7, top_k=3, repetition_penalty=1.3)])
-def test_logprobs_are_those_plain_decoding_reports(sampler, strategy, params):
+def test_logprobs_are_those_plain_decoding_reports(sampler, strategy, scheme, params):
+    scheme = scheme(sampler)
+    scheme._random = random.Random(0)
     model = RandomModel(VOCAB, seed=9)
     torch.manual_seed(0)
     ask = [dict(logprobs=(3, [2, 8])), dict(logprobs=(0, None)), dict(logprobs=(1, None))]
     requests = [make_request(**a, **params) for a in ask]
     trees = [bushy_tree(model, r) for r in requests]
-    emitted, output = verify(model, sampler, trees, requests, return_logprob=True)
+    emitted, output = verify(model, scheme, trees, requests, return_logprob=True)
     width = output.next_token_logprobs.shape[1]
     assert output.next_token_logprobs.shape == (3, 13)
     assert max(len(tokens) for tokens in emitted) > 1

@@ -14,7 +14,11 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch._subclasses.fake_tensor import FakeTensor
 
+from sglang_patches.verification.filters import keep_filtered
 from sglang_patches.verification.layout import pack
+from sglang_patches.verification.noise_verifier import SharedNoise
+from sglang_patches.verification.shared_noise import NO_NOISE, best, draw
+from sglang_patches.verification.verifier import TargetDraws
 from sglang_patches.workers.base import TreeWorker
 from tests.unit.accelerator.cuda_source import CudaSource
 from tests.unit.accelerator.interpreted.device import READ, Device
@@ -90,7 +94,7 @@ class Target:
         )
 
 
-def decode(device, width, **sampling) -> Target:
+def decode(device, width, verifier=None, **sampling) -> Target:
     """One step on the device; its target, with `result` and `waits_after_launch`."""
     trees = forest(width, seed=width)
     v = verification(trees, width)
@@ -108,7 +112,7 @@ def decode(device, width, **sampling) -> Target:
         device,
     ):
         target = Target(device, Server(v), v.likely_tokens(np.random.default_rng(width)))
-        worker = Worker(None, 0, 0, target)
+        worker = Worker(None, 0, 0, target, verifier)
         worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
         worker.trees, worker.roots = pack(trees, width), v.tokens[:, 0].copy()
         batch = make_batch(target.server, sampling)
@@ -184,6 +188,7 @@ def test_the_target_is_launched_with_the_layout(device, width):
 
 
 @pytest.mark.parametrize("width", [1, 8, 33])
+@pytest.mark.parametrize("verifier", [TargetDraws, SharedNoise])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -191,11 +196,14 @@ def test_the_target_is_launched_with_the_layout(device, width):
         {"temperature": 0.8},
         {"temperature": 0.8, "top_p": 0.9, "top_k": 20},
         {"temperature": 0.8, "min_p": 0.1},
+        {"temperature": 0.8, "top_p": 0.9},
         {"temperature": 0.8, "sampling_seed": 3},
     ],
 )
-def test_commits_what_the_target_says_and_waits_for_nothing_after_the_launch(device, sampling, width):
-    step = decode(device, width, **sampling)
+def test_commits_what_the_target_says_and_waits_for_nothing_after_the_launch(
+    device, sampling, verifier, width
+):
+    step = decode(device, width, verifier, **sampling)
     v, result = step.verification, step.result
     assert step.waits_after_launch == []
     paths = [v.walk(request, step.tokens[request]) for request in range(v.batch_size)]
@@ -221,6 +229,27 @@ def assert_moved(device, step, paths):
     kept = [window[row] for window, path in zip(windows, paths, strict=True) for row in path]
     assert on_device(device, target, torch.int64, shape).tolist()[: len(front)] == front
     assert on_device(device, source, torch.int64, shape).tolist()[: len(kept)] == kept
+
+
+@pytest.mark.parametrize("flashinfer", [False, True])
+def test_the_device_filters_and_draws_as_the_host_does(device, flashinfer):
+    rows = 70  # more than are hashed at once
+    source = torch.Generator().manual_seed(0)
+    probabilities = torch.softmax(3 * torch.randn(rows, 500, generator=source), dim=-1)
+    asked = torch.randint(1, 500, (rows,), generator=source), *(torch.rand(2, rows, generator=source) / 2)
+    noise = torch.randint(0, 2**63 - 1, (rows,), generator=source), torch.arange(rows)
+    noise[0][::5] = NO_NOISE
+    kept = keep_filtered(probabilities, *asked, flashinfer=flashinfer)
+    expected = kept, draw(kept, *noise), *best(probabilities, *noise, 4)
+    with device:
+        p, k, top_p, min_p, seeds, positions = (x.to("cuda") for x in (probabilities, *asked, *noise))
+        device.waits.clear()
+        filtered = keep_filtered(p, k, top_p, min_p, flashinfer=flashinfer)
+        found = filtered, draw(filtered, seeds, positions), *best(p, seeds, positions, 4)
+        assert device.waits == []
+    for here, there in zip(expected, found, strict=True):
+        values = torch.from_numpy(on_device(device, there, here.dtype, tuple(here.shape)))
+        torch.testing.assert_close(values, here)
 
 
 def test_before_the_launch_the_host_reads_the_last_steps_tokens_and_waits_for_nothing_else(device):
