@@ -231,6 +231,15 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "slots that a step writes",
     ),
     _row(_SRT + "mem_cache.swa_memory_pool.SWAKVPool", None, "whether a sliding window has its own slots"),
+    *(
+        _row(
+            _SRT + "speculative.draft_utils.DraftBackendFactory." + name,
+            "self",
+            "hooked on a CPU: attention of STANDALONE's draft model",
+        )
+        for name in ("create_decode_backend", "create_draft_extend_backend")
+    ),
+    _row(_SRT + "runtime_context.attention_backends", "", "whether STANDALONE's draft model has ours"),
     _row(
         _SRT + "arg_groups.platform_hook.handle_cpu_backends",
         "server_args",

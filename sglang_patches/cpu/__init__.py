@@ -65,10 +65,11 @@ def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
     from sglang_patches import hooks
+    from sglang_patches.cpu import draft_steps
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
     from sglang_patches.cpu.packed_weights import forget_all
 
-    hooks.register(HOOKS, HookType.AROUND)
+    hooks.register(HOOKS | draft_steps.HOOKS, HookType.AROUND)
     hooks.register({"sglang.srt.mem_cache.allocation.get_last_loc": _last_slots_in_torch}, HookType.AROUND)
     hooks.register(dict.fromkeys(WEIGHT_UPDATES, forget_all), HookType.AFTER)
     hooks.register(

@@ -43,14 +43,25 @@ class CpuTreeAttention(AttentionBackend):
             return
         if forward_batch.encoder_lens is not None:
             _refuse("encoder-decoder models")
+        self._plan_step(
+            forward_batch.req_pool_indices, *_query_layout(forward_batch), locs=forward_batch.out_cache_loc
+        )
+
+    def plan_decode(self, requests, lengths, locs):
+        """Prepares a decode forward of requests with `lengths` cached tokens, whose new tokens take the slots `locs`."""
+        self._plan_step(requests, lengths.tolist(), 1, lengths, None, locs=locs)
+
+    def _plan_step(self, requests, prefixes, rows, positions, custom_mask, locs):
         self.plan = plan_step(
             self.req_to_token_pool.req_to_token,
-            forward_batch.req_pool_indices,
-            *_query_layout(forward_batch),
+            requests,
+            prefixes,
+            rows,
+            positions,
+            custom_mask,
             slot_count=self.slot_count,
         )
         self._window_plan = None
-        locs = forward_batch.out_cache_loc
         window_locs = None
         if self.has_window_pool:
             window_locs = self.token_to_kv_pool.translate_loc_from_full_to_swa(locs)
@@ -114,6 +125,9 @@ def _query_layout(batch):
         return lengths, info.draft_token_num, batch.positions, info.custom_mask
     if mode.is_decode():
         return [length - 1 for length in lengths], 1, batch.positions, None
+    if mode.is_draft_extend_v2():  # the same number of rows for each request
+        rows = batch.spec_info.num_tokens_per_req
+        return [length - rows for length in lengths], rows, batch.positions, None
     rows = batch.extend_seq_lens.tolist()
     prefixes = [length - count for length, count in zip(lengths, rows, strict=True)]
     return prefixes, rows, batch.positions, None

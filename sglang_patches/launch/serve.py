@@ -1,7 +1,7 @@
 """`make serve`: a datastore and an SGLang server that drafts from it, on this machine's GPU or CPU.
 
-`python -m sglang_patches.launch.serve [SGLang flags]` reads MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
-BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes the demo model when MODEL is not given, waits
+`python -m sglang_patches.launch.serve [SGLang flags]` reads MODEL, DRAFT_MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
+BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes a demo model when MODEL is not given, waits
 until both processes are healthy, and stops both on Ctrl-C, on SIGTERM and when one of them ends.
 """
 
@@ -22,10 +22,11 @@ from typing import NoReturn
 from datastore_service.endpoint import FORMS, parse_endpoints
 from datastore_service.tls import Tls
 from sglang_patches.demo.corpus import CORPUS
+from sglang_patches.demo.deepened import deepened_target
 from sglang_patches.demo.errors import DemoModelError
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.paths import cache_root
-from sglang_patches.drafting.registry import DEFAULT
+from sglang_patches.drafting.registry import DEFAULT, METHODS
 from sglang_patches.tokenizer_file import tokenizer_file
 
 from .processes import ChildDiedError, Part, port_taken, run_stack
@@ -53,7 +54,8 @@ class SettingsError(ValueError):
 class Settings:
     """What the environment asks for."""
 
-    model: str  # MODEL: folder or name of a model SGLang can load; "" for the demo model
+    model: str  # MODEL: folder or name of a model SGLang can load; "" for a demo model
+    draft_model: str  # DRAFT_MODEL: the same of the model that drafts; "" for none, or for the demo model beside a demo target
     port: int  # PORT of the OpenAI endpoint
     algorithm: str  # ALGORITHM: any of --speculative-algorithm; NONE for plain decoding
     device: str  # DEVICE: cpu or cuda; "" for what the machine has
@@ -62,6 +64,11 @@ class Settings:
     role: str  # ROLE of an instance behind a router: prefill or decode; "" for an instance that does both
     bootstrap_port: int  # BOOTSTRAP_PORT: where decode instances reach a prefill instance
     ib_device: str  # IB_DEVICE: InfiniBand devices, separated by commas; "" for those that Mooncake finds
+
+    @property
+    def has_draft_process(self) -> bool:
+        """Whether the method drafts with a model in a process of its own."""
+        return self.algorithm in METHODS and METHODS[self.algorithm].draft_process
 
     @property
     def starts_service(self) -> bool:
@@ -76,8 +83,9 @@ class Settings:
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Raises `SettingsError` naming the variable and what it may be."""
-    return Settings(
+    settings = Settings(
         model=environment.get("MODEL", ""),
+        draft_model=environment.get("DRAFT_MODEL", ""),
         port=_port(environment, "PORT", 30000),
         algorithm=(environment.get("ALGORITHM") or DEFAULT).upper(),
         device=_choice(environment, "DEVICE", ("", *DEVICES)),
@@ -86,6 +94,19 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         bootstrap_port=_port(environment, "BOOTSTRAP_PORT", BOOTSTRAP_PORT),
         ib_device=environment.get("IB_DEVICE", ""),
     )
+    _check_draft_model(settings)
+    return settings
+
+
+def _check_draft_model(settings: Settings) -> None:
+    if settings.draft_model and not settings.has_draft_process:
+        raise SettingsError(
+            f"DRAFT_MODEL={settings.draft_model!r}: ALGORITHM={settings.algorithm} has no draft process, leave it out"
+        )
+    if settings.has_draft_process and settings.model and not settings.draft_model:
+        raise SettingsError(
+            f"DRAFT_MODEL='': ALGORITHM={settings.algorithm} drafts with a model, give a small one with MODEL's tokenizer"
+        )
 
 
 def _port(environment: Mapping[str, str], variable: str, default: int) -> int:
@@ -129,10 +150,21 @@ def datastore_command(prior: Path, port: int = DATASTORE_PORT) -> list[str]:
 SPECSTORE = (sys.executable, "-m", "datastore_service.cli.main")
 
 
-def engine_command(settings: Settings, model: str, prior: Path | None, extra: list[str]) -> list[str]:
-    """`sglang.launch_server` with the flags of method, datastore and device; `extra` flags win."""
+def with_models(settings: Settings) -> Settings:
+    """The settings with the demo's models where none is given, made on first use. A method that drafts with a model gets a target
+    that costs several times its draft and says the same."""
+    if settings.model:
+        return settings
+    if not settings.has_draft_process:
+        return replace(settings, model=str(ensure()))
+    draft = settings.draft_model or str(ensure())
+    return replace(settings, model=str(deepened_target()), draft_model=draft)
+
+
+def engine_command(settings: Settings, prior: Path | None, extra: list[str]) -> list[str]:
+    """`sglang.launch_server` with the flags of method, datastore and device; `extra` flags win. settings: with models."""
     command = [sys.executable, "-W", "ignore::UserWarning", "-m", "sglang.launch_server"]
-    command += ["--model-path", model, "--host", HOST, "--port", str(settings.port)]
+    command += ["--model-path", settings.model, "--host", HOST, "--port", str(settings.port)]
     if settings.device == "cpu":
         command += CPU_FLAGS
     if settings.role:
@@ -141,6 +173,8 @@ def engine_command(settings: Settings, model: str, prior: Path | None, extra: li
     if settings.algorithm != "NONE":
         command += ["--speculative-algorithm", settings.algorithm]
         command += ["--specstore-endpoint", endpoint(settings)]
+    if settings.draft_model:
+        command += ["--speculative-draft-model-path", settings.draft_model]
     if settings.datastore == "embedded" and prior:
         command += ["--specstore-prior", str(prior)]
     return command + extra
@@ -223,11 +257,11 @@ def datastore_healthy(port: int = DATASTORE_PORT, tls: Tls | None = None) -> boo
 def run(settings: Settings, extra: list[str]) -> NoReturn:
     """Serves until a signal or until a child ends. Raises `ChildDiedError` in the latter case."""
     began = time.monotonic()
-    model = settings.model or str(ensure())
-    prior = build_prior(model) if settings.needs_prior else None
+    settings = with_models(settings)
+    prior = build_prior(settings.model) if settings.needs_prior else None
     logs = Path(tempfile.mkdtemp(prefix="specstore-serve-"))
     parts = [datastore_part(prior)] if prior and settings.starts_service else []
-    parts.append(engine_part("engine", settings, model, prior, extra))
+    parts.append(engine_part("engine", settings, prior, extra))
     run_stack(parts, logs, lambda: announce(settings, time.monotonic() - began, logs))
 
 
@@ -236,9 +270,9 @@ def datastore_part(prior: Path) -> Part:
     return Part("datastore", datastore_command(prior), {}, datastore_healthy)
 
 
-def engine_part(name: str, settings: Settings, model: str, prior: Path | None, extra: list[str]) -> Part:
+def engine_part(name: str, settings: Settings, prior: Path | None, extra: list[str]) -> Part:
     """An SGLang instance."""
-    command = engine_command(settings, model, prior, extra)
+    command = engine_command(settings, prior, extra)
     return Part(name, command, engine_environment(settings), lambda: http_healthy(settings.port))
 
 

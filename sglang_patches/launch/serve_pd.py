@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_patches.demo.model import ensure
-
 from . import serve
 from .processes import Part, free_port, run_stack
 from .serve import HOST, Settings, SettingsError
@@ -50,20 +48,21 @@ def router_part(port: int, prefills: Mapping[int, int], decodes: Iterable[int]) 
 def run(settings: Settings, extra: list[str]) -> NoReturn:
     """Serves until a signal and restarts processes that end. Raises `ChildDiedError` for a process that does not start,
     `SettingsError` for settings that cannot be split."""
-    workers = instances(settings, count(os.environ, "PREFILLS"), count(os.environ, "DECODES"))
+    prefills, decodes = count(os.environ, "PREFILLS"), count(os.environ, "DECODES")
     if settings.datastore == "embedded":
         raise SettingsError(
             "DATASTORE='embedded': instances cannot share an embedded datastore, give grpc or the address of a running one"
         )
     began = time.monotonic()
-    model = settings.model or str(ensure())
-    prior = serve.build_prior(model) if settings.needs_prior else None
+    settings = serve.with_models(settings)
+    workers = instances(settings, prefills, decodes)
+    prior = serve.build_prior(settings.model) if settings.needs_prior else None
     logs = Path(tempfile.mkdtemp(prefix="specstore-serve-"))
     parts = [serve.datastore_part(prior)] if prior and settings.starts_service else []
     for index, worker in enumerate(workers):
         gpu = ["--base-gpu-id", str(index)] if settings.device == "cuda" else []
         name = f"{worker.role}-{index + 1}"
-        parts.append(serve.engine_part(name, worker, model, prior, [*gpu, *extra]))
+        parts.append(serve.engine_part(name, worker, prior, [*gpu, *extra]))
     prefilling = {worker.port: worker.bootstrap_port for worker in workers if worker.role == "prefill"}
     decoding = [worker.port for worker in workers if worker.role == "decode"]
     parts.append(router_part(settings.port, prefilling, decoding))

@@ -44,13 +44,15 @@ def one_architecture() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """One SGLang configuration. algorithm: None for plain decoding. flags: further command-line words."""
+    """One SGLang configuration. algorithm: None for plain decoding. nodes: drafted tokens a step; a chain with STANDALONE, SGLang's
+    own drafting with a draft model. draft: that model, or the one of a draft process. flags: further command-line words."""
 
     name: str
     model: Path
     algorithm: str | None = None
     dtype: str = "bfloat16"
     nodes: int = 15
+    draft: Path | None = None
     flags: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
     max_running_requests: int = 16
@@ -72,8 +74,19 @@ class ServerSpec:
         if self.algorithm is None:
             return []
         words = ["--speculative-algorithm", self.algorithm]
+        words += ["--speculative-draft-model-path", str(self.draft)] if self.draft else []
+        rows = ["--speculative-num-draft-tokens", str(self.nodes + 1)]
         if self.algorithm == "NGRAM":
-            return [*words, "--speculative-num-draft-tokens", str(self.nodes + 1)]
+            return [*words, *rows]
+        if self.algorithm == "STANDALONE":
+            return [
+                *words,
+                *rows,
+                "--speculative-num-steps",
+                str(self.nodes),
+                "--speculative-eagle-topk",
+                "1",
+            ]
         return [*words, "--specstore-nodes", str(self.nodes)]
 
 

@@ -24,12 +24,12 @@ def write_tiny_model(folder: Path) -> Path:
     return _save_model(folder, VOCABULARY)
 
 
-def write_spelling_model(folder: Path) -> Path:
-    """Saves a model whose tokens are characters: it can spell JSON. Deterministic."""
+def write_spelling_model(folder: Path, characters: str = CHARACTERS) -> Path:
+    """Saves a model whose tokens are characters: it can spell JSON. Deterministic. characters: in the order of their tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = {"<s>": 0, "</s>": 1}
-    for character in CHARACTERS:
+    for character in characters:
         letters["Ġ" if character == " " else character] = len(
             letters
         )  # as byte-level tokenizers write a space
@@ -37,7 +37,7 @@ def write_spelling_model(folder: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     _save_tokenizer(folder, tokenizer, bos_token="<s>", eos_token="</s>", chat_template=CHAT_TEMPLATE)
-    return _save_model(folder, SPELLING_VOCABULARY)
+    return _save_model(folder, 2 + len(characters))
 
 
 def texts_of(folder: Path, count: int, length: int) -> list[list[int]]:

@@ -1,9 +1,7 @@
-"""The demo model: what it is made from, what it must be able to do, and when it is made again."""
+"""The demo model: what it is made from, and what it must be able to do."""
 
 import json
 import stat
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -69,59 +67,6 @@ def test_the_model_answers(demo_model, smollm2):
     out = target.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert "Paris" in smollm2.decode(out)
     assert out[-1] == smollm2.eos_token_id
-
-
-@pytest.fixture
-def quick_conversion(monkeypatch):
-    """Stands in for the conversion, which `demo_model` runs for real; counts its runs."""
-    runs = []
-
-    def convert(source: Path, out: Path) -> None:
-        runs.append(out)
-        (out / "weights").write_text("right")
-        model._write_checksums(out)
-
-    monkeypatch.setattr(model, "convert", convert)
-    return runs
-
-
-def test_an_intact_folder_is_kept(tmp_path, quick_conversion):
-    first, second = model.ensure(tmp_path / "m"), model.ensure(tmp_path / "m")
-    assert first == second == tmp_path / "m"
-    assert len(quick_conversion) == 1
-
-
-def test_two_that_need_it_at_once_make_it_once(tmp_path, quick_conversion):
-    """flock(2) tells apart who opened the folder, thread or process."""
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(model.ensure, [tmp_path / "m"] * 8))
-    assert len(quick_conversion) == 1
-
-
-@pytest.mark.parametrize("harm", [lambda f: f.write_text("wrong"), lambda f: f.unlink()])
-def test_a_broken_folder_is_made_again(tmp_path, quick_conversion, harm):
-    folder = model.ensure(tmp_path / "m")
-    harm(folder / "weights")
-    assert (model.ensure(tmp_path / "m") / "weights").read_text() == "right"
-    assert len(quick_conversion) == 2
-
-
-def test_a_failed_conversion_leaves_nothing_behind(tmp_path, monkeypatch):
-    def fail(source: Path, out: Path) -> None:
-        (out / "weights").write_text("half")
-        raise DemoModelError("weights: not these")
-
-    monkeypatch.setattr(model, "convert", fail)
-    with pytest.raises(DemoModelError, match="not these"):
-        model.ensure(tmp_path / "m")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_with_something_else_is_refused(tmp_path, quick_conversion):
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(DemoModelError, match="holds something else"):
-        model.ensure(tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_another_gguf_file_is_refused(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_patches.drafting.registry import METHODS, Method
 from sglang_patches.launch import serve
 from sglang_patches.launch.serve import SettingsError, engine_command, engine_environment, read_settings
 
@@ -43,14 +44,14 @@ def test_a_bad_value_is_refused_by_name(variable, value):
 
 
 def test_the_engine_drafts_from_the_service():
-    command = engine_command(settings(), "m", Path("prior"), [])
+    command = engine_command(settings(), Path("prior"), [])
     assert flag(command, "--speculative-algorithm") == "SSSD"
     assert flag(command, "--specstore-endpoint") == f"127.0.0.1:{serve.DATASTORE_PORT}"
     assert flag(command, "--specstore-prior") is None
 
 
 def test_the_embedded_datastore_gets_the_prior():
-    command = engine_command(settings(DATASTORE="embedded"), "m", Path("prior"), [])
+    command = engine_command(settings(DATASTORE="embedded"), Path("prior"), [])
     assert flag(command, "--specstore-endpoint") == "embedded"
     assert flag(command, "--specstore-prior") == "prior"
 
@@ -59,27 +60,76 @@ def test_a_datastore_that_already_runs_is_used_as_it_is():
     existing = settings(DATASTORE="unix:/run/datastore.sock")
     assert not existing.starts_service
     assert not existing.needs_prior
-    assert flag(engine_command(existing, "m", None, []), "--specstore-endpoint") == "unix:/run/datastore.sock"
+    assert flag(engine_command(existing, None, []), "--specstore-endpoint") == "unix:/run/datastore.sock"
 
 
 def test_plain_decoding_has_neither_algorithm_nor_datastore():
     plain = settings(ALGORITHM="none")
     assert not plain.starts_service
     assert not plain.needs_prior
-    command = engine_command(plain, "m", None, [])
+    command = engine_command(plain, None, [])
     assert not [word for word in command if word.startswith("--spec")]
 
 
 def test_only_a_cpu_gets_the_cpu_flags():
     on_cpu, on_gpu = settings(), settings(DEVICE="cuda")
-    assert flag(engine_command(on_cpu, "m", None, []), "--attention-backend") == "specstore_cpu"
-    assert flag(engine_command(on_gpu, "m", None, []), "--attention-backend") is None
+    assert flag(engine_command(on_cpu, None, []), "--attention-backend") == "specstore_cpu"
+    assert flag(engine_command(on_gpu, None, []), "--attention-backend") is None
     assert engine_environment(on_cpu) == {"SGLANG_USE_CPU_ENGINE": "1"}
     assert engine_environment(on_gpu) == {}
 
 
+@pytest.fixture
+def demo_folders(monkeypatch):
+    """Where the demo's models would be made."""
+    monkeypatch.setattr(serve, "ensure", lambda: Path("demo"))
+    monkeypatch.setattr(serve, "deepened_target", lambda: Path("deepened"))
+
+
+@pytest.fixture
+def duet(monkeypatch) -> str:
+    """A method that drafts in a process of its own."""
+    method = Method(name="DUET", summary="", parts=lambda around: None, draft_process=True)
+    monkeypatch.setitem(METHODS, method.name, method)
+    return method.name
+
+
+@pytest.mark.usefixtures("demo_folders")
+@pytest.mark.parametrize(
+    ("given", "served"),
+    [
+        ({}, ("deepened", "demo")),
+        ({"DRAFT_MODEL": "d"}, ("deepened", "d")),
+        ({"MODEL": "m", "DRAFT_MODEL": "d"}, ("m", "d")),
+    ],
+)
+def test_a_method_with_a_draft_process_gets_a_target_and_a_draft(duet, given, served):
+    command = engine_command(serve.with_models(settings(ALGORITHM=duet, **given)), None, [])
+    assert (flag(command, "--model-path"), flag(command, "--speculative-draft-model-path")) == served
+
+
+@pytest.mark.usefixtures("demo_folders")
+@pytest.mark.parametrize("algorithm", ["sssd", "ngram", "none"])
+@pytest.mark.parametrize(("given", "served"), [({}, "demo"), ({"MODEL": "m"}, "m")])
+def test_any_other_gets_one_model(algorithm, given, served):
+    command = engine_command(serve.with_models(settings(ALGORITHM=algorithm, **given)), None, [])
+    assert flag(command, "--model-path") == served
+    assert flag(command, "--speculative-draft-model-path") is None
+
+
+def test_a_model_of_ones_own_needs_a_draft_of_ones_own(duet):
+    with pytest.raises(SettingsError, match="^DRAFT_MODEL='': .*give a small one with MODEL's tokenizer"):
+        settings(ALGORITHM=duet.lower(), MODEL="m")
+
+
+@pytest.mark.parametrize("algorithm", ["SSSD", "NGRAM", "NONE"])
+def test_a_draft_that_nobody_would_use_is_refused(algorithm):
+    with pytest.raises(SettingsError, match=f"^DRAFT_MODEL='d': ALGORITHM={algorithm} has no draft process"):
+        settings(ALGORITHM=algorithm, DRAFT_MODEL="d")
+
+
 def test_flags_given_by_hand_win():
-    command = engine_command(settings(), "m", None, ["--max-total-tokens", "99", "--host", "0.0.0.0"])
+    command = engine_command(settings(), None, ["--max-total-tokens", "99", "--host", "0.0.0.0"])
     assert flag(command, "--max-total-tokens") == "99"
     assert flag(command, "--host") == "0.0.0.0"
 

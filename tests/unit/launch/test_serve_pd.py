@@ -19,7 +19,7 @@ def workers(device: str = "cpu", prefills: int = 2, decodes: int = 1):
 
 def test_every_instance_has_ports_of_its_own_and_its_role():
     started = workers()
-    commands = [engine_command(worker, "m", None, []) for worker in started]
+    commands = [engine_command(worker, None, []) for worker in started]
     assert [flag(command, "--disaggregation-mode") for command in commands] == ["prefill"] * 2 + ["decode"]
     assert len({flag(command, "--port") for command in commands}) == 3
     bootstraps = [flag(command, "--disaggregation-bootstrap-port") for command in commands]
@@ -32,7 +32,7 @@ def test_only_cpus_move_kv_over_tcp_and_wait_quietly():
     assert engine_environment(on_cpu)["MOONCAKE_PROTOCOL"] == "tcp"
     assert engine_environment(on_gpu) == {}
     assert (
-        flag(engine_command(workers("cuda")[2], "m", None, []), "--disaggregation-decode-retraction-backup")
+        flag(engine_command(workers("cuda")[2], None, []), "--disaggregation-decode-retraction-backup")
         is None
     )
 

@@ -52,10 +52,11 @@ def test_every_row_says_why():
 
 
 def test_what_is_hooked_is_in_the_table():
+    from sglang_patches.cpu import draft_steps
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
     from sglang_patches.workers import cache_room, finish_hooks
 
-    assert {*HOOKS, *WEIGHT_UPDATES, *finish_hooks.HOOKS, *cache_room.HOOKS} <= ROWS
+    assert {*HOOKS, *WEIGHT_UPDATES, *draft_steps.HOOKS, *finish_hooks.HOOKS, *cache_room.HOOKS} <= ROWS
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:

@@ -1,0 +1,81 @@
+"""Folders that are made once, kept with the checksums of their files (`SHA256SUMS`), and made again when these do not match."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .errors import DemoModelError
+
+CHECKSUMS = "SHA256SUMS"
+
+
+def made_once(out: Path, write: Callable[[Path], None]) -> Path:
+    """The absolute path of `out`, written first when it is absent or does not match its checksums.
+
+    write: fills an empty folder. Raises `DemoModelError` when `out` holds something else, and what `write` raises; then nothing
+    is left behind.
+    """
+    out = out.absolute()
+    if is_intact(out):
+        return out
+    if out.exists() and not (out / CHECKSUMS).exists() and any(out.iterdir()):
+        raise DemoModelError(f"{out} holds something else: give a new or empty folder")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_in(out.parent):
+        if not is_intact(out):
+            _make(out, write)
+    return out
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether every file that `SHA256SUMS` names is there with that content."""
+    sums = folder / CHECKSUMS
+    if not sums.is_file():
+        return False
+    rows = [line.split("  ", 1) for line in sums.read_text().splitlines()]
+    return all((folder / name).is_file() and sha256(folder / name) == digest for digest, name in rows)
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two processes that need it at once: the second waits and finds it made."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make(out: Path, write: Callable[[Path], None]) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as work:
+        built = Path(work) / out.name
+        built.mkdir()
+        write(built)
+        _make_readable(built)
+        _write_checksums(built)
+        shutil.rmtree(out, ignore_errors=True)
+        built.rename(out)
+
+
+def _make_readable(folder: Path) -> None:
+    folder.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+
+
+def _write_checksums(folder: Path) -> None:
+    rows = [f"{sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
+    (folder / CHECKSUMS).write_text("".join(rows))
+    (folder / CHECKSUMS).chmod(0o644)

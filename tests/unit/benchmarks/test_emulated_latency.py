@@ -1,0 +1,63 @@
+"""What the emulated target latency slows, and that it refuses a value that it cannot use."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.emulated_latency import PLUGIN, emulated_latency
+
+
+@pytest.fixture(scope="module")
+def plugin():
+    spec = importlib.util.spec_from_file_location("emulated", PLUGIN / "specstore_emulated_latency.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def batch(kind: str) -> SimpleNamespace:
+    modes = SimpleNamespace(is_decode=lambda: kind == "decode", is_target_verify=lambda: kind == "verify")
+    return SimpleNamespace(forward_mode=modes)
+
+
+@pytest.mark.parametrize(("kind", "slept"), [("decode", 1), ("verify", 1), ("extend", 0)])
+def test_prefill_is_not_slowed(plugin, monkeypatch, kind, slept):
+    sleeps = []
+    monkeypatch.setattr(plugin.time, "sleep", sleeps.append)
+    slow = plugin.slowed(lambda forward_batch, flag=False: (forward_batch, flag), 1.0)
+    given = batch(kind)
+    assert slow(given, flag=True) == (given, True)
+    assert len(sleeps) == slept
+    assert all(0 < seconds <= 1 for seconds in sleeps)
+
+
+def test_a_draft_is_not_slowed(plugin):
+    def forward():
+        raise NotImplementedError
+
+    for draft in (True, False):
+        runner = SimpleNamespace(device="cpu", forward=forward)
+        plugin.slow_down(SimpleNamespace(is_draft_worker=draft, model_runner=runner), 1.0)
+        assert (runner.forward is forward) == draft
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "slow", ""])
+def test_a_value_that_cannot_be_used_ends_the_process(value):
+    """As SGLang loads plugins: it survives their exceptions."""
+    variables = emulated_latency(1) | {"SPECSTORE_EMULATED_LATENCY_MS": value}
+    code = """
+import specstore_emulated_latency
+try:
+    specstore_emulated_latency.register()
+except Exception:
+    pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert f"SPECSTORE_EMULATED_LATENCY_MS={value!r}: give a number" in done.stderr
