@@ -256,6 +256,5 @@ class ProcessChannel(DraftChannel):
             return 0.0
         UP.set(0)
         child.hang_up()
-        outbox.close()
-        _DOWN.inc(outbox.clear())
+        _DOWN.inc(outbox.close())
         return time.monotonic() - self._up_since
