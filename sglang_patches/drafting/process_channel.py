@@ -108,12 +108,10 @@ class ProcessChannel(DraftChannel):
                 outbox.put(frame_of(known), len(known))
 
     def collect(self, seconds: float) -> list[Answer]:
-        if not (self._answers or self._lost) and (seconds <= 0.0 or self._outbox is None):
+        if not (self._answers or self._lost) and (seconds <= 0.0 or self._silent):
             return []
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._answers or self._lost or self._outbox is None, max(0.0, seconds)
-            )
+            self._changed.wait_for(lambda: self._answers or self._lost or self._silent, max(0.0, seconds))
             answers, self._answers = self._answers, []
             lost, self._lost = self._lost, []
             return answers + [Lost(session) for session in lost if self._has.get(session) is False]
@@ -126,6 +124,11 @@ class ProcessChannel(DraftChannel):
         if child is not None:
             child.hang_up()
         self._supervisor.join()
+
+    @property
+    def _silent(self) -> bool:
+        """Whether no answer is to be expected."""
+        return self._outbox is None or self._stalled
 
     # What the draft process has. With the lock held.
 
@@ -143,7 +146,7 @@ class ProcessChannel(DraftChannel):
             )
             self._stalled = True
             _STALLED.inc(self._outbox.clear())
-            self._has = dict.fromkeys(self._has, False)
+            self._has_nothing()
         return None if self._stalled else self._outbox
 
     def _note(self, message: Message, sent: bool) -> bool:
@@ -154,6 +157,11 @@ class ProcessChannel(DraftChannel):
         if isinstance(message, Closed):
             self._has.pop(message.session, None)
         return known
+
+    def _has_nothing(self) -> None:
+        """Reported once messages get through again."""
+        self._has = dict.fromkeys(self._has, False)
+        self._lost.clear()
 
     def _begin_again(self) -> None:
         """Messages get through again."""
@@ -250,12 +258,11 @@ class ProcessChannel(DraftChannel):
             outbox, self._outbox = self._outbox, None
             self._child = None
             self._stalled = False
-            self._has = dict.fromkeys(self._has, False)
+            self._has_nothing()
             self._changed.notify()
         if outbox is None:
             return 0.0
         UP.set(0)
         child.hang_up()
-        outbox.close()
-        _DOWN.inc(outbox.clear())
+        _DOWN.inc(outbox.close())
         return time.monotonic() - self._up_since

@@ -29,7 +29,7 @@ class ParentConnection:
         if descriptor is None:
             raise RuntimeError(f"{SOCKET_VARIABLE} is not set: a draft process is started by its worker")
         self._socket = socket.socket(fileno=int(descriptor))
-        self._socket.set_inheritable(False)  # its end must be seen although a child of this process lives on
+        self._socket.set_inheritable(False)  # as all other files of Python's
         self._incoming = messages_from_worker()
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)

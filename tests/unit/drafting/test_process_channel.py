@@ -207,7 +207,7 @@ def test_what_a_dead_process_has_said_is_harmless(start):
 
 def test_nothing_is_waited_for_while_the_draft_process_is_down(start):
     channel = start("echo", backoff=Backoff(3600.0, 3600.0, 60.0))
-    waiting = threading.Thread(target=channel.collect, args=(3600.0,))
+    waiting = threading.Thread(target=channel.collect, args=(3600.0,), daemon=True)
     waiting.start()
     kill()
     waiting.join(SECONDS)
@@ -276,7 +276,7 @@ def test_posting_never_blocks_and_what_is_not_read_is_dropped(start):
         channel.post([committed("a", 3, size=10_000)])
         time.sleep(0.001)
     channel.post([Closed("b"), opened("c")])
-    assert channel.collect(0.0) == []
+    assert channel.collect(3600.0) == []
     process.resume()
     while not lost(answers := channel.collect(0.01)):  # what was sent before is answered first
         assert time.monotonic() < limit
@@ -285,6 +285,17 @@ def test_posting_never_blocks_and_what_is_not_read_is_dropped(start):
     channel.post([opened("a", epoch=-2), committed("a", 6)])
     answers = collect_until(channel, lambda answers: has(answers, "a", 6))
     assert [answer.epoch for answer in answers][-2:] == [-2, 6]
+
+
+def test_each_message_is_sent_or_counted_as_dropped(start):
+    channel = start("echo")
+    process, sent = draft_process(), process_channel.MESSAGES.labels("sent")._value
+    before = sent.get() + dropped("down")
+    process.suspend()
+    for _ in range(100):
+        channel.post([opened("s", 100_000), committed("s", 3)])
+    process.kill()
+    eventually(lambda: sent.get() + dropped("down") == before + 200, seconds=SECONDS)
 
 
 def test_a_stopped_draft_process_is_ended(start, monkeypatch):
