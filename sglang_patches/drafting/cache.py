@@ -13,11 +13,14 @@ from sglang_patches.drafting.messages import Growth
 
 ROOT = 0  # of an epoch's trie, before it advances
 DROPPED = Counter("specstore_growth_dropped", "Growth of speculation caches that came too late", ["reason"])
-_EPOCH, _PARENT, _SESSION = map(DROPPED.labels, ("epoch", "parent", "session"))
+_EPOCH, _GAP, _PARENT, _REPLAY, _SESSION = map(
+    DROPPED.labels, ("epoch", "gap", "parent", "replay", "session")
+)
 
 
 class Trie:
     """Nodes keep their numbers when the trie advances. The root of a new epoch is node 0. length: committed tokens.
+    turn: of the epoch's next growth.
 
     The draft side's nodes have positive numbers, those that the worker adds (`graft`) negative ones. Both may give the same
     continuation a number: the one that came first stays, the other becomes its alias.
@@ -33,6 +36,7 @@ class Trie:
     def begin_epoch(self, epoch: int) -> None:
         """An empty trie. The worker numbers the epochs, the draft side takes its numbers."""
         self.epoch = epoch
+        self.turn = 0
         self.root = ROOT
         self._aliases: dict[int, int] = {}
         self._parents: dict[int, int] = {}
@@ -121,6 +125,7 @@ class Trie:
     def restart(self, epoch: int) -> None:
         """A new epoch with the same nodes: the root is node 0 again, those below keep their numbers."""
         self.epoch = epoch
+        self.turn = 0
         if self.root != ROOT:
             children = self._children[ROOT] = self._children.pop(self.root)
             self._parents |= dict.fromkeys(children.values(), ROOT)
@@ -168,18 +173,26 @@ class SpeculationCache:
     def close(self, session: str) -> None:
         self._tries.pop(session, None)
 
-    def grow(self, growth: Growth) -> None:
-        """Adds nodes. Those of an epoch that is over, or below a node that is gone, are dropped and counted."""
+    def grow(self, growth: Growth) -> bool:
+        """Adds nodes. Those of an epoch that is over, or below a node that is gone, and a growth that came before are dropped and
+        counted. False after a gap: what is missing will not come again."""
         trie = self._tries.get(growth.session)
-        if trie is None or trie.epoch != growth.epoch:
-            (_SESSION if trie is None else _EPOCH).inc(len(growth.tokens))
-            return
+        if trie is None or trie.epoch != growth.epoch or growth.turn < trie.turn:
+            (_SESSION if trie is None else _EPOCH if trie.epoch != growth.epoch else _REPLAY).inc(
+                len(growth.tokens)
+            )
+            return True
+        if growth.turn > trie.turn:
+            _GAP.inc(len(growth.tokens))
+            return False
+        trie.turn += 1
         arrays = growth.parents.tolist(), growth.tokens.tolist(), growth.probabilities.tolist()
         for node, parent, token, probability in zip(growth.nodes.tolist(), *arrays, strict=True):
             if parent in trie:
                 trie.add(node, parent, token, probability)
             else:
                 _PARENT.inc()
+        return True
 
     def advance(self, session: str, start: int, tokens: np.ndarray) -> bool:
         """Whether the tokens committed after the first `start` were foreseen. What is known already is skipped; after a gap

@@ -156,9 +156,11 @@ class DraftSide:
 def growth_of(draft: Draft, nodes: Sequence[int]) -> Growth:
     """nodes: a parent before its children."""
     trie = draft.trie
+    trie.turn += 1
     return Growth(
         draft.session,
         trie.epoch,
+        trie.turn - 1,
         np.array(nodes, np.int64),
         np.array([trie.parent(node) for node in nodes], np.int64),
         np.array([trie.token(node) for node in nodes], np.int32),

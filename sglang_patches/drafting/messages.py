@@ -63,12 +63,13 @@ class Closed(msgspec.Struct, eq=False, array_like=True, tag=True):
 class Growth(msgspec.Struct, eq=False, array_like=True, tag=True):
     """New nodes of a session's trie, a parent before its children.
 
-    nodes, parents: int64, numbers of the same epoch, whose first root is 0. tokens: int32. probabilities: float32, that the
+    turn: how many were sent before it of the same epoch. nodes, parents: int64, numbers of the same epoch, whose first root is 0. tokens: int32. probabilities: float32, that the
     target goes on from the parent with the token.
     """
 
     session: str
     epoch: int
+    turn: int
     nodes: NDArray[np.int64]
     parents: NDArray[np.int64]
     tokens: NDArray[np.int32]

@@ -136,9 +136,8 @@ class Speculation:
         lost = []
         answers = self._channel.collect(seconds)
         for answer in answers:
-            if isinstance(answer, Growth):
-                self._cache.grow(answer)
-            elif answer.session in self._states:
+            whole = isinstance(answer, Growth) and self._cache.grow(answer)
+            if not whole and answer.session in self._states:
                 lost.append(self._states[answer.session])
         self.open(lost)
         return bool(answers)

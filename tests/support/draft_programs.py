@@ -37,7 +37,7 @@ def _echoed(message: Message, sessions: set[str]) -> list[Answer]:
     if number != FORGOTTEN:
         sessions.add(message.session)
     probabilities = np.zeros(len(message.tokens), np.float32)
-    return [Growth(message.session, number, NO_NODES, NO_NODES, message.tokens, probabilities)]
+    return [Growth(message.session, number, 0, NO_NODES, NO_NODES, message.tokens, probabilities)]
 
 
 def drafting(parent: ParentConnection) -> None:

@@ -11,16 +11,24 @@ from sglang_patches.drafting.messages import Growth
 EPOCH = 1
 
 
-def growth(first, parents, tokens, probabilities=None, epoch=EPOCH, session="s"):
+def growth(first, parents, tokens, probabilities=None, epoch=EPOCH, session="s", turn=0):
     probabilities = [0.5] * len(tokens) if probabilities is None else probabilities
     return Growth(
         session,
         epoch,
+        turn,
         np.arange(first, first + len(tokens)),
         np.array(parents, np.int64),
         np.array(tokens, np.int32),
         np.array(probabilities, np.float32),
     )
+
+
+def grow(cache, growth):
+    """As the draft side sends it: in its turn."""
+    if growth.session in cache:
+        growth.turn = cache.trie(growth.session).turn
+    return cache.grow(growth)
 
 
 def tokens(*values):
@@ -32,7 +40,7 @@ def cache():
     """A session of 10 tokens.  root -> 5 -> 7 -> 9 ; root -> 6 ; 5 -> 8"""
     cache = SpeculationCache()
     cache.open("s", 10)
-    cache.grow(growth(1, [ROOT, ROOT, 1, 1, 3], [5, 6, 7, 8, 9], [0.6, 0.3, 0.5, 0.4, 0.9]))
+    grow(cache, growth(1, [ROOT, ROOT, 1, 1, 3], [5, 6, 7, 8, 9], [0.6, 0.3, 0.5, 0.4, 0.9]))
     return cache
 
 
@@ -64,7 +72,7 @@ def test_what_was_foreseen_becomes_the_root_and_keeps_its_numbers(cache):
     assert cache.trie("s").epoch == EPOCH and len(cache.trie("s")) == 1
     tree, numbers = cache.subtree("s", 8, 8, 16)
     assert paths(tree) == [[9]] and numbers.tolist() == [5] and tree.probs.tolist() == pytest.approx([0.9])
-    cache.grow(growth(6, [3], [4]))
+    grow(cache, growth(6, [3], [4]))
     assert sorted(paths(cache.subtree("s", 8, 8, 16)[0])) == [[4], [9]]
 
 
@@ -72,22 +80,22 @@ def test_what_was_not_foreseen_begins_an_epoch(cache):
     before = _dropped()
     assert not cache.advance("s", 10, tokens(5, 99))
     assert cache.trie("s").epoch == EPOCH + 1 and len(cache.subtree("s", 8, 8, 16)[0]) == 0
-    cache.grow(growth(6, [3], [4]))
-    cache.grow(growth(1, [ROOT], [4], session="gone"))
+    grow(cache, growth(6, [3], [4]))
+    grow(cache, growth(1, [ROOT], [4], session="gone"))
     assert len(cache.trie("s")) == 0 and _dropped() == before + 2
-    cache.grow(growth(1, [ROOT], [4], epoch=EPOCH + 1))
+    grow(cache, growth(1, [ROOT], [4], epoch=EPOCH + 1))
     assert paths(cache.subtree("s", 8, 8, 16)[0]) == [[4]]
 
 
 def test_growth_below_what_is_gone_is_dropped_and_counted(cache):
     cache.advance("s", 10, tokens(5))
     before = _dropped()
-    cache.grow(growth(6, [2, 4], [1, 2]))  # node 2 was the root's other child
+    grow(cache, growth(6, [2, 4], [1, 2]))  # node 2 was the root's other child
     assert _dropped() == before + 1 and [8, 2] in paths(cache.subtree("s", 8, 8, 16)[0])
 
 
 def test_replays_and_gaps_are_harmless(cache):
-    cache.grow(growth(1, [ROOT, ROOT], [5, 6], [0.6, 0.3]))
+    grow(cache, growth(1, [ROOT, ROOT], [5, 6], [0.6, 0.3]))
     assert len(cache.trie("s")) == 5
     assert cache.advance("s", 10, tokens(5)) and cache.advance("s", 10, tokens(5, 7))
     assert cache.advance("s", 9, tokens(1, 5, 7)) and cache.trie("s").length == 12
@@ -125,7 +133,7 @@ def test_against_lists_of_texts():
                 path = (*parent, int(rng.integers(3)))
                 if path not in known:
                     number = next(numbers)
-                    cache.grow(growth(number, [known[parent]], [path[-1]], epoch=epoch))
+                    grow(cache, growth(number, [known[parent]], [path[-1]], epoch=epoch))
                     known[path] = number
             emitted = tuple(rng.integers(0, 3, rng.integers(1, 4)).tolist())
             foreseen = emitted in known
@@ -160,3 +168,13 @@ def test_aliases_end_with_their_nodes():
     trie.graft(0, 8, 0.5)
     trie.add(1, 0, 7, 0.6)
     assert trie.advance([8]) and 1 not in trie
+
+
+def test_a_growth_that_comes_again_changes_nothing(cache):
+    again = growth(1, [ROOT], [99])
+    assert cache.grow(again) and cache.trie("s").child(ROOT, 99) is None
+
+
+def test_a_gap_between_growths_is_told(cache):
+    assert not cache.grow(growth(9, [ROOT], [99], turn=2))
+    assert grow(cache, growth(9, [ROOT], [99])) and cache.trie("s").child(ROOT, 99) == 9

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from sglang_patches.drafting import process_channel
+from sglang_patches.drafting.fallback import Patience
 from sglang_patches.drafting.messages import Closed, Committed, Growth, Lost, Opened, Verifying
 from sglang_patches.drafting.process.connection import SOCKET_VARIABLE, ParentConnection
 from sglang_patches.drafting.process_channel import DROPPED, RESTARTS, UP, Backoff, ProcessChannel
@@ -172,7 +173,7 @@ def test_twenty_kills_in_a_row(start):
 def test_decoding_goes_on_over_kills_and_drafts_come_back(start):
     channel = start("drafting")
     run = Run(channel)
-    run.patience = lambda batch, misses: 0.2
+    run.patience = lambda batch, misses: Patience(0.2)
     for _ in range(3):
         assert drafts_well(run)
         draft_process().kill()
@@ -193,7 +194,7 @@ def drafts_well(run):
 def test_what_a_dead_process_has_said_is_harmless(start):
     channel = start("drafting")
     run = Run(channel)
-    run.patience = lambda batch, misses: 0.2
+    run.patience = lambda batch, misses: Patience(0.2)
     assert drafts_well(run)
     late, collect = [], channel.collect
     channel.collect = lambda seconds: late.extend(collect(seconds)) or []

@@ -39,7 +39,7 @@ everything = st.one_of(
     st.builds(Committed, st.text(), numbers, int32, numbers),
     st.builds(Verifying, st.text(), numbers, int64, int64, int32),
     st.builds(Closed, st.text()),
-    st.builds(Growth, st.text(), numbers, int64, int64, int32, float32),
+    st.builds(Growth, st.text(), numbers, numbers, int64, int64, int32, float32),
     st.builds(Lost, st.text()),
     st.builds(Ready, floats, numbers),
 )
