@@ -32,35 +32,36 @@ def keep_filtered(
     the host does not know it; without it an accelerator sorts whole rows. flashinfer: filter as FlashInfer's kernels do, SGLang's
     default on CUDA: all that tie at the last place stay, and in a row with min-p top-p is a share of the mass that top-k left.
     """
-    if top_ks is None and top_ps is None and min_ps is None:
-        return probabilities
     probabilities = probabilities.float()
     rows, vocab = probabilities.shape
     device = probabilities.device
+    if top_ks is None and top_ps is None:
+        if min_ps is None:
+            return probabilities
+        least = probabilities.amax(dim=-1, keepdim=True) * min_ps.view(-1, 1)
+        return _rescaled(probabilities * (probabilities >= least))
+    # Of the mass that top-k leaves, all that tie at its last place are part.
+    width = vocab if most is None or (flashinfer and min_ps is not None) else min(most, vocab)
     top_ks = torch.full((rows,), vocab, device=device) if top_ks is None else top_ks
     top_ps = torch.ones(rows, device=device) if top_ps is None else top_ps
     min_ps = torch.zeros(rows, device=device) if min_ps is None else min_ps
     if device.type == "cpu":
-        kept = np.empty((rows, vocab), np.float32)
-        arrays = (x.numpy() for x in (probabilities.contiguous(), top_ks.long(), top_ps, min_ps))
-        _keep_filtered_rows(*arrays, flashinfer, kept)
-        return torch.from_numpy(kept)
-    return _keep_filtered_on_device(probabilities, top_ks, top_ps, min_ps, most or vocab, flashinfer)
+        return _keep_on_host(probabilities, top_ks, top_ps, min_ps, flashinfer)
+    return _keep_on_device(probabilities, top_ks, top_ps, min_ps, flashinfer, width)
 
 
-def _keep_filtered_on_device(
+def _keep_on_device(
     probabilities: torch.Tensor,
     top_ks: torch.Tensor,
     top_ps: torch.Tensor,
     min_ps: torch.Tensor,
-    most: int,
     flashinfer: bool,
+    width: int,
 ) -> torch.Tensor:
-    vocab = probabilities.shape[1]
-    # Of top-k's mass all tokens are needed that tie at its last place.
-    ranked = probabilities.topk(vocab if flashinfer else min(most, vocab)).values
-    top_ks = top_ks.long().clamp(max=ranked.shape[1]).view(-1, 1)
-    stays = torch.arange(ranked.shape[1], device=ranked.device) < top_ks
+    """width: of the likeliest tokens that are ranked."""
+    ranked = probabilities.topk(width).values
+    top_ks = top_ks.long().clamp(max=width).view(-1, 1)
+    stays = torch.arange(width, device=ranked.device) < top_ks
     limits = top_ps
     if flashinfer:
         mass = torch.where(ranked >= ranked.gather(1, top_ks - 1), ranked, 0).sum(dim=-1)
@@ -75,13 +76,29 @@ def _keep_filtered_on_device(
         tied = (kept ^ likelier).cumsum(dim=-1, dtype=torch.int32)
         kept = likelier | (kept & (tied <= count - likelier.sum(dim=-1, keepdim=True)))
     kept &= probabilities >= ranked[:, :1] * min_ps.view(-1, 1)
-    left = probabilities * kept
-    return left / left.sum(dim=-1, keepdim=True)
+    return _rescaled(probabilities * kept)
+
+
+def _rescaled(weights: torch.Tensor) -> torch.Tensor:
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def _keep_on_host(
+    probabilities: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+    flashinfer: bool,
+) -> torch.Tensor:
+    """Ranks no more tokens than it needs: a CPU sorts whole rows in milliseconds each."""
+    kept = np.empty(probabilities.shape, np.float32)
+    arrays = (x.contiguous().numpy() for x in (probabilities, top_ks.long(), top_ps, min_ps))
+    _keep_rows(*arrays, flashinfer, kept)
+    return torch.from_numpy(kept)
 
 
 @numba.njit(cache=True, nogil=True)
-def _keep_filtered_rows(probabilities, top_ks, top_ps, min_ps, flashinfer, kept):  # pragma: no cover
-    """On a CPU, where a sort of whole rows would take milliseconds each."""
+def _keep_rows(probabilities, top_ks, top_ps, min_ps, flashinfer, kept):  # pragma: no cover
     rows, vocab = probabilities.shape
     ranked = np.empty(vocab, np.float32)
     for row in range(rows):
