@@ -18,7 +18,7 @@ from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.draft_side import DraftSide
 from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback
-from sglang_patches.drafting.messages import Answer, Message
+from sglang_patches.drafting.messages import GREEDY, Answer, Message
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.outcome import Outcome, settle
 from sglang_patches.drafting.predictor import OutcomePredictor
@@ -206,7 +206,7 @@ class Pipeline:
         model, size = PairModel(self._pairs), setting.guesses * len(pairs)
         side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, len(pairs)), size)
         self._draft = TimedDraftSide(side, model, self._clock, setting.times)
-        self._speculation = Speculation(self._draft, setting.lookahead, lambda req: None, self._clock)
+        self._speculation = Speculation(self._draft, setting.lookahead, lambda state: GREEDY, self._clock)
         self._fallback = setting.fallback(self._pairs, self._clock)
         self._states = [self._open(session) for session in self._pairs]
         self._before: dict[RequestState, str] = {}

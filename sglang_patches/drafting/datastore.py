@@ -90,11 +90,11 @@ class DatastoreFeed:
 
 
 class DatastoreFallback(Fallback):
-    """The datastore drafts for the requests that have no tree. budget: of each of its trees."""
+    """The datastore drafts for every request: it costs little, and may know what a draft model does not. budget: of each tree."""
 
     def __init__(self, feed: DatastoreFeed, budget: Budget) -> None:
         self._feed = feed
         self._budget = budget
 
     def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
-        return self._feed.step(states, [self._budget if miss else NO_DRAFT for miss in misses])
+        return self._feed.step(states, [self._budget] * len(states))

@@ -26,7 +26,8 @@ NO_PATIENCE = Patience(0.0)
 class Fallback(ABC):
     @abstractmethod
     def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
-        """A tree for each request, empty where it is not missed. Within the deadline of a step, and never raises."""
+        """A tree for each request; where it is not missed it may be empty, and is taken if it promises more than the one there is.
+        Within the deadline of a step, and never raises."""
 
     def patience(self, batch: int, misses: int) -> Patience:
         """How long a step of `batch` requests, of which so many are missed, waits for the draft side before it falls back."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from prometheus_client import Counter
@@ -21,28 +20,23 @@ from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.source import DRAFT_MODEL
 
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
-
 LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
-NONE = np.empty(0, np.int64)
 _HIT, _WAITED, _MISS = map(LOOKUPS.labels, ("hit", "waited", "miss"))
 
 
 class Speculation:
-    """nodes: most of a tree. seed_of: of the noise that the target shares with a request's drafts (`Verifier.seed_of`). now: seconds
-    by a steady clock."""
+    """nodes: most of a tree. sampling_of: how the target draws a request's tokens. now: seconds by a steady clock."""
 
     def __init__(
         self,
         channel: DraftChannel,
         nodes: int,
-        seed_of: Callable[[Req], int | None],
+        sampling_of: Callable[[RequestState], Sampling],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._channel, self._now = channel, now
         self._nodes = nodes
-        self._seed_of = seed_of
+        self._sampling_of = sampling_of
         self._cache = SpeculationCache()
         self._states: dict[str, RequestState] = {}
         # Node numbers of the trees that were handed out for this step.
@@ -99,13 +93,14 @@ class Speculation:
         )
 
     def _verifying(self, state: RequestState, numbers: np.ndarray) -> Verifying:
-        """numbers: the nodes of the request's tree, if it is the cache's."""
+        """numbers: the nodes that the cache had."""
         trie, tree = self._cache.trie(state.session), state.tree
+        own = len(tree) > 0 and tree.sources[0] == DRAFT_MODEL
         parents = np.empty(len(tree), np.int64)
-        nodes = numbers[: len(tree)] if len(numbers) else np.empty(len(tree), np.int64)
+        nodes = numbers[: len(tree)] if own else np.empty(len(tree), np.int64)
         for at, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
             parents[at] = trie.root if parent < 0 else nodes[parent]
-            if not len(numbers):
+            if not own:
                 nodes[at] = trie.graft(int(parents[at]), token, float(tree.probs[at]))
         return Verifying(state.session, trie.epoch, nodes, parents, tree.tokens)
 
@@ -125,11 +120,9 @@ class Speculation:
     def _opened(self, state: RequestState) -> Opened:
         trie = self._cache.open(state.session, state.settled)
         self._states[state.session] = state
-        params = state.req.sampling_params
-        sampling = Sampling(
-            params.temperature, params.top_k, params.top_p, params.min_p, self._seed_of(state.req)
+        return Opened(
+            state.session, state.text.between(0, state.settled), trie.epoch, self._sampling_of(state)
         )
-        return Opened(state.session, state.text.between(0, state.settled), trie.epoch, sampling)
 
     def _take(self, seconds: float) -> bool:
         """Whether anything came."""

@@ -29,6 +29,10 @@ class AcceptanceModel:
         bins = self._bins(probs)
         return self._accepted[sources, bins] / self._seen[sources, bins]
 
+    def expected(self, tree: DraftTree) -> float:
+        """Nodes of it that are accepted, estimated."""
+        return float(self.estimate(tree.probs, tree.sources).sum())
+
     def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
         """accepted: bool [nodes], which verified nodes were on the accepted path."""
         bins = self._bins(probs)

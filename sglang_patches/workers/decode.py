@@ -15,6 +15,7 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
+from sglang_patches.drafting.messages import Sampling
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.process.start import draft_settings, start_draft_process
 from sglang_patches.drafting.registry import Method, Parts, Surroundings
@@ -97,7 +98,7 @@ class DecodeWorker(TreeWorker):
             Surroundings(options, self.datastore, self.budget, lambda: self.start_draft(vocab_size))
         )
         if self.parts.channel is not None:
-            self.speculation = Speculation(self.parts.channel, self.budget.nodes, self.verifier.seed_of)
+            self.speculation = Speculation(self.parts.channel, self.budget.nodes, self._sampling_of)
         logger.info(
             "specstore: %s, %s; datastore %s, up to %d nodes",
             self.method.name,
@@ -111,6 +112,11 @@ class DecodeWorker(TreeWorker):
         context_length = self.last_position + 1
         settings = draft_settings(self.server_args, self.options, context_length, vocab_size)
         return start_draft_process(settings)
+
+    def _sampling_of(self, state: RequestState) -> Sampling:
+        wishes = state.req.sampling_params
+        noise = self.verifier.seed_of(state.req)
+        return Sampling(wishes.temperature, wishes.top_k, wishes.top_p, wishes.min_p, noise)
 
     @property
     def _feeds(self) -> list[DatastoreFeed | Speculation]:
@@ -204,7 +210,14 @@ class DecodeWorker(TreeWorker):
             return self.parts.fallback.trees(states, [True] * len(states))
         found = self.speculation.look_up(states, depths, self.parts.fallback.patience)
         fallen_back = self.parts.fallback.trees(states, [not len(tree) for tree in found])
-        return [tree if len(tree) else other for tree, other in zip(found, fallen_back, strict=True)]
+        return [self._better(*pair) for pair in zip(states, found, fallen_back, strict=True)]
+
+    def _better(self, state: RequestState, tree: DraftTree, other: DraftTree) -> DraftTree:
+        """That of which more nodes are likely to be accepted."""
+        if not (len(tree) and len(other)):
+            return tree if len(tree) else other
+        expected = self.policy.acceptance.of(state.tenant).expected
+        return other if expected(other) > expected(tree) else tree
 
     # Speculation length
 

@@ -25,6 +25,7 @@ from sglang_patches.launch.servers import ServerSpec  # noqa: E402
 from tests.e2e.services import serving  # noqa: E402
 from tests.support.servers import SglangServer, running  # noqa: E402
 from tests.support.slow_proxy import SlowProxy  # noqa: E402
+from tests.support.tiny_drafts import spelling_draft  # noqa: E402
 from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E402
 
 CONTEXT = 1024
@@ -101,6 +102,14 @@ def spelling_model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def draft_model(method, spelling_model, tmp_path_factory) -> Path | None:
+    """For a method that drafts with one: a model that is right most often."""
+    if not method.draft_process:
+        return None
+    return spelling_draft(spelling_model, tmp_path_factory.mktemp("draft-model"), 0.9)
+
+
+@pytest.fixture(scope="session")
 def datastore(logs) -> Iterator[DatastoreService]:
     """One service for the whole suite; what it has been told survives it."""
     data = logs / "datastore"
@@ -159,15 +168,16 @@ def proxy(datastore) -> Iterator[SlowProxy]:
 
 
 def drafting_spec(
-    name: str, model: Path, setup: Setup, endpoint: str, environment: dict[str, str]
+    name: str, model: Path, draft: Path | None, setup: Setup, endpoint: str, environment: dict[str, str]
 ) -> ServerSpec:
-    """name: the method's."""
+    """name: the method's. draft: its draft model."""
     return ServerSpec(
         f"{name}-{'overlap' if setup.overlap else 'synchronous'}-{setup.nodes}-{setup.page_size}",
         model,
         name,
         dtype="float32",
         nodes=setup.nodes,
+        draft=draft,
         flags=(*FLAGS, *DRAFTING, "--page-size", str(setup.page_size)),
         environment={"SPECSTORE_ENDPOINT": "embedded" if setup.embedded else endpoint, **environment},
         max_running_requests=MOST_REQUESTS,
@@ -177,9 +187,11 @@ def drafting_spec(
 
 
 @pytest.fixture(scope="session", params=list(SETUPS))
-def server(request, method, spelling_model, proxy, method_path, logs) -> Iterator[SglangServer]:
+def server(request, method, spelling_model, draft_model, proxy, method_path, logs) -> Iterator[SglangServer]:
     """The method's. A test that wants one setup alone says so by `parametrize`."""
-    spec = drafting_spec(method.name, spelling_model, SETUPS[request.param], proxy.endpoint, method_path)
+    spec = drafting_spec(
+        method.name, spelling_model, draft_model, SETUPS[request.param], proxy.endpoint, method_path
+    )
     with start(spec, logs) as server:
         yield server
 

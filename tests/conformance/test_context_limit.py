@@ -53,9 +53,11 @@ def test_every_distance_from_the_limit(server, plain):
 @pytest.mark.parametrize("width", [4, 16, 64])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_every_width_and_page_size(
-    method, spelling_model, plain, method_path, logs, overlap, width, page_size
+    method, spelling_model, draft_model, plain, method_path, logs, overlap, width, page_size
 ):
     setup = Setup(overlap, True, width - 1, page_size, max_total_tokens=8192)
     assert setup not in SETUPS.values()
-    with start(drafting_spec(method.name, spelling_model, setup, "", method_path), logs) as server:
+    with start(
+        drafting_spec(method.name, spelling_model, draft_model, setup, "", method_path), logs
+    ) as server:
         _assert_right_from_every_distance(server, plain)

@@ -23,7 +23,7 @@ CACHE = 2048
 
 
 @pytest.fixture(scope="session")
-def stack(method, spelling_model, datastore, method_path, logs) -> Iterator[Split]:
+def stack(method, spelling_model, draft_model, datastore, method_path, logs) -> Iterator[Split]:
     environment = {"SPECSTORE_ENDPOINT": datastore.endpoint, "SPECSTORE_TENANT": "another", **method_path}
     spec = ServerSpec(
         f"{method.name}-split",
@@ -31,6 +31,7 @@ def stack(method, spelling_model, datastore, method_path, logs) -> Iterator[Spli
         method.name,
         dtype="float32",
         nodes=7,
+        draft=draft_model,
         flags=(*FLAGS, *DRAFTING, "--num-reserved-decode-tokens", "16"),
         environment=environment,
         max_total_tokens=CACHE,

@@ -34,6 +34,7 @@ from transformers import PretrainedConfig
 
 from sglang_patches.drafting.registry import Method
 from sglang_patches.workers.decode import DecodeWorker
+from tests.support.draft_side import InProcessDraftSide, follow_pairs
 from tests.unit.verification.plain_decoding import make_request, plain_token, sampler_on_cpu
 
 EOS = 1
@@ -45,7 +46,12 @@ DEADLINE_MS = "5000"  # a step waits for its draft however busy the machine: the
 @contextlib.contextmanager
 def build_worker(method: Method, server_args: SimpleNamespace, target: Target) -> Iterator[BaseSpecWorker]:
     """The method's worker, as a server makes it. The one place that knows how a method becomes a worker."""
-    worker = DecodeWorker.of(method)(server_args=server_args, gpu_id=0, nccl_port=0, target_worker=target)
+    worker_class = DecodeWorker.of(method)
+    if (
+        method.draft_process
+    ):  # a draft side of this process stands in for it: the target is a table, not a model to load
+        worker_class.start_draft = lambda worker, vocab_size: InProcessDraftSide(follow_pairs)
+    worker = worker_class(server_args=server_args, gpu_id=0, nccl_port=0, target_worker=target)
     worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
     try:
         yield worker

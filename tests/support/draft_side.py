@@ -89,3 +89,12 @@ class InProcessDraftSide(DraftChannel):
         """As after a restart."""
         model = FunctionModel(self._function)
         self._side = DraftSide(model, GeometricFanOut(), Rollouts(self._lookahead), *self._shape)
+
+
+def follow_pairs(texts: list[list[int]]) -> np.ndarray:
+    """A small draft model: what has followed the last token in the text so far."""
+    found = np.full((len(texts), 1 + max(map(max, texts))), 1e-3, np.float32)
+    for row, text in enumerate(texts):
+        followers = [after for token, after in zip(text, text[1:], strict=False) if token == text[-1]]
+        np.add.at(found[row], followers, 1.0)
+    return found / found.sum(axis=1, keepdims=True)

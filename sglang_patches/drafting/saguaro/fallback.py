@@ -38,8 +38,9 @@ def fallback_of(name: str, datastore: Fallback, lookahead: int) -> Fallback:
     """name: of the option `fallback`. lookahead: tokens of a speculation just in time."""
     if name == "none":
         return NoFallback()
-    kind = WaitingFallback if name == "draft" else SaguaroFallback
-    return kind(datastore, lookahead, LONGEST_WAIT)
+    if name == "draft":
+        return WaitingFallback(NoFallback(), lookahead, LONGEST_WAIT)
+    return SaguaroFallback(datastore, lookahead, LONGEST_WAIT)
 
 
 class WaitingFallback(Fallback):

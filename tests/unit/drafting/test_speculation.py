@@ -19,7 +19,7 @@ class Run:
 
     def __init__(self, side, requests=2):
         self.side, self.book = side, make_book()
-        self.speculation = Speculation(side, NODES, seed_of=lambda req: None)
+        self.speculation = Speculation(side, NODES, lambda state: GREEDY)
         self.reqs = [make_req(f"r{i}", (1, 2, 3 + i)) for i in range(requests)]
         self.texts = [list(req.origin_input_ids) for req in self.reqs]
         self.speculation.open(self.book.open(self.reqs))
@@ -122,14 +122,14 @@ def test_what_the_draft_side_is_told_is_what_happened():
 
 
 def test_the_draft_side_is_told_how_the_target_draws():
-    side, seeds = InProcessDraftSide(model(1.0)), {"greedy": None, "sampled": 7}
-    asked = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.1}
-    speculation = Speculation(side, NODES, seed_of=lambda req: seeds[req.rid])
-    states = make_book().open([make_req("greedy"), make_req("sampled", **asked)])
+    side, sampled = InProcessDraftSide(model(1.0)), Sampling(0.7, 20, 0.9, 0.1, noise=7)
+    samplings = {"greedy": GREEDY, "sampled": sampled}
+    speculation = Speculation(side, NODES, lambda state: samplings[state.req.rid])
+    states = make_book().open([make_req("greedy"), make_req("sampled")])
     speculation.open(states)
     speculation.taken_back(states)
     told = [(message.session, message.sampling) for message in side.seen]
-    assert told == 2 * [("greedy", GREEDY), ("sampled", Sampling(**asked, noise=7))]
+    assert told == 2 * [("greedy", GREEDY), ("sampled", sampled)]
 
 
 def test_a_draft_side_that_was_restarted_gets_the_sessions_again():

@@ -1,0 +1,85 @@
+"""The parts of the toy methods. Imported when a worker is made: SGLang's metrics have to be set up before `prometheus_client` is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from unittest import mock
+
+import numpy as np
+
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
+from sglang_patches.drafting.datastore import DatastoreFallback
+from sglang_patches.drafting.registry import Parts, Surroundings
+from sglang_patches.verification.verifier import HostTrees, TargetDraws
+from tests.support.draft_side import InProcessDraftSide, follow_pairs
+
+ACCEPT_ANYWAY = 0.3
+
+
+def chains(around: Surroundings) -> Parts:
+    """Asks the datastore for the likeliest continuation alone."""
+    return Parts(DatastoreFallback(around.datastore, dataclasses.replace(around.budget, children=1)))
+
+
+def drafted(around: Surroundings) -> Parts:
+    """Drafts beside the target with a model of the session's own token pairs, and falls back to the datastore."""
+    return dataclasses.replace(chains(around), channel=InProcessDraftSide(follow_pairs))
+
+
+def leaking(around: Surroundings) -> Parts:
+    """Drafts from what everybody has written."""
+    everybody = WrongTenant(around)
+    return Parts(everybody)
+
+
+class WrongTenant(DatastoreFallback):
+    """Proposes what any worker of this process has been told, whoever its tenant is."""
+
+    _texts: list[list[int]] = []
+
+    def __init__(self, around: Surroundings) -> None:
+        super().__init__(around.datastore, around.budget)
+        self._nodes = around.budget.nodes
+
+    def trees(self, states, misses):
+        own = super().trees(states, misses)
+        found = [
+            tree if len(tree) else self._copied(state.text.last)
+            for state, tree in zip(states, own, strict=True)
+        ]
+        self._texts += [state.text.between(0, len(state.text)).tolist() for state in states]
+        return found
+
+    def _copied(self, last: int) -> DraftTree:
+        for text in self._texts:
+            if last in text[:-1]:
+                return chain_of(text[text.index(last) + 1 :][: self._nodes])
+        return EMPTY_TREE
+
+
+def chain_of(tokens: list[int]) -> DraftTree:
+    size = len(tokens)
+    return DraftTree(
+        np.array(tokens, np.int32),
+        np.arange(-1, size - 1, dtype=np.int32),
+        np.linspace(0.9, 0.5, size, dtype=np.float32),
+        np.full(size, Tier.LIVE, np.uint8),
+    )
+
+
+class Biased(TargetDraws):
+    """Often accepts a drafted child although the target drew another token."""
+
+    _draw = random.Random(1)
+
+    def verify(self, *arguments, **named):
+        exact = HostTrees.child_with_token
+
+        def child(trees: HostTrees, request: int, node: int, token: int) -> int:
+            first = next(iter(trees.children(request, node)), -1)
+            anyway = first != -1 and self._draw.random() < ACCEPT_ANYWAY
+            return first if anyway else exact(trees, request, node, token)
+
+        with mock.patch.object(HostTrees, "child_with_token", child):
+            return super().verify(*arguments, **named)
