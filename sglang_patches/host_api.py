@@ -359,6 +359,16 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     ),
     # python -m sglang_patches.check
     _row(_SRT + "server_args.prepare_server_args", "argv", "an engine with the flags given to the check"),
+    # The draft process
+    _row(_SRT + "plugins.load_plugins", "", "the CPU support in the draft process"),
+    _row(_SRT + "model_executor.forward_batch_info.CaptureHiddenMode", None, "a draft forward"),
+    _row(_SRT + "configs.model_config.ModelConfig", None, "the draft model"),
+    _row(_SRT + "distributed.bootstrap", None, "as above"),
+    _row(_SRT + "distributed.bootstrap.init_parallel_runtime", "server_args device dist_port", "as above"),
+    _row(_SRT + "distributed.bootstrap.init_layer_runtime", "model_config", "as above"),
+    _row(_SRT + "runtime_context.SpawnRanks", None, "as above"),
+    _row(_SRT + "runtime_context.publish", "server_args role hf_config ranks", "as above"),
+    _row(_SRT + "model_executor.model_runner.ModelRunner.alloc_memory_pool", None, "as above"),
     # The cost of a further row
     _row(_SRT + "layers.linear.LinearBase.__init__", None, "timed at start: the cost of a further row"),
     _row(_SRT + "layers.linear.RowParallelLinear.__init__", None, "as above"),

@@ -89,14 +89,14 @@ def test_faults_of_the_channel_change_no_token(chances, seed, agreement):
             emitted = [[(target(text) + 3) % 100] for text in run.texts]
             redrawn += 1
         run.commit(emitted)
+    channel.heal()
+    run.tokens_a_step(10)
     opened = {
         message.session: message.tokens.tolist() for message in channel.posted if isinstance(message, Opened)
     }
     for req, text in zip(run.reqs, run.texts, strict=True):
         assert sum(text[at] != target(text[:at]) for at in range(3, len(text))) == redrawn
         assert text[: len(opened[req.rid])] == opened[req.rid]
-    channel.heal()
-    run.tokens_a_step(10)
     if agreement == 1.0:
         assert run.tokens_a_step(20) > 2
 

@@ -89,11 +89,11 @@ def test_plain_requests_ask_for_no_draft(datastore, feed):
     assert datastore.told()[0].budget == NO_DRAFT
 
 
-def test_the_fallback_asks_for_what_is_missed(datastore, feed):
+def test_the_fallback_asks_for_every_request(datastore, feed):
     reqs = [make_req("r1"), make_req("r2")]
     states, _ = make_book().read(Step(reqs, [4, 4], [[9], [8]]))
     DatastoreFallback(feed, BUDGET).trees(states, [False, True])
-    assert [entry.budget for entry in datastore.told()] == [NO_DRAFT, BUDGET]
+    assert [entry.budget for entry in datastore.told()] == [BUDGET, BUDGET]
 
 
 def settled(book, req):
