@@ -71,6 +71,11 @@ class DraftSide:
         prefilled = self._model.prefill(wanted)
         return answers if answers or rows or prefilled else None
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether a session that is drafted for has no place in the model's KV cache yet."""
+        return any(draft.wanted and not self._model.ready(draft) for draft in self._drafts.values())
+
     def _open(self, message: Opened) -> None:
         self._close(message.session)
         trie = Trie(len(message.tokens))

@@ -17,6 +17,7 @@ from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
 logger = logging.getLogger(__name__)
 
 CHUNK = 256  # tokens of a prompt between two draft forwards
+ROOM_SECONDS = 0.5  # after which room is looked for again
 
 
 class DraftServer:
@@ -45,7 +46,8 @@ class DraftServer:
     def _rounds(self) -> None:
         idle = True
         while True:
-            answers = self._side.hear(self._connection.receive(None if idle else 0.0))
+            patience = 0.0 if not idle else ROOM_SECONDS if self._side.waits_for_room else None
+            answers = self._side.hear(self._connection.receive(patience))
             drafted = self._side.work()
             idle = drafted is None
             answers += drafted or ()

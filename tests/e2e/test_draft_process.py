@@ -1,0 +1,169 @@
+"""The draft process alone, with a real model in SGLang's runner: whatever the target does, what is drafted is the model's own choice."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sglang_patches.drafting.cache import SpeculationCache
+from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Verifying
+from sglang_patches.drafting.process.settings import DraftSettings
+from sglang_patches.drafting.process.start import start_draft_process
+from tests.support.tiny_drafts import write_stranger
+from tests.support.tiny_model import texts_of, write_spelling_model
+
+LOOKAHEAD = 4
+TOKENS = 700  # holds some of the sessions, not all
+SECONDS = 60  # of patience with a busy machine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_spelling_model(tmp_path_factory.mktemp("model"))
+
+
+def settings(model, tokenizer):
+    return DraftSettings(
+        model_path=str(model),
+        tokenizer=str(tokenizer),
+        device="cpu",
+        tokens=TOKENS,
+        sessions=8,
+        rows=16,
+        lookahead=LOOKAHEAD,
+        context_length=1024,
+        vocabulary=AutoModelForCausalLM.from_pretrained(model).config.vocab_size,
+        dtype="float32",
+        trust_remote_code=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def channel(model):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+        channel = start_draft_process(settings(model, model))
+        yield channel
+        channel.close()
+
+
+@pytest.fixture(scope="module")
+def choices(model):
+    """The model's likeliest continuation of a text."""
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def continuation(text, count):
+        with torch.no_grad():
+            out = reference.generate(
+                torch.tensor([text]),
+                do_sample=False,
+                max_new_tokens=count,
+                min_new_tokens=count,
+                eos_token_id=None,
+            )
+        return out[0, len(text) :].tolist()
+
+    return continuation
+
+
+class Session:
+    """The worker's side of one: its text, and what the draft process has sent."""
+
+    cache = SpeculationCache()  # of all: growth of any of them may come
+
+    def __init__(self, name, channel, text):
+        self.name, self.channel, self.text = name, channel, list(text)
+        self.open()
+
+    def open(self):
+        trie = self.cache.open(self.name, len(self.text))
+        self.channel.post([Opened(self.name, np.array(self.text, np.int32), trie.epoch)])
+
+    def wait_for(self, chain):
+        """Until the chain is drafted."""
+        limit = time.monotonic() + SECONDS
+        while len(nodes := self.cache.trie(self.name).follow(chain)) < len(chain):
+            assert time.monotonic() < limit, (
+                f"{self.name}: {chain} is not drafted, only {len(nodes)} tokens of it"
+            )
+            self.take(0.1)
+        return nodes
+
+    def take(self, seconds):
+        for answer in self.channel.collect(seconds):
+            assert isinstance(answer, Growth), answer
+            assert self.cache.grow(answer)
+
+    def verify(self, chain, nodes):
+        trie = self.cache.trie(self.name)
+        parents = np.array([trie.root, *nodes[:-1]], np.int64)
+        self.channel.post(
+            [Verifying(self.name, trie.epoch, np.array(nodes), parents, np.array(chain, np.int32))]
+        )
+
+    def commit(self, tokens):
+        """Whether they were foreseen."""
+        tokens = np.array(tokens, np.int32)
+        foreseen = self.cache.advance(self.name, len(self.text), tokens)
+        epoch = self.cache.trie(self.name).epoch
+        self.channel.post([Committed(self.name, len(self.text), tokens, epoch)])
+        self.text += tokens.tolist()
+        return foreseen
+
+    def close(self):
+        self.cache.close(self.name)
+        self.channel.post([Closed(self.name)])
+
+
+def test_drafts_are_the_models_choices_after_every_outcome(model, channel, choices):
+    """Kept slots, taken slots, slots given back: a fault in one of them changes what the model goes on with."""
+    draw = random.Random(0)
+    session, foreseen = Session("s", channel, texts_of(model, 1, 300)[0]), []
+    for _ in range(25):
+        chain = choices(session.text, LOOKAHEAD)
+        session.verify(chain, session.wait_for(chain))
+        accepted = chain[: draw.randint(0, LOOKAHEAD)]
+        all_right = len(accepted) == LOOKAHEAD and draw.random() < 0.7
+        end = choices(session.text + accepted, 1)[0] if all_right else draw.randrange(4, 40)
+        time.sleep(draw.choice([0.0, 0.05]))  # the outcome comes before the guesses, or after
+        session.take(0.0)
+        foreseen.append(session.commit([*accepted, end]))
+    assert True in foreseen and False in foreseen
+    session.close()
+
+
+def test_sessions_take_the_place_of_those_that_ended(model, channel, choices):
+    for turn in range(2):
+        for name, text in enumerate(texts_of(model, 4, 250)):
+            session = Session(f"{turn}-{name}", channel, text)
+            session.wait_for(choices(text, LOOKAHEAD))
+            session.close()
+
+
+def test_sessions_take_the_place_of_idle_ones_and_these_come_back(model, channel, choices):
+    sessions = [Session(f"idle-{at}", channel, text) for at, text in enumerate(texts_of(model, 3, 300)[:3])]
+    for session in sessions[:2]:
+        session.wait_for(choices(session.text, LOOKAHEAD))
+    for session in sessions[:2]:  # two steps without a draft: as under load
+        for _ in range(2):
+            session.commit(choices(session.text, 1))
+    sessions[2].wait_for(choices(sessions[2].text, LOOKAHEAD))
+    for session in sessions[1:]:
+        session.close()
+    trie = sessions[0].cache.trie("idle-0")
+    none = np.empty(0, np.int64)
+    channel.post([Verifying("idle-0", trie.epoch, none, none, np.empty(0, np.int32))])
+    end = choices(sessions[0].text, 1)
+    sessions[0].commit(end)
+    sessions[0].wait_for(choices(sessions[0].text, LOOKAHEAD))
+    sessions[0].close()
+
+
+def test_a_model_of_other_tokens_is_refused(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    stranger = write_stranger(tmp_path)
+    with pytest.raises(RuntimeError, match="its tokenizer is not the target's"):
+        start_draft_process(settings(stranger, model))
