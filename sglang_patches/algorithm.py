@@ -9,6 +9,7 @@ from sglang.srt.runtime_context import attn_dp_enabled_of, get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_patches import tree_attention
+from sglang_patches.drafting.process.settings import draft_device
 from sglang_patches.drafting.registry import DEFAULT, Method
 from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import drift_message
@@ -103,10 +104,12 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
     view = resolving_view(server_args)
     load_options().tls()  # reads the files too: until here only a command line has read them
     _refuse_wrong_shape(method.name, server_args)
-    if method.draft_process and not view.speculative_draft_model_path:
-        raise ValueError(
-            f"{method.name}: --speculative-draft-model-path is missing; {DEFAULT} drafts without a model"
-        )
+    if method.draft_process:
+        draft_device(load_options(), view)
+        if not view.speculative_draft_model_path:
+            raise ValueError(
+                f"{method.name}: --speculative-draft-model-path is missing; {DEFAULT} drafts without a model"
+            )
     if attn_dp_enabled_of(view):
         raise ValueError(f"{method.name}: --enable-dp-attention (--attn-dp-size) is not supported")
     for field, supported in {**_ONLY_SUPPORTED, **method.supported}.items():

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
+from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.runtime_context import get_parallel
 
 from datastore_service.client import open_datastore
@@ -17,7 +18,8 @@ from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.messages import Sampling
 from sglang_patches.drafting.outcome import Outcome
-from sglang_patches.drafting.process.start import draft_settings, start_draft_process
+from sglang_patches.drafting.process.settings import draft_settings
+from sglang_patches.drafting.process.start import start_draft_process
 from sglang_patches.drafting.registry import Method, Parts, Surroundings
 from sglang_patches.drafting.requests import RequestBook, RequestState, Step
 from sglang_patches.drafting.shared_session import shared_session
@@ -110,7 +112,7 @@ class DecodeWorker(TreeWorker):
     def start_draft(self, vocab_size: int) -> DraftChannel:
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
         context_length = self.last_position + 1
-        settings = draft_settings(self.server_args, self.options, context_length, vocab_size)
+        settings = draft_settings(resolving_view(self.server_args), self.options, context_length, vocab_size)
         return start_draft_process(settings)
 
     def _sampling_of(self, state: RequestState) -> Sampling:

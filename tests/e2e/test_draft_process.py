@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Verifying
@@ -14,6 +14,7 @@ from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.drafting.process.start import start_draft_process
 from tests.support.tiny_drafts import write_stranger
 from tests.support.tiny_model import texts_of, write_spelling_model
+from tests.unit.plugin.resolution import write_model
 
 LOOKAHEAD = 4
 TOKENS = 700  # holds some of the sessions, not all
@@ -25,7 +26,7 @@ def model(tmp_path_factory):
     return write_spelling_model(tmp_path_factory.mktemp("model"))
 
 
-def settings(model, tokenizer):
+def settings(model, tokenizer, vocabulary):
     return DraftSettings(
         model_path=str(model),
         tokenizer=str(tokenizer),
@@ -35,17 +36,22 @@ def settings(model, tokenizer):
         rows=16,
         lookahead=LOOKAHEAD,
         context_length=1024,
-        vocabulary=AutoModelForCausalLM.from_pretrained(model).config.vocab_size,
+        vocabulary=vocabulary,
         dtype="float32",
         trust_remote_code=False,
     )
 
 
 @pytest.fixture(scope="module")
-def channel(model):
+def vocabulary(model):
+    return AutoConfig.from_pretrained(model).vocab_size
+
+
+@pytest.fixture(scope="module")
+def channel(model, vocabulary):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
-        channel = start_draft_process(settings(model, model))
+        channel = start_draft_process(settings(model, model, vocabulary))
         yield channel
         channel.close()
 
@@ -162,8 +168,15 @@ def test_sessions_take_the_place_of_idle_ones_and_these_come_back(model, channel
     sessions[0].close()
 
 
-def test_a_model_of_other_tokens_is_refused(model, tmp_path, monkeypatch):
+def test_a_model_of_other_tokens_is_refused(model, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
     stranger = write_stranger(tmp_path)
     with pytest.raises(RuntimeError, match="its tokenizer is not the target's"):
-        start_draft_process(settings(stranger, model))
+        start_draft_process(settings(stranger, model, vocabulary))
+
+
+def test_a_model_with_another_kind_of_cache_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    path = write_model(tmp_path, "MLA")
+    with pytest.raises(RuntimeError, match="a draft model with multi-head latent attention is not supported"):
+        start_draft_process(settings(path, "", 1000))

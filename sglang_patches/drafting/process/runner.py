@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 
 from sglang.srt.arg_groups.overrides import resolving_view
-from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.distributed import bootstrap
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.runtime_context import SpawnRanks, get_device, publish
@@ -37,6 +38,7 @@ def load_runner(settings: DraftSettings) -> ModelRunner:
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=gpu))
     port = _free_port()
     config = ModelConfig.from_server_args(args)
+    _refuse_other_caches(config)
     bootstrap.init_parallel_runtime(server_args=args, device=get_device().device, dist_port=port)
     bootstrap.init_layer_runtime(model_config=config)
     runner = ModelRunner(
@@ -50,6 +52,20 @@ def load_runner(settings: DraftSettings) -> ModelRunner:
     runner.init_attention_backends()
     runner.init_cuda_graphs()
     return runner
+
+
+def _refuse_other_caches(config: ModelConfig) -> None:
+    """Raises ValueError for a model whose KV cache is not one slot a token and layer."""
+    kinds = {
+        "multi-head latent attention": config.attention_arch != AttentionArch.MHA,
+        "a KV cache of its own for a sliding window": config.is_hybrid_swa,
+        "a recurrent state": mambaish_config(config) is not None,
+    }
+    for kind, has in kinds.items():
+        if has:
+            raise ValueError(
+                f"--speculative-draft-model-path {config.model_path}: a draft model with {kind} is not supported yet"
+            )
 
 
 def _free_port() -> int:

@@ -6,6 +6,12 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_patches.options import Options
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
 
 _PARSERS: dict[str, Callable[[str], object]] = {"str": str, "int": int, "bool": lambda text: text == "True"}
 
@@ -37,3 +43,32 @@ class DraftSettings:
         for field in dataclasses.fields(cls):
             parser.add_argument(f"--{field.name}", type=_PARSERS[str(field.type)], required=True)
         return cls(**vars(parser.parse_args()))
+
+
+def draft_device(options: Options, view: ServerArgs) -> str:
+    """Where the draft model runs. view: the resolved arguments. Raises ValueError for a device of another kind than the target's."""
+    kind = view.device
+    if not options.draft_device:
+        return "cpu" if kind == "cpu" else f"{kind}:{view.base_gpu_id + view.tp_size}"
+    if options.draft_device.partition(":")[0] != kind:
+        raise ValueError(
+            f"specstore option draft_device: {options.draft_device} with a target on {kind} is not supported yet"
+        )
+    return options.draft_device
+
+
+def draft_settings(view: ServerArgs, options: Options, context_length: int, vocabulary: int) -> DraftSettings:
+    """Of a server. view: its resolved arguments. context_length, vocabulary: the target's."""
+    return DraftSettings(
+        model_path=str(view.speculative_draft_model_path),
+        tokenizer="" if view.skip_tokenizer_init else str(view.tokenizer_path),
+        device=draft_device(options, view),
+        tokens=options.draft_tokens,
+        sessions=view.max_running_requests,
+        rows=options.draft_rows,
+        lookahead=options.draft_lookahead,
+        context_length=context_length,
+        vocabulary=vocabulary,
+        dtype=view.dtype,
+        trust_remote_code=view.trust_remote_code,
+    )

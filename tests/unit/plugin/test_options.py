@@ -30,6 +30,11 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path, monkeypatch):
         ({"SPECSTORE_DEADLINE_MS": "nan"}, "deadline_ms"),
         ({"SPECSTORE_LENGTH": "long"}, "length: 'long' is not one of"),
         ({"SPECSTORE_PRIOR": "d", "SPECSTORE_ENDPOINT": "host:1"}, "prior: only with endpoint 'embedded'"),
+        ({"SPECSTORE_DRAFT_DEVICE": "gpu"}, "draft_device: 'gpu' is not cpu, cuda or cuda:N"),
+        ({"SPECSTORE_DRAFT_TOKENS": "0"}, "draft_tokens: 0 is below 1"),
+        ({"SPECSTORE_DRAFT_ROWS": "257"}, "draft_rows: 257 is outside 1..256"),
+        ({"SPECSTORE_DRAFT_LOOKAHEAD": "0"}, "draft_lookahead: 0 is outside 1..63"),
+        ({"SPECSTORE_FALLBACK": "guess"}, "fallback: 'guess' is not one of"),
         ({"SPECSTORE_TLS_CA": "f"}, "tls_ca: endpoint 'embedded' has no connection"),
     ],
 )

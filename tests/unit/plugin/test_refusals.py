@@ -36,6 +36,21 @@ def test_what_it_cannot_work_with_is_named(model_path, given, flag):
         resolve(model_path("dense"), "hopper", **given)
 
 
+def test_a_method_with_a_draft_process_needs_a_draft_model(model_path):
+    path = model_path("dense")
+    with pytest.raises(ValueError, match="--speculative-draft-model-path is missing; SSSD drafts without"):
+        resolve(path, "hopper", speculative_algorithm="SAGUARO")
+    given = {"speculative_algorithm": "SAGUARO", "speculative_draft_model_path": path}
+    assert resolve(path, "hopper", **given).speculative_draft_model_path == path
+
+
+def test_a_draft_device_of_another_kind_is_refused(model_path, monkeypatch):
+    path = model_path("dense")
+    monkeypatch.setenv("SPECSTORE_DRAFT_DEVICE", "cpu")
+    with pytest.raises(ValueError, match="draft_device: cpu with a target on cuda"):
+        resolve(path, "hopper", speculative_algorithm="SAGUARO", speculative_draft_model_path=path)
+
+
 def test_draft_model_is_refused(model_path):
     path = model_path("dense")
     with pytest.raises(ValueError, match="--speculative-draft-model-path"):
