@@ -28,7 +28,7 @@ from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.measure import measure, points, run
 from benchmarks.serve.prediction import Forecasts, Recent, merged
 from benchmarks.serve.summary import summarised
-from benchmarks.serve.variants import VARIANTS, Settings, prepare, server_spec, services
+from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, Settings, prepare, server_spec, services
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
 from sglang_patches.launch.servers import SglangServer, exit_when_terminated, running
 
@@ -48,6 +48,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     default = ["plain", "ngram", "sssd", "control_adaptive"]
     add("--variants", nargs="+", choices=VARIANTS, default=default, help=servers)
+    add("--draft", type=Path, help=f"draft model of {' and '.join(WITH_DRAFT)}")
     add("--cases", nargs="+", choices=CASES, default=["mixed"])
     add("--batch", type=int, nargs="+", default=[1, 8], help="of the case mixed")
     add("--case-batch", type=int, nargs="+", help="of the other cases; as --batch if left out")
@@ -65,6 +66,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     given.case_batch = given.case_batch or given.batch
     if BASELINE not in given.variants:
         parser.error(f"--variants: {BASELINE} is what the others are compared with")
+    if given.draft is None and (needed := set(WITH_DRAFT) & set(given.variants)):
+        parser.error(f"--draft: {', '.join(sorted(needed))} cannot do without")
     check_positive(parser, given, "batch", "case_batch", "count", "nodes", "max_tokens")
     return given
 
@@ -161,7 +164,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     cases = chosen_cases(given, pool)
     corpus = Corpus([trace.output for trace in load_traces(*given.prior)], vocab_size=len(tokenizer))
     settings = Settings(
-        given.model, given.dtype, given.nodes, tuple(batches), given.max_tokens, not given.no_overlap
+        given.model,
+        given.draft,
+        given.dtype,
+        given.nodes,
+        tuple(batches),
+        given.max_tokens,
+        not given.no_overlap,
     )
     files = [*given.prompts, *given.prior]
     path = given.json.with_suffix(SUFFIX)

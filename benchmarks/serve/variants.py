@@ -8,6 +8,8 @@ sssd_cold          the same as sssd with an empty datastore
 sssd_grpc          the same as sssd with the datastore as a service
 sssd_crowded       the same as sssd with four unrelated corpora beside the prior
 sssd_static        the same as sssd_cold, but always verifies the whole node budget: NGRAM's equal in rows and in what it knows
+saguaro            the same as sssd with a draft model beside the target (--draft)
+standalone         SGLang's own drafting with that draft model, a chain before each step
 control            drafts that never match, all of them verified: what verification costs
 control_adaptive   drafts that never match, rows chosen for each step: what the plugin costs where it cannot help
 """
@@ -33,9 +35,14 @@ from sglang_patches.launch.serve import SPECSTORE, datastore_command, datastore_
 from sglang_patches.launch.servers import ServerSpec
 
 VARIANTS = (
-    "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static", "control",
-    "control_adaptive",
+    "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static", "saguaro",
+    "standalone", "control", "control_adaptive",
 )  # fmt: skip
+ALGORITHMS = {
+    "plain": None, "ngram": "NGRAM", "ngram_corpus": "NGRAM", "saguaro": "SAGUARO", "standalone": "STANDALONE"
+}  # fmt: skip
+WITH_DRAFT = ("saguaro", "standalone")
+STANDALONE_CHAIN = 3  # tokens; seven take longer than they gain (docs/optimisations.md)
 CONTROLS = ("control", "control_adaptive")
 OURS = ("sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static")  # those that draft from a datastore
 DISTRACTOR_TOKENS = 500_000  # of each unrelated corpus
@@ -52,9 +59,10 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Settings:
-    """nodes: drafted tokens a tree; the root is one row more."""
+    """nodes: drafted tokens a tree; the root is one row more. draft: model of WITH_DRAFT."""
 
     model: Path
+    draft: Path | None
     dtype: str
     nodes: int
     batches: tuple[int, ...]
@@ -101,6 +109,7 @@ def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: d
     flags: dict[str, tuple[str, ...]] = {
         "ngram_corpus": (*corpus, "--speculative-ngram-external-sam-budget", half),
         "sssd": prior,
+        "saguaro": prior,
         "sssd_static": ("--specstore-length", "static"),
         "sssd_crowded": ("--specstore-prior", str(knowledge.crowded)),
     }
@@ -109,13 +118,13 @@ def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: d
     if variant in CONTROLS:
         static = ("--specstore-length", "static") if variant == "control" else ()
         flags[variant] = (*endpoint("control"), *static)
-    algorithm = {"plain": None, "ngram": "NGRAM", "ngram_corpus": "NGRAM"}.get(variant, "SSSD")
     return ServerSpec(
         variant,
         settings.model,
-        algorithm,
+        ALGORITHMS.get(variant, "SSSD"),
         settings.dtype,
-        settings.nodes,
+        STANDALONE_CHAIN if variant == "standalone" else settings.nodes,
+        settings.draft if variant in WITH_DRAFT else None,
         flags=(*flags.get(variant, ()), "--enable-metrics"),
         max_running_requests=max(settings.batches),
         overlap=settings.overlap,

@@ -135,13 +135,13 @@ class SglangModel(DraftModel):
         taken = self._sequences.take(len(new), {item.draft for item in items})
         if taken is None:
             return None
-        for item, slot in zip(new, taken, strict=True):
+        for item, slot in zip(new, taken.tolist(), strict=True):
             cached = self._sequences.of(item.draft)
             assert cached is not None
             if item.node is None:
-                self._sequences.extend(cached, slot.view(1))
+                self._sequences.extend(cached, torch.tensor([slot]))
             else:
-                cached.nodes[item.node] = int(slot)
+                cached.nodes[item.node] = slot
         return [slot for item in items if (slot := self._slot(item)) is not None]
 
     def _slot(self, item: _Item) -> int | None:

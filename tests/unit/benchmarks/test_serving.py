@@ -26,7 +26,7 @@ from benchmarks.serve.prediction import (
     traces_of,
 )
 from benchmarks.serve.summary import difference_rate, first_difference, summarise
-from benchmarks.serve.variants import VARIANTS, Knowledge, Settings, server_spec
+from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, Knowledge, Settings, server_spec
 
 VOCABULARY = 1000
 RNG = np.random.default_rng(0)
@@ -140,9 +140,10 @@ def test_points_keep_the_order_of_cases_and_batches():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_arm_has_a_server(variant, tmp_path):
     knowledge = Knowledge(tmp_path / "prior", tmp_path / "crowded", tmp_path / "corpus.jsonl")
-    settings = Settings(tmp_path, "bfloat16", 15, (1, 8), 64, True)
+    settings = Settings(tmp_path, tmp_path / "draft", "bfloat16", 15, (1, 8), 64, True)
     words = server_spec(variant, settings, knowledge, {"control": 7, "datastore": 8, "metrics": 9}).command(1)
     assert ("--speculative-algorithm" in words) == (variant != "plain")
+    assert ("--speculative-draft-model-path" in words) == (variant in WITH_DRAFT)
     assert words[words.index("--max-running-requests") + 1] == "8"
 
 
