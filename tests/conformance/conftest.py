@@ -179,7 +179,11 @@ def drafting_spec(
         nodes=setup.nodes,
         draft=draft,
         flags=(*FLAGS, *DRAFTING, "--page-size", str(setup.page_size)),
-        environment={"SPECSTORE_ENDPOINT": "embedded" if setup.embedded else endpoint, **environment},
+        environment={
+            "SPECSTORE_ENDPOINT": "embedded" if setup.embedded else endpoint,
+            "SPECSTORE_TENANT": name,  # what another method's server has said is not known
+            **environment,
+        },
         max_running_requests=MOST_REQUESTS,
         max_total_tokens=setup.max_total_tokens,
         overlap=setup.overlap,

@@ -173,7 +173,7 @@ def test_no_request_leaves_a_session(workbench, model, datastore, kind):
         eventually(lambda: datastore.sessions() == 0, "sessions are left", 3)
 
 
-def test_text_is_drafted_for_its_own_tenant_alone(workbench, lags, datastore):
+def test_text_is_drafted_for_its_own_tenant_alone(method, workbench, lags, datastore):
     """The target counts upwards: a draft can only come from who has read the same."""
     model, steps = Counting(512), {}
     draw = random.Random(int(lags))
@@ -187,7 +187,7 @@ def test_text_is_drafted_for_its_own_tenant_alone(workbench, lags, datastore):
             eventually(lambda: datastore.sessions() == 0, "its session is left", 60)
             return scheduler.steps
 
-    mine, other = f"mine-{lags}", f"other-{lags}"
+    mine, other = f"{method.name}-mine-{lags}", f"{method.name}-other-{lags}"
     steps["other before"] = ask(other, publish=False)
     steps["mine"] = ask(mine, publish=True)
     steps["mine again"] = ask(mine, publish=False)

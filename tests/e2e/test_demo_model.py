@@ -35,6 +35,7 @@ def drafting(request, setup, demo_model, datastore_endpoint, logs) -> Iterator[S
         demo_model,
         request.param,
         dtype="float32",
+        draft=demo_model if METHODS[request.param].draft_process else None,
         flags=(*flags, "--specstore-length", "static"),
         overlap=scheduling == "overlap",
     )

@@ -24,7 +24,10 @@ def test_more_rows_never_cost_less_and_many_cost_more():
 
 
 def test_all_layers_are_in_it():
-    few, many = (measure_row_seconds(_Model(layers), torch.float32, "cpu")(512) for layers in (1, 12))
+    few, many = (
+        min(measure_row_seconds(_Model(layers), torch.float32, "cpu")(512) for _ in range(4))
+        for layers in (1, 12)
+    )
     assert many > 3 * few
 
 
