@@ -6,7 +6,6 @@ Its work comes in rounds, so that messages are heard between any two forwards of
 from __future__ import annotations
 
 import heapq
-import logging
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -29,9 +28,9 @@ from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.predictor import OutcomePredictor
 from sglang_patches.drafting.text import Text
 
-logger = logging.getLogger(__name__)
-
-STALE = Counter("specstore_draft_stale_messages", "Verifications of an epoch that was over when they came")
+STALE = Counter(
+    "specstore_draft_stale_messages", "Verifications that came after their epoch, or for another root"
+)
 
 
 class DraftSide:
@@ -95,10 +94,9 @@ class DraftSide:
         tokens = message.tokens[max(0, known) :]
         if known >= 0 and not len(tokens):  # a replay
             return []
-        path = None
+        path, begun = None, draft.trie.epoch != message.epoch
         if known >= 0:
             self._predictor.learn(draft, draft.trie.follow(tokens.tolist()), tokens.tolist())
-            begun = draft.trie.epoch != message.epoch
             path = draft.commit(tokens, message.epoch)
         if path is None:
             self._close(message.session)

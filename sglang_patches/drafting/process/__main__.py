@@ -9,8 +9,6 @@ import time
 from sglang_patches.drafting.process.connection import ParentConnection
 from sglang_patches.drafting.process.settings import DraftSettings
 
-logger = logging.getLogger(__name__)
-
 
 def main() -> None:
     connection = ParentConnection()
