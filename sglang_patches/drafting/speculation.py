@@ -15,7 +15,7 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.fallback import Patience
-from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Sampling, Verifying
+from sglang_patches.drafting.messages import Closed, Committed, Growth, Message, Opened, Sampling, Verifying
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.source import DRAFT_MODEL
@@ -39,6 +39,7 @@ class Speculation:
         self._sampling_of = sampling_of
         self._cache = SpeculationCache()
         self._states: dict[str, RequestState] = {}
+        self._over: set[RequestState] = set()
         # Node numbers of the trees that were handed out for this step.
         self._shown: dict[RequestState, np.ndarray] = {}
 
@@ -52,12 +53,19 @@ class Speculation:
         self._take(0.0)  # what the outcomes' epochs still have to come
         messages = []
         for outcome in outcomes:
-            session = outcome.request.session
-            if session in self._cache:
-                self._cache.advance(session, outcome.start, outcome.tokens)
-                epoch = self._cache.trie(session).epoch
-                messages.append(Committed(session, outcome.start, outcome.tokens, epoch))
+            if outcome.request.session in self._cache:
+                messages.append(self._committed(outcome.request, outcome.start, outcome.tokens))
         self._channel.post(messages)
+
+    def _committed(self, state: RequestState, start: int, tokens: np.ndarray) -> Message:
+        """A request that is over is forgotten at once: overlap scheduling runs it once more, for nothing."""
+        session = state.session
+        if not state.ends.isdisjoint(tokens.tolist()):
+            self._over.add(state)
+            self._forget(state)
+            return Closed(session)
+        self._cache.advance(session, start, tokens)
+        return Committed(session, start, tokens, self._cache.trie(session).epoch)
 
     def look_up(
         self,
@@ -67,7 +75,7 @@ class Speculation:
     ) -> list[DraftTree]:
         """A tree for each request, empty where the outcome was not foreseen. depths: most levels of its tree. patience: how long
         to wait for the missing trees, given the numbers of requests and of missing trees."""
-        self.open([state for state in states if state.session not in self._cache])
+        self.open([state for state in states if state.session not in self._cache and state not in self._over])
         self._take(0.0)
         trees = self._trees(states, depths)
         missing = [row for row, depth in enumerate(depths) if self._missing(states[row], trees[row], depth)]
@@ -78,7 +86,8 @@ class Speculation:
                 break
             trees = self._trees(states, depths)
         for row, tree in enumerate(trees):
-            (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
+            if states[row] not in self._over:
+                (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
         return trees
 
     def verification_launched(self, states: Iterable[RequestState]) -> None:
@@ -109,15 +118,21 @@ class Speculation:
         self.open(states)
 
     def close(self, states: Iterable[RequestState]) -> None:
+        ended = [state for state in states if state.session in self._cache]
         for state in states:
-            self._cache.close(state.session)
-            self._states.pop(state.session, None)
-            self._shown.pop(state, None)
-        self._channel.post([Closed(state.session) for state in states])
+            self._forget(state)
+            self._over.discard(state)
+        self._channel.post([Closed(state.session) for state in ended])
 
     drop = close
 
+    def _forget(self, state: RequestState) -> None:
+        self._cache.close(state.session)
+        self._states.pop(state.session, None)
+        self._shown.pop(state, None)
+
     def _opened(self, state: RequestState) -> Opened:
+        self._over.discard(state)
         trie = self._cache.open(state.session, state.settled)
         self._states[state.session] = state
         return Opened(

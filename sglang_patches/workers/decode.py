@@ -118,7 +118,7 @@ class DecodeWorker(TreeWorker):
     def _sampling_of(self, state: RequestState) -> Sampling:
         wishes = state.req.sampling_params
         noise = self.verifier.seed_of(state.req)
-        return Sampling(wishes.temperature, wishes.top_k, wishes.top_p, wishes.min_p, noise)
+        return Sampling(wishes.temperature, wishes.top_k, wishes.top_p, wishes.min_p, noise, state.ends)
 
     @property
     def _feeds(self) -> list[DatastoreFeed | Speculation]:
