@@ -26,12 +26,24 @@ Receiver = Callable[[list[np.ndarray]], None]  # takes each request's tokens, in
 
 
 class _Parcel(NamedTuple):
-    """tokens, counts: on the host, once `arrived` has happened."""
+    """tokens, counts: on the host, once `arrived` has happened. Until then their sources are held: their memory may not be used for
+    anything else."""
 
     arrived: torch.Event
+    sources: tuple[torch.Tensor, torch.Tensor]
     tokens: torch.Tensor
     counts: torch.Tensor
     receiver: Receiver
+
+
+def make_courier(device: str) -> Courier | None:
+    """None for a CPU, whose worker has the tokens at once, and where no memory can be pinned."""
+    if device == "cpu":
+        return None
+    if not is_pin_memory_available(device):
+        logger.info("specstore: without pinned memory the draft side learns outcomes a step later")
+        return None
+    return Courier(torch.get_device_module(device))
 
 
 class Courier:
@@ -54,17 +66,10 @@ class Courier:
         self._stream.wait_stream(self._devices.current_stream())
         with self._devices.stream(self._stream):
             arrived = self._devices.Event(blocking=True)  # the thread sleeps until it has happened
-            parcel = _Parcel(arrived, self._copied(tokens), self._copied(counts), receiver)
+            sources = tokens, counts
+            parcel = _Parcel(arrived, sources, _copied(tokens), _copied(counts), receiver)
             arrived.record(self._stream)
         self._parcels.put(parcel)
-
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """On the host. A copy into other memory than pinned would wait for the forward."""
-        pinned = is_pin_memory_available(tensor.device)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-        copy.copy_(tensor, non_blocking=True)
-        tensor.record_stream(self._stream)
-        return copy
 
     def _run(self) -> None:
         self._devices.set_device(self._device)
@@ -79,3 +84,9 @@ class Courier:
         parcel.arrived.synchronize()
         rows = parcel.tokens.numpy().copy()
         parcel.receiver([row[:count] for row, count in zip(rows, parcel.counts.tolist(), strict=True)])
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host, once the current stream is there. A copy into other memory than pinned would wait for the forward."""
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)

@@ -33,7 +33,7 @@ from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifies_chains_on
 from sglang_patches.verification.layout import pack
 from sglang_patches.verification.target_sampling import needs_plain_step
 from sglang_patches.workers.base import TreeWorker
-from sglang_patches.workers.courier import Courier
+from sglang_patches.workers.courier import Courier, make_courier
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
 from sglang_patches.workers.row_cost import measure_row_seconds
 from sglang_patches.workers.width_graphs import MOST_ROWS, WidthGraphs, captures_decode_graphs
@@ -105,8 +105,7 @@ class DecodeWorker(TreeWorker):
         )
         if self.parts.channel is not None:
             self.speculation = Speculation(self.parts.channel, self.budget.nodes, self._sampling_of)
-            if self.device != "cpu":
-                self.courier = Courier(torch.get_device_module(self.device))
+            self.courier = make_courier(self.device)
         logger.info(
             "specstore: %s, %s; datastore %s, up to %d nodes",
             self.method.name,
