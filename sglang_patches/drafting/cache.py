@@ -83,15 +83,18 @@ class Trie:
         return nodes[::-1]
 
     def add(self, node: int, parent: int, token: int, probability: float) -> int:
-        """Returns the node's number: a sibling with the same token stays as it is, and a replay changes nothing."""
-        self.next_node = max(self.next_node, node + 1)
-        parent = self.resolve(parent)
-        there = self._children[parent].get(token)
+        """Returns the node's number: a sibling with the same token stays as it is, and a replay changes nothing. Raises KeyError if
+        the parent is gone."""
+        if node >= self.next_node:
+            self.next_node = node + 1
+        parent = self._aliases.get(parent, parent)
+        siblings = self._children[parent]
+        there = siblings.get(token)
         if there is not None:
             if there != node:
                 self._aliases[node] = there
             return there
-        self._children[parent][token] = node
+        siblings[token] = node
         self._children[node] = {}
         self._parents[node], self._tokens[node], self._probabilities[node] = parent, token, probability
         return node
@@ -188,9 +191,9 @@ class SpeculationCache:
         trie.turn += 1
         arrays = growth.parents.tolist(), growth.tokens.tolist(), growth.probabilities.tolist()
         for node, parent, token, probability in zip(growth.nodes.tolist(), *arrays, strict=True):
-            if parent in trie:
+            try:
                 trie.add(node, parent, token, probability)
-            else:
+            except KeyError:
                 _PARENT.inc()
         return True
 

@@ -29,10 +29,6 @@ class AcceptanceModel:
         bins = self._bins(probs)
         return self._accepted[sources, bins] / self._seen[sources, bins]
 
-    def expected(self, tree: DraftTree) -> float:
-        """Nodes of it that are accepted, estimated."""
-        return float(self.estimate(tree.probs, tree.sources).sum())
-
     def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
         """accepted: bool [nodes], which verified nodes were on the accepted path."""
         bins = self._bins(probs)
@@ -63,6 +59,11 @@ class Acceptance:
             return np.concatenate(parts)
         probs = np.concatenate([tree.probs for tree in trees])
         return self.of(tenants[0]).estimate(probs, np.concatenate([tree.sources for tree in trees]))
+
+    def expected(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
+        """float64 [trees]: how many of each tree's nodes are accepted. None of the trees is empty."""
+        starts = np.cumsum([0, *(len(tree) for tree in trees[:-1])])
+        return np.add.reduceat(self.estimate(trees, tenants), starts)
 
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         """From the steps that verified a tree."""
