@@ -63,6 +63,13 @@ def deaf(parent: ParentConnection) -> None:
     time.sleep(3600)
 
 
+def stuck(parent: ParentConnection) -> None:
+    """Reads a message, and never comes back from its work."""
+    parent.send([READY])
+    parent.receive(None)
+    time.sleep(3600)
+
+
 def loading(parent: ParentConnection) -> None:
     """Never becomes ready."""
     print("loading", flush=True)
@@ -109,7 +116,7 @@ def once(parent: ParentConnection) -> None:
 
 PROGRAMS: dict[str, Callable[[ParentConnection], None]] = {
     program.__name__: program
-    for program in (echo, drafting, deaf, loading, refusing, babbling, hasty, forking, once)
+    for program in (echo, drafting, deaf, stuck, loading, refusing, babbling, hasty, forking, once)
 }
 
 if __name__ == "__main__":
