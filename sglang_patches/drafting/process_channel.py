@@ -72,7 +72,7 @@ class ProcessChannel(DraftChannel):
         command: Sequence[str],
         environment: Mapping[str, str],
         log: Path,
-        backoff: Backoff = Backoff(1.0, 60.0, 60.0),  # noqa: B008 - a constant
+        backoff: Backoff = Backoff(1.0, 60.0, 10.0),  # noqa: B008 - a constant
         ready_seconds: float = READY_SECONDS,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
