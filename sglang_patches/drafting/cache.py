@@ -68,6 +68,13 @@ class Trie:
     def __contains__(self, node: int) -> bool:
         return self.resolve(node) in self._children
 
+    def is_free(self, node: int, parent: int, token: int) -> bool:
+        """Whether this token below this node may have the number: no other node has it. Two nodes of one number would make a circle
+        of parents."""
+        if node in self:
+            return self.child(self.resolve(parent), token) == self.resolve(node)
+        return node != ROOT
+
     def resolve(self, node: int) -> int:
         """The node that the number stands for."""
         return self._aliases.get(node, node)
@@ -211,9 +218,7 @@ class SpeculationCache:
         for node, parent, token, probability in zip(*(array.tolist() for array in arrays), strict=True):
             if parent not in trie:
                 orphans += 1
-            elif not (
-                0 <= token < self._vocabulary and probability >= 0.0 and _is_free(trie, node, parent, token)
-            ):
+            elif not (self._is_sound(token, probability) and _may_have(trie, node, parent, token)):
                 invalid += 1
             elif trie.full:
                 surplus += 1
@@ -222,6 +227,9 @@ class SpeculationCache:
         for counter, dropped in ((_PARENT, orphans), (_INVALID, invalid), (_FULL, surplus)):
             if dropped:
                 counter.inc(dropped)
+
+    def _is_sound(self, token: int, probability: float) -> bool:
+        return 0 <= token < self._vocabulary and probability >= 0.0
 
     def advance(self, session: str, start: int, tokens: np.ndarray) -> bool:
         """Whether the tokens committed after the first `start` were foreseen. What is known already is skipped; after a gap
@@ -257,8 +265,6 @@ class SpeculationCache:
         return tree, np.array(numbers, np.int64)
 
 
-def _is_free(trie: Trie, node: int, parent: int, token: int) -> bool:
-    """Whether the draft side may give the number to this token: no other node has it, and it is none of the worker's."""
-    if node in trie:
-        return trie.child(trie.resolve(parent), token) == trie.resolve(node)
-    return node > ROOT
+def _may_have(trie: Trie, node: int, parent: int, token: int) -> bool:
+    """Whether the draft side may give the number to this token. It makes no negative ones, but repeats them."""
+    return (node > ROOT or node in trie) and trie.is_free(node, parent, token)

@@ -11,16 +11,18 @@ import pytest
 
 from sglang_patches.drafting import cache as speculation_cache
 from sglang_patches.drafting import inbox
-from sglang_patches.drafting.cache import DROPPED, SpeculationCache
+from sglang_patches.drafting.cache import DROPPED, ROOT, SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.messages import Growth, Lost, Opened
+from sglang_patches.drafting.draft_side import STALE, DraftSide
+from sglang_patches.drafting.messages import Growth, Lost, Opened, Verifying
 from sglang_patches.drafting.process_channel import ProcessChannel
+from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
 from sglang_patches.drafting.source import DRAFT_MODEL
 from tests.support.agreeing_model import VOCABULARY, model, target
-from tests.support.draft_side import InProcessDraftSide
+from tests.support.draft_side import FunctionModel, InProcessDraftSide
 from tests.unit.drafting.test_speculation import Run
 
-ROOT = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[3]
 REASONS = ("epoch", "full", "gap", "invalid", "parent", "replay", "session")
 KINDS = np.int64, np.int64, np.int32, np.float32
 
@@ -119,11 +121,29 @@ def test_a_session_is_opened_again_once_a_step():
     assert channel.opened - opened == 20
 
 
+def test_numbers_that_two_openings_gave_do_not_make_a_circle():
+    """A repeated `Opened` makes the draft side number its nodes again, and the worker still has the first numbers."""
+    side = DraftSide(FunctionModel(model(1.0)), GeometricFanOut(), Rollouts(4), 8, 8)
+    text = np.arange(3, dtype=np.int32)
+    side.hear([Opened("s", text, 1)])
+    (first,) = side.work()
+    (second,) = side.work()
+    above, below = int(first.nodes[0]), int(second.nodes[0])
+    assert int(second.parents[0]) == above
+    turned = [np.array([below, above]), np.array([ROOT, below])]
+    before = STALE._value.get()
+    assert side.hear([Verifying("s", 1, *turned, np.array([1, 2], np.int32))]) == []
+    assert STALE._value.get() == before + 1
+    while side.work():
+        pass
+    assert side._drafts["s"].trie.path(below) == [above, below]
+
+
 def test_lies_at_a_high_rate(tmp_path):
     """A real process, several sessions. `Run` checks each tree, and emits what the target says."""
     Run(InProcessDraftSide(model(1.0))).tokens_a_step(5)  # compiles what a step needs
     command = [sys.executable, "-m", "tests.support.draft_programs", "lying", str(VOCABULARY), "1"]
-    channel = ProcessChannel(command, {"PYTHONPATH": str(ROOT)}, tmp_path / "draft.log")
+    channel = ProcessChannel(command, {"PYTHONPATH": str(REPOSITORY)}, tmp_path / "draft.log")
     try:
         before, run, seconds, draw = dropped(), Run(channel, requests=4), [], random.Random(1)
         for _ in range(300):
