@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge
 
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.child import Child
+from sglang_patches.drafting.inbox import Inbox
 from sglang_patches.drafting.messages import Answer, Closed, Lost, Message, Opened, Ready
 from sglang_patches.drafting.outbox import BYTES, MESSAGES, Outbox
 from sglang_patches.drafting.wire import DamagedFrameError, answers_from_draft, frame_of
@@ -37,9 +38,7 @@ READY_SECONDS = 600.0  # a large model is loaded from a slow disk
 STALL_SECONDS = 30.0  # far longer than a draft forward
 LATE_SECONDS = 3.0  # more than a draft process is silent that goes on, but for a very slow one
 STOP_SECONDS = 5.0
-MOST_ANSWERS = (
-    1 << 14
-)  # of a worker that drafts nothing for a while; the older ones are of epochs that are over
+PAUSE_SECONDS = 0.02  # between two readings of a draft process that says more than is collected
 
 
 class Backoff(NamedTuple):
@@ -86,7 +85,7 @@ class ProcessChannel(DraftChannel):
         self._changed = threading.Condition()
         self._has: dict[str, bool] = {}  # of each open session, whether the draft process has its text
         self._lost: list[str] = []  # not collected yet
-        self._answers: list[Answer] = []
+        self._answers = Inbox()
         self._outbox: Outbox | None = None  # while the draft process is ready
         self._owing: float | None = None  # since when it owes a sign of life, by monotonic
         self._child: Child | None = None
@@ -120,7 +119,7 @@ class ProcessChannel(DraftChannel):
             return []
         with self._changed:
             self._changed.wait_for(lambda: self._answers or self._lost or self._silent, max(0.0, seconds))
-            answers, self._answers = self._answers, []
+            answers = self._answers.take()
             lost, self._lost = self._lost, []
             return answers + [Lost(session) for session in lost if self._has.get(session) is False]
 
@@ -198,7 +197,9 @@ class ProcessChannel(DraftChannel):
             while data := self._receive(child):
                 self._owing = None
                 self._bytes.inc(len(data))
-                self._hear(child, incoming.feed(data))
+                if self._hear(child, incoming.feed(data)):
+                    # Its socket fills up, and the worker has the interpreter.
+                    self._closing.wait(PAUSE_SECONDS)
         except TimeoutError:
             if self._outbox is None:
                 return f"was not ready after {self._ready_seconds:g} s"
@@ -218,8 +219,10 @@ class ProcessChannel(DraftChannel):
                 if owing is not None and owing == self._owing:
                     raise
 
-    def _hear(self, child: Child, answers: Sequence[Answer | Ready]) -> None:
+    def _hear(self, child: Child, answers: Sequence[Answer | Ready]) -> int:
+        """Returns how many answers there is no room for."""
         self._messages.inc(len(answers))
+        surplus = 0
         with self._changed:
             for answer in answers:
                 if (self._outbox is None) != isinstance(answer, Ready):
@@ -229,11 +232,10 @@ class ProcessChannel(DraftChannel):
                 elif isinstance(answer, Lost):
                     self._note_lost(answer.session)
                 else:
-                    self._answers.append(answer)
-            surplus = max(0, len(self._answers) - MOST_ANSWERS)
-            del self._answers[:surplus]
+                    surplus += self._answers.put(answer)
             _UNCOLLECTED.inc(surplus)
             self._changed.notify()
+        return surplus
 
     def _note_lost(self, session: str) -> None:
         if self._has.get(session):

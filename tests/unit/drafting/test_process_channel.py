@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from sglang_patches.drafting import process_channel
+from sglang_patches.drafting import inbox, process_channel
 from sglang_patches.drafting.fallback import Patience
 from sglang_patches.drafting.messages import Closed, Committed, Growth, Lost, Opened, Verifying
 from sglang_patches.drafting.process.connection import BEAT_SECONDS, SOCKET_VARIABLE, ParentConnection
@@ -104,7 +104,8 @@ def test_messages_arrive_in_order_and_answers_come_back(start):
     assert channel.ready.tokens == 1000 and channel.collect(0.0) == []
 
 
-def test_frames_that_are_larger_than_the_socket_do_not_block_either_side(start):
+def test_frames_that_are_larger_than_the_socket_do_not_block_either_side(start, monkeypatch):
+    monkeypatch.setattr(inbox, "MOST", 1 << 24)
     channel = start("echo")
     for number in range(8):
         channel.post([opened(f"s{number}", 1_000_000)])
@@ -123,7 +124,7 @@ def test_a_collection_that_would_be_empty_takes_no_lock(start):
 
 
 def test_answers_that_nobody_collects_are_bounded(start, monkeypatch):
-    monkeypatch.setattr(process_channel, "MOST_ANSWERS", 10)
+    monkeypatch.setattr(inbox, "MOST", 20)  # ten answers of one node
     channel = start("echo")
     before = dropped("uncollected")
     channel.post([opened("s")] + [committed("s", start) for start in range(40)])
