@@ -80,9 +80,7 @@ class DraftSide:
         self._close(message.session)
         trie = Trie(len(message.tokens))
         trie.begin_epoch(message.epoch)
-        draft = Draft(message.session, Text(message.tokens), message.sampling, trie)
-        self._drafts[message.session] = draft
-        self._model.open(draft)
+        self._drafts[message.session] = Draft(message.session, Text(message.tokens), message.sampling, trie)
 
     def _close(self, session: str) -> None:
         draft = self._drafts.pop(session, None)

@@ -26,21 +26,6 @@ class FunctionModel(DraftModel):
         self.function = function
         self.runs = 0
 
-    def open(self, draft: Draft) -> None:
-        pass
-
-    def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
-        pass
-
-    def close(self, draft: Draft) -> None:
-        pass
-
-    def ready(self, draft: Draft) -> bool:
-        return True
-
-    def prefill(self, drafts: Sequence[Draft]) -> bool:
-        return False
-
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
         self.runs += len(rows)
         return [_likeliest(of) for of in self.function([text_of(*row) for row in rows])]
