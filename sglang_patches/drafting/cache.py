@@ -211,8 +211,9 @@ class SpeculationCache:
 
     def _add(self, trie: Trie, growth: Growth) -> None:
         arrays = growth.nodes, growth.parents, growth.tokens, growth.probabilities
-        if len(set(map(len, arrays))) > 1:
-            _INVALID.inc(max(map(len, arrays)))
+        sizes = [len(array) for array in arrays]
+        if min(sizes) < max(sizes):
+            _INVALID.inc(max(sizes))
             return
         orphans = invalid = surplus = 0
         for node, parent, token, probability in zip(*(array.tolist() for array in arrays), strict=True):
