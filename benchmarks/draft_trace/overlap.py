@@ -75,6 +75,14 @@ def length(spans: Sequence[Span]) -> int:
     return sum(end - begin for begin, end in spans)
 
 
+def outside(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """Their parts in none of the others."""
+    for begin, end in others:
+        spans = [part for one in spans for part in ((one[0], min(one[1], begin)), (max(one[0], end), one[1]))]
+        spans = [part for part in spans if part[0] < part[1]]
+    return list(spans)
+
+
 # A picture of some steps
 
 
@@ -92,11 +100,12 @@ def timeline(
 def _happened(
     worker: Sequence[Event], draft: Sequence[Event], looked_up: Sequence[LookedUp]
 ) -> Iterator[tuple[str, int, int, str]]:
-    for event in worker:
-        if isinstance(event, events.Forward):
-            yield "target", event.began, event.at, str(event.requests * event.width)
-        elif isinstance(event, events.Step):
-            yield "worker", event.began, event.at, ""
+    forwards = [event for event in worker if isinstance(event, events.Forward)]
+    for forward in forwards:
+        yield "target", forward.began, forward.at, str(forward.requests * forward.width)
+    steps = [(event.began, event.at) for event in worker if isinstance(event, events.Step)]
+    for begin, end in outside(steps, [(forward.began, forward.at) for forward in forwards]):
+        yield "worker", begin, end, ""
     for begin, end in waits(worker):
         yield "wait", begin, end, ""
     for event in draft:

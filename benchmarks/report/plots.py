@@ -334,7 +334,7 @@ def lanes(panel: Axes, rows: Rows) -> None:
         panel.plot(found, [2.55] * len(found), marker, color=colour, label=result, markersize=5)
     for label, colour in (("wait for the draft", "C1"), ("to the draft process", "C4"), ("back", "C5")):
         panel.plot([], [], color=colour, label=label)
-    panel.set_yticks([3, 2, 1, 0], ["target forward", "worker", "messages", "draft forward"])
+    panel.set_yticks([3, 2, 1, 0], ["target forward", "worker's host", "messages", "draft forward"])
     panel.set(ylim=(-0.5, 3.5), xlim=(0, max(row["to"] for row in by_kind["target"])))
 
 

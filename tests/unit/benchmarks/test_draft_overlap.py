@@ -86,6 +86,8 @@ def test_a_timeline_holds_what_happened_in_its_window(record):
     assert next(row for row in rows if row["kind"] == "draft") == {
         "kind": "draft", "from": 20e-6, "to": 90e-6, "label": "1",
     }  # fmt: skip
+    own = [(row["from"], row["to"]) for row in rows if row["kind"] == "worker"]
+    assert own == [(0, 10e-6), (100e-6, 120e-6)], "the worker's step without the forward in it"
 
 
 def test_the_record_has_a_table_and_a_picture(record, tmp_path):
