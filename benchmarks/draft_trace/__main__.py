@@ -62,6 +62,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--count", type=int, default=6, help="prompts")
     add("--batch", type=int, default=1, help="prompts that are decoded together")
     add("--max-tokens", type=int, default=48)
+    add("--traces", type=Path, help="new folder to keep the traces in")
     add("--rows", type=int, default=8, help="of a draft forward, and outcomes guessed")
     add("--lookahead", type=int, default=4, help="tokens drafted after each guess, and verified")
     add_dtype(parser)
@@ -206,8 +207,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows, pictures = [], []
     with tempfile.TemporaryDirectory(prefix="draft-trace-") as parent:
         for variant in (BESIDE, SERIAL):
-            folder = Path(parent, variant)
-            folder.mkdir()
+            folder = (given.traces or Path(parent)) / variant.replace(" ", "-")
+            folder.mkdir(parents=True)
             with running(server_spec(given, variant, folder), folder) as server:
                 done = load(server, chosen, given)
             recorded = replayed_alike(folder, done.counted)
