@@ -56,10 +56,11 @@ Value = Tree | State | Outcome | int
 
 
 class Began(msgspec.Struct, tag=True):
-    """nodes: most of a tree."""
+    """nodes: most of a tree. vocabulary: number of token ids."""
 
     at: int
     nodes: int
+    vocabulary: int
 
 
 class Call(msgspec.Struct, tag=True):

@@ -58,12 +58,21 @@ class RecordedSpeculation:
     """In the place of the worker's `Speculation`, made with the same arguments."""
 
     def __init__(
-        self, channel: DraftChannel, nodes: int, sampling_of: Callable[[RequestState], Sampling]
+        self,
+        channel: DraftChannel,
+        nodes: int,
+        sampling_of: Callable[[RequestState], Sampling],
+        *,
+        vocabulary: int,
     ) -> None:
         self._trace = _trace()
-        self._trace.write(events.Began(now(), nodes))
+        self._trace.write(events.Began(now(), nodes, vocabulary))
         self._recorded = Speculation(
-            _RecordedChannel(channel, self._trace), nodes, self._sampling(sampling_of), self._clock
+            _RecordedChannel(channel, self._trace),
+            nodes,
+            self._sampling(sampling_of),
+            self._clock,
+            vocabulary,
         )
         self._keys: dict[RequestState, int] = {}
 

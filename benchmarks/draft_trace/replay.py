@@ -106,8 +106,8 @@ class _Worker(DraftChannel):
         self._states: dict[int, RequestState] = {}
         self._unlearned: list[outcome.Outcome] = []
         self.looked_up: list[LookedUp] = []
-        nodes = self._take(events.Began).nodes if self._events else 0
-        self._speculation = Speculation(self, nodes, self._sampling_of, self._now)
+        began = self._take(events.Began)
+        self._speculation = Speculation(self, began.nodes, self._sampling_of, self._now, began.vocabulary)
 
     def next_call(self) -> events.Call | None:
         """None at the end, and before a call that was cut off."""

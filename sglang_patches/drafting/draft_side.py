@@ -30,7 +30,8 @@ from sglang_patches.drafting.predictor import OutcomePredictor
 from sglang_patches.drafting.text import Text
 
 STALE = Counter(
-    "specstore_draft_stale_messages", "Verifications that came after their epoch, or for another root"
+    "specstore_draft_stale_messages",
+    "Verifications that came after their epoch, for another root, or with other numbers",
 )
 GUESSES = Counter(
     "specstore_draft_guesses", "Outcomes that were drafted for, by their accepted tokens", ["accepted"]
@@ -110,12 +111,14 @@ class DraftSide:
         return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
 
     def _verify(self, message: Verifying) -> None:
-        """Of another epoch, or of another root because a message was lost, the verification is stale."""
+        """Of another epoch, of another root because a message was lost, or with other numbers because the session was opened twice, the
+        verification is stale."""
         draft = self._drafts[message.session]
         trie, nodes = draft.trie, [draft.trie.root]
         rows = zip(message.nodes.tolist(), message.parents.tolist(), message.tokens.tolist(), strict=True)
         for node, parent, token in rows:
-            if message.epoch != trie.epoch or trie.resolve(parent) not in nodes:
+            known = message.epoch == trie.epoch and trie.resolve(parent) in nodes
+            if not (known and trie.is_free(node, parent, token)):
                 STALE.inc()
                 return
             nodes.append(trie.add(node, parent, token, 1.0))

@@ -25,7 +25,8 @@ _HIT, _WAITED, _MISS = map(LOOKUPS.labels, ("hit", "waited", "miss"))
 
 
 class Speculation:
-    """nodes: most of a tree. sampling_of: how the target draws a request's tokens. now: seconds by a steady clock."""
+    """nodes: most of a tree. sampling_of: how the target draws a request's tokens. now: seconds by a steady clock. vocabulary: number
+    of token ids."""
 
     def __init__(
         self,
@@ -33,12 +34,14 @@ class Speculation:
         nodes: int,
         sampling_of: Callable[[RequestState], Sampling],
         now: Callable[[], float] = time.monotonic,
+        vocabulary: int = 1 << 31,
     ) -> None:
         self._channel, self._now = channel, now
         self._nodes = nodes
         self._sampling_of = sampling_of
-        self._cache = SpeculationCache()
+        self._cache = SpeculationCache(vocabulary)
         self._states: dict[str, RequestState] = {}
+        self._lost: dict[str, None] = {}  # sessions to be opened again
         # Node numbers of the trees that were handed out for this step.
         self._shown: dict[RequestState, np.ndarray] = {}
 
@@ -69,6 +72,7 @@ class Speculation:
         to wait for the missing trees, given the numbers of requests and of missing trees."""
         self.open([state for state in states if state.session not in self._cache])
         self._take(0.0)
+        self._open_lost()
         trees = self._trees(states, depths)
         missing = [row for row, depth in enumerate(depths) if self._missing(states[row], trees[row], depth)]
         seconds, nodes = patience(len(states), len(missing))
@@ -126,14 +130,17 @@ class Speculation:
 
     def _take(self, seconds: float) -> bool:
         """Whether anything came."""
-        lost = []
         answers = self._channel.collect(seconds)
         for answer in answers:
             whole = isinstance(answer, Growth) and self._cache.grow(answer)
-            if not whole and answer.session in self._states:
-                lost.append(self._states[answer.session])
-        self.open(lost)
+            if not whole:
+                self._lost[answer.session] = None
         return bool(answers)
+
+    def _open_lost(self) -> None:
+        """Once a step, however often the draft side says it: each time its whole text is sent."""
+        lost, self._lost = self._lost, {}
+        self.open([self._states[session] for session in lost if session in self._states])
 
     def _trees(self, states: Sequence[RequestState], depths: Sequence[int]) -> list[DraftTree]:
         return [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]

@@ -101,7 +101,9 @@ class DecodeWorker(TreeWorker):
             Surroundings(options, self.datastore, self.budget, lambda: self.start_draft(vocab_size))
         )
         if self.parts.channel is not None:
-            self.speculation = Speculation(self.parts.channel, self.budget.nodes, self._sampling_of)
+            self.speculation = Speculation(
+                self.parts.channel, self.budget.nodes, self._sampling_of, vocabulary=vocab_size
+            )
         logger.info(
             "specstore: %s, %s; datastore %s, up to %d nodes",
             self.method.name,

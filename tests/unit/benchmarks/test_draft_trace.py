@@ -1,6 +1,7 @@
 """A trace of a worker's part and a draft side says how often what happened, and a replay that differs from it is noticed."""
 
 import dataclasses
+import functools
 import sys
 
 import msgspec
@@ -12,7 +13,7 @@ from benchmarks.draft_trace.replay import MismatchError, counted_here, replayed,
 from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
-from tests.support.agreeing_model import model
+from tests.support.agreeing_model import VOCABULARY, model
 from tests.support.draft_side import FunctionModel, InProcessDraftSide
 from tests.unit.drafting import test_speculation
 
@@ -27,7 +28,8 @@ def recording(tmp_path, monkeypatch):
     fields = {field.name: WORDS[str(field.type)] for field in dataclasses.fields(DraftSettings)}
     settings = DraftSettings(**fields | {"rows": ROWS, "lookahead": LOOKAHEAD})
     monkeypatch.setattr(sys, "argv", ["draft", *settings.flags()])
-    monkeypatch.setattr(test_speculation, "Speculation", recorder.RecordedSpeculation)
+    worker_side = functools.partial(recorder.RecordedSpeculation, vocabulary=VOCABULARY)
+    monkeypatch.setattr(test_speculation, "Speculation", worker_side)
     recorder._trace.cache_clear()
     return tmp_path
 
