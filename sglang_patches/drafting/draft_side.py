@@ -5,6 +5,7 @@ Its work comes in rounds, so that messages are heard between any two forwards of
 
 from __future__ import annotations
 
+import collections
 import heapq
 from collections.abc import Iterable, Sequence
 
@@ -31,6 +32,9 @@ from sglang_patches.drafting.text import Text
 STALE = Counter(
     "specstore_draft_stale_messages",
     "Verifications that came after their epoch, for another root, or with other numbers",
+)
+GUESSES = Counter(
+    "specstore_draft_guesses", "Outcomes that were drafted for, by their accepted tokens", ["accepted"]
 )
 
 
@@ -127,6 +131,7 @@ class DraftSide:
             if not draft.starts and not draft.missing():
                 guesses = self._predictor.guesses(draft, max(1, self._outcomes // len(asked)))
                 nodes = self._add(draft, [Grown(*guess) for guess in guesses])
+                _count_guesses(draft, nodes)
                 draft.starts = {node: guess.probability for node, guess in zip(nodes, guesses, strict=True)}
                 if nodes:
                     answers.append(growth_of(draft, nodes))
@@ -155,6 +160,12 @@ class DraftSide:
     def _add(draft: Draft, grown: Iterable[Grown]) -> list[int]:
         trie = draft.trie
         return [trie.add(trie.next_node, *new) for new in grown]
+
+
+def _count_guesses(draft: Draft, nodes: Iterable[int]) -> None:
+    """nodes: what the target says after the accepted ones."""
+    for accepted, guesses in collections.Counter(len(draft.trie.path(node)) - 1 for node in nodes).items():
+        GUESSES.labels(accepted).inc(guesses)
 
 
 def growth_of(draft: Draft, nodes: Sequence[int]) -> Growth:
