@@ -54,7 +54,8 @@ class Flight(NamedTuple):
 
 
 class Speculation:
-    """nodes: most of a tree. sampling_of: how the target draws a request's tokens. now: seconds by a steady clock.
+    """nodes: most of a tree. sampling_of: how the target draws a request's tokens. now: seconds by a steady clock. vocabulary: number
+    of token ids.
 
     All but `outcomes_ahead` is for the worker's thread."""
 
@@ -64,14 +65,15 @@ class Speculation:
         nodes: int,
         sampling_of: Callable[[RequestState], Sampling],
         now: Callable[[], float] = time.monotonic,
+        vocabulary: int = 1 << 31,
     ) -> None:
         self._channel, self._now = channel, now
         self._nodes = nodes
         self._sampling_of = sampling_of
-        self._cache = SpeculationCache()
+        self._cache = SpeculationCache(vocabulary)
         self._states: dict[str, RequestState] = {}
         self._over: set[RequestState] = set()
-        self._lost: dict[str, None] = {}  # sessions that the draft side does not have, in order
+        self._lost: dict[str, None] = {}  # sessions to be opened again, in order
         self._lock = threading.RLock()
         self._flight: Flight | None = None  # that a courier may tell of
         # What a courier told of, and the worker has not read: tokens before the step, and its own.
@@ -112,7 +114,7 @@ class Speculation:
                 _LATE.inc(len(emitted))
                 return
             self._flight = None
-            self._absorb(0.0)
+            self._take(0.0)
             messages = []
             for state, start, tokens in zip(*flight, emitted, strict=True):
                 if self._is_at(state, start):
@@ -156,6 +158,7 @@ class Speculation:
             self._flight = None
             self.open([state for state in states if self._must_open(state)])
             self._take(0.0)
+            self._open_lost()
             trees = self._trees(states, depths)
             missing = [
                 row for row, depth in enumerate(depths) if self._missing(states[row], trees[row], depth)
@@ -229,20 +232,18 @@ class Speculation:
         )
 
     def _take(self, seconds: float) -> bool:
-        """Whether anything came. Opens the sessions again that were lost."""
-        came = self._absorb(seconds)
-        lost, self._lost = self._lost, {}
-        self.open([self._states[session] for session in lost if session in self._states])
-        return came
-
-    def _absorb(self, seconds: float) -> bool:
         """Puts growth into the cache; whether anything came."""
         answers = self._channel.collect(seconds)
         for answer in answers:
             whole = isinstance(answer, Growth) and self._cache.grow(answer)
-            if not whole and answer.session in self._states:
+            if not whole:
                 self._lost[answer.session] = None
         return bool(answers)
+
+    def _open_lost(self) -> None:
+        """Once a step, however often the draft side says it: each time its whole text is sent."""
+        lost, self._lost = self._lost, {}
+        self.open([self._states[session] for session in lost if session in self._states])
 
     def _trees(self, states: Sequence[RequestState], depths: Sequence[int]) -> list[DraftTree]:
         return [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 
 class TreeWorker(BaseSpecWorker):
-    """max_width: most rows of a request in one step, root included."""
+    """max_width: most rows of a request in one step, root included. launch_blocks: whether a forward has ended when its launch
+    returns."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class TreeWorker(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.verifier = (verifier or TargetDraws)(self.model_runner.sampler)
         self.device = get_device().device
+        self.launch_blocks = torch.device(self.device).type == "cpu"
         self.page_size = get_schedule().page_size
         self.max_width: int = get_spec().speculative_num_draft_tokens
         # The scheduler reads these on every speculative worker.
@@ -104,7 +106,8 @@ class TreeWorker(BaseSpecWorker):
 
     def verification_launched(self, batch: ScheduleBatch) -> None:  # noqa: B027 - nothing, unless a method learns
         """Called in a decode step after the target's forward was launched. Work that no launch waits for belongs here: on an
-        accelerator it runs beside the forward."""
+        accelerator it runs beside the forward. On a CPU it is called right before the forward, which has ended when its launch
+        returns: what the draft side is told here must reach it before."""
 
     def tokens_underway(self, accept_tokens: torch.Tensor, accept_lens: torch.Tensor) -> None:  # noqa: B027 - as above
         """Called in a decode step if the host does not have its tokens yet. accept_tokens: int32 [batch, width], each row valid up to
@@ -165,10 +168,14 @@ class TreeWorker(BaseSpecWorker):
         self._prepare_verify(batch, layout)
         set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
         clock.end("prepare")
+        if self.launch_blocks:
+            self.verification_launched(batch)
+            clock.end("learn")
         result = self.target_worker.forward_batch_generation(batch, is_verify=True)
         clock.end("forward")
-        self.verification_launched(batch)
-        clock.end("learn")
+        if not self.launch_blocks:
+            self.verification_launched(batch)
+            clock.end("learn")
         grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
         predict, accept_lens, accept_index = self.verifier.verify(
             batch.spec_info, layout, batch, result.logits_output, grammar_mask, step.pending

@@ -16,6 +16,7 @@ from sglang.srt.runtime_context import get_parallel
 from datastore_service.client import open_datastore
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget
+from sglang_patches.drafting import verified
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.messages import Sampling
@@ -104,7 +105,9 @@ class DecodeWorker(TreeWorker):
             Surroundings(options, self.datastore, self.budget, lambda: self.start_draft(vocab_size))
         )
         if self.parts.channel is not None:
-            self.speculation = Speculation(self.parts.channel, self.budget.nodes, self._sampling_of)
+            self.speculation = Speculation(
+                self.parts.channel, self.budget.nodes, self._sampling_of, vocabulary=vocab_size
+            )
             self.courier = make_courier(self.device)
         logger.info(
             "specstore: %s, %s; datastore %s, up to %d nodes",
@@ -173,6 +176,7 @@ class DecodeWorker(TreeWorker):
 
     def verification_launched(self, batch: ScheduleBatch) -> None:
         states, trees, width, began = self._launch
+        verified.count(self._not_learned)
         self.policy.acceptance.learn(outcome for outcome in self._not_learned if outcome.request in self.book)
         self._not_learned.clear()
         for state, tree in zip(states, trees, strict=True):
