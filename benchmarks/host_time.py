@@ -47,6 +47,7 @@ from sglang_patches.drafting.messages import Answer, Message
 from sglang_patches.drafting.registry import METHODS
 from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
 from sglang_patches.drafting.wire import frame_of, messages_from_worker
+from sglang_patches.options import Options
 from sglang_patches.workers import base, decode
 
 # Parts of the time, each with the event that ends it.
@@ -58,9 +59,8 @@ VOCABULARY = 49152
 CONTEXT = 4096
 WARM_UP = 15
 LENGTHS = {"one width": "static", "many widths": "adaptive"}
-# The draft side: tokens after an outcome, outcomes of a request, forwards a step, how often the draft model is right.
-LOOKAHEAD, OUTCOMES, FORWARDS, AGREEMENT = 7, 8, 5, 0.8
-CHOICES = 32
+ROWS = Options().draft_rows
+FORWARDS, AGREEMENT, CHOICES = 5, 0.8, 32  # of the draft model: a step, how often it is right, of a row
 
 
 class Marks:
@@ -87,9 +87,9 @@ class Marks:
 class DraftsBetweenSteps(DraftChannel):
     """A draft side in this process. grown: nodes that it has sent."""
 
-    def __init__(self, pairs: dict[str, Pair], size: int) -> None:
-        rows = OUTCOMES * size
-        self._side = DraftSide(PairModel(pairs), GeometricFanOut(), Rollouts(LOOKAHEAD), rows, rows)
+    def __init__(self, pairs: dict[str, Pair], rows: int) -> None:
+        drafter = Rollouts(Options().draft_lookahead)
+        self._side = DraftSide(PairModel(pairs), GeometricFanOut(), drafter, rows, rows)
         self._incoming = messages_from_worker()
         self._frames: list[bytes] = []
         self._answers: list[Answer] = []
@@ -201,10 +201,16 @@ class Load:
     """A steady load of `size` requests."""
 
     def __init__(
-        self, traces: Sequence[Trace], size: int, engine: Engine, marks: Marks, method: str = "SSSD"
+        self,
+        traces: Sequence[Trace],
+        size: int,
+        engine: Engine,
+        marks: Marks,
+        method: str = "SSSD",
+        draft_rows: int = ROWS,
     ) -> None:
         self._pairs: dict[str, Pair] = {}
-        self.drafts = DraftsBetweenSteps(self._pairs, size)
+        self.drafts = DraftsBetweenSteps(self._pairs, draft_rows)
         self._waiting = itertools.cycle(trace for trace in traces if len(trace.output) >= LONG)
         self._places = [Place(row, next(self._waiting)) for row in range(size)]
         datastore = EmbeddedDatastore(engine)
@@ -297,13 +303,14 @@ def measure(
     length: str,
     steps: int,
     method: str = "SSSD",
+    draft_rows: int = ROWS,
 ) -> dict[str, float]:
     """Median milliseconds of each part over the steps, of the whole, and of the functions of INNER; new nodes of the draft side
     a step."""
     marks, rows, inner, grown = Marks(), [], [], []
     spent: Counter[str] = Counter()
     with configured(nodes, length), contextlib.ExitStack() as patches:
-        load = Load(traces, size, engine, marks, method)
+        load = Load(traces, size, engine, marks, method, draft_rows)
         for name in INNER:
             owner = load.worker if hasattr(load.worker, name) else load.worker.speculation
             if owner is not None:
@@ -365,6 +372,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", nargs="+", default=["SSSD", "SAGUARO"], choices=METHODS)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 48])
     parser.add_argument("--nodes", type=int, default=15)
+    parser.add_argument("--draft-rows", type=int, default=ROWS)
     parser.add_argument("--steps", type=int, default=150)
     given = parser.parse_args(argv)
     load_plugins()
@@ -373,7 +381,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     engine = Engine(VOCABULARY, [build_segment(prior, VOCABULARY)])
     results = [
         {"method": method, "widths": name, "batch": size}
-        | measure(traces, engine, size, given.nodes, length, given.steps, method)
+        | measure(traces, engine, size, given.nodes, length, given.steps, method, given.draft_rows)
         for method in given.method
         for name, length in LENGTHS.items()
         for size in given.batch

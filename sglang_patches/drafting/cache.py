@@ -113,7 +113,9 @@ class Trie:
             return there
         siblings[token] = node
         self._children[node] = {}
-        self._parents[node], self._tokens[node], self._probabilities[node] = parent, token, probability
+        self._parents[node] = parent
+        self._tokens[node] = token
+        self._probabilities[node] = probability
         return node
 
     def graft(self, parent: int, token: int, probability: float) -> int:
@@ -219,17 +221,17 @@ class SpeculationCache:
             _INVALID.inc(max(sizes))
             return
         orphans = invalid = surplus = 0
-        sound = (growth.tokens >= 0) & (growth.tokens < self._vocabulary) & (growth.probabilities >= 0)
-        columns = (*arrays[:3], np.minimum(growth.probabilities, 1), sound)
-        for node, parent, token, probability, is_sound in zip(*(of.tolist() for of in columns), strict=True):
+        for node, parent, token, probability in zip(*(array.tolist() for array in arrays), strict=True):
             if parent not in trie:
                 orphans += 1
-            elif not (is_sound and (node >= trie.next_node or _may_have(trie, node, parent, token))):
+            elif not (
+                0 <= token < self._vocabulary and probability >= 0.0 and _may_have(trie, node, parent, token)
+            ):
                 invalid += 1
             elif trie.full:
                 surplus += 1
             else:
-                trie.add(node, parent, token, probability)
+                trie.add(node, parent, token, min(probability, 1.0))
         for counter, dropped in ((_PARENT, orphans), (_INVALID, invalid), (_FULL, surplus)):
             if dropped:
                 counter.inc(dropped)
@@ -270,4 +272,6 @@ class SpeculationCache:
 
 def _may_have(trie: Trie, node: int, parent: int, token: int) -> bool:
     """Whether the draft side may give the number to this token. It makes no negative ones, but repeats them."""
+    if node >= trie.next_node:  # most often
+        return True
     return (node > ROOT or node in trie) and trie.is_free(node, parent, token)
