@@ -6,6 +6,7 @@ It runs on SGLang's V2 schema, with and without overlap scheduling. A subclass s
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
 
 
 class TreeWorker(BaseSpecWorker):
-    """max_width: most rows of a request in one step, root included. launch_blocks: whether a forward has ended when its launch
-    returns."""
+    """max_width: most rows of a request in one step, root included."""
 
     def __init__(
         self,
@@ -66,7 +66,6 @@ class TreeWorker(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.verifier = (verifier or TargetDraws)(self.model_runner.sampler)
         self.device = get_device().device
-        self.launch_blocks = torch.device(self.device).type == "cpu"
         self.page_size = get_schedule().page_size
         self.max_width: int = get_spec().speculative_num_draft_tokens
         # The scheduler reads these on every speculative worker.
@@ -91,6 +90,11 @@ class TreeWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         if self.width_graphs is not None:
             self.width_graphs.capture()
+
+    @functools.cached_property
+    def launch_blocks(self) -> bool:
+        """Whether a forward has ended when its launch returns."""
+        return torch.device(self.device).type == "cpu"
 
     def deepest_node(self, length: int) -> int:
         """Depth of the deepest node that a request of `length` tokens may have. The root has depth 0. The root of the next step must
