@@ -25,7 +25,8 @@ class Candidates(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Draft:
     """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies, a parent before
-    its children; None if that is not known. starts: nodes that a next speculation may begin at, and how likely that is.
+    its children; None if that is not known. hints: other tokens that the datastore proposes at those nodes and the root, by node, and
+    how likely it thinks they are. starts: nodes that a next speculation may begin at, and how likely that is.
     wanted: whether the target verifies drafts for the session, as far as it has said. frontier: the drafter's own, with the starts
     that it belongs to."""
 
@@ -35,6 +36,7 @@ class Draft:
     trie: Trie
     candidates: dict[int, Candidates] = field(default_factory=dict)
     verifying: list[int] | None = None
+    hints: dict[int, dict[int, float]] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
     wanted: bool = True
     told: bool = True  # a verification since the last commit
@@ -50,8 +52,8 @@ class Draft:
         verifying = set(self.verifying or ())
         return {token: child for child, token, _ in self.trie.children(node) if child in verifying}
 
-    def verify(self, nodes: list[int]) -> None:
-        self.verifying, self.starts = nodes, {}
+    def verify(self, nodes: list[int], hints: dict[int, dict[int, float]]) -> None:
+        self.verifying, self.hints, self.starts = nodes, hints, {}
         self.wanted = self.told = True
 
     def commit(self, tokens: np.ndarray, epoch: int) -> list[int] | None:
@@ -72,6 +74,6 @@ class Draft:
             self.trie.restart(epoch)
             if before in self.candidates:
                 self.candidates[self.trie.root] = self.candidates.pop(before)
-        self.verifying, self.starts = None, {self.trie.root: 1.0}
+        self.verifying, self.hints, self.starts = None, {}, {self.trie.root: 1.0}
         self.wanted, self.told = self.told, False
         return path
