@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from benchmarks.pipeline.theory import chain_tokens
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from datastore_service.protocol.types import Opening
 from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.draft_side import DraftSide
 from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback
@@ -26,8 +27,8 @@ from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.saguaro import Rollouts
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.drafting.text import Text
+from sglang_patches.workers.acceptance import Acceptance
 
-BEGIN = 0  # the token before every answer
 KINDS = HIT, WAITED, FELL_BACK, NOTHING = "hit", "waited", "fell back", "nothing"
 
 
@@ -62,7 +63,7 @@ class PairModel(DraftModel):
 
     def _candidates(self, draft: Draft, node: int) -> Candidates:
         pair = self._pairs[draft.session]
-        at = min(draft.text.length - 1 + len(draft.trie.path(node)), len(pair) - 1)
+        at = min(draft.text.length - len(pair.prompt) + len(draft.trie.path(node)), len(pair) - 1)
         return Candidates(pair.choices[at], pair.probabilities[at])
 
 
@@ -132,8 +133,9 @@ class PairFallback(Fallback):
         ]
 
     def _chain(self, state: RequestState) -> DraftTree:
-        begin = state.text.length - 1
-        tokens = self._pairs[state.session].tokens[begin : begin + self._length].copy()
+        pair = self._pairs[state.session]
+        begin = state.text.length - len(pair.prompt)
+        tokens = pair.tokens[begin : begin + self._length].copy()
         tokens[self._rng.random(len(tokens)) >= self._right] += 1
         return chain(tokens)
 
@@ -147,7 +149,8 @@ def chain(tokens: np.ndarray) -> DraftTree:
 @dataclass
 class Tally:
     """What happened. steps, tokens: of single requests, by what their tree was (KINDS). after: (kind before, kind) of each.
-    seconds: of all; waiting: of these, for the draft side. hidden: share of the draft model's time beside the target's."""
+    seconds: of all; waiting: of these, for the draft side. hidden: share of the draft model's time beside the target's.
+    parts: the same of each pair; a step's seconds belong to its requests in equal parts."""
 
     steps: Counter = field(default_factory=Counter)
     tokens: Counter = field(default_factory=Counter)
@@ -155,6 +158,15 @@ class Tally:
     seconds: float = 0.0
     waiting: float = 0.0
     hidden: float = 0.0
+    parts: list[Tally] = field(default_factory=list)
+
+    @staticmethod
+    def of(parts: Sequence[Tally], hidden: float) -> Tally:
+        counters = [
+            sum((getattr(part, name) for part in parts), Counter()) for name in ("steps", "tokens", "after")
+        ]
+        seconds, waiting = (sum(getattr(part, name) for part in parts) for name in ("seconds", "waiting"))
+        return Tally(*counters, seconds, waiting, hidden, list(parts))
 
     @property
     def tokens_a_second(self) -> float:
@@ -168,10 +180,15 @@ class Tally:
         kinds = kinds or KINDS
         return sum(self.tokens[kind] for kind in kinds) / max(1, sum(self.steps[kind] for kind in kinds))
 
+    def each(self, count: Callable[[Tally], float]) -> list[float]:
+        """Of each pair."""
+        return [count(part) for part in self.parts]
+
 
 @dataclass(frozen=True)
 class Setting:
-    """lookahead: K. guesses: outcomes a request. patience: seconds at most, where the fallback waits."""
+    """lookahead: K. guesses: outcomes a request. hints: whether the datastore's proposals are guessed as well. feed: tells a
+    datastore of the texts, if the fallback asks one."""
 
     times: Times
     lookahead: int
@@ -179,65 +196,96 @@ class Setting:
     predictor: Callable[[], OutcomePredictor]
     # The pairs by session, and the clock -> what answers a miss.
     fallback: Callable[[dict[str, Pair], Clock], Fallback]
+    hints: bool = True
+    feed: DatastoreFeed | None = None
+
+
+@dataclass
+class _Play:
+    """A request of the batch. tally: where it counts. before: what its last tree was, None before the first step, which nothing
+    could predict."""
+
+    pair: Pair
+    tally: Tally
+    before: str | None = None
 
 
 class Pipeline:
-    """A batch of requests, one a pair, decoded as the worker does it: look up, verify, commit, tell. A request that is at its end
-    makes place for the same one again."""
+    """Requests, one a pair, decoded as the worker does it: look up, verify, commit, tell. One that is at its end makes place for the
+    next."""
 
-    def __init__(self, setting: Setting, pairs: Sequence[Pair]) -> None:
-        self._setting, self._clock, self.tally = setting, Clock(), Tally()
-        self._pairs = {str(at): pair for at, pair in enumerate(pairs)}
-        model, size = PairModel(self._pairs), setting.guesses * len(pairs)
-        side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, len(pairs)), size)
+    def __init__(self, setting: Setting, pairs: Sequence[Pair], batch: int) -> None:
+        self._setting, self._clock, self._all = setting, Clock(), pairs
+        self._pairs: dict[str, Pair] = {}  # by session
+        model, size = PairModel(self._pairs), setting.guesses * batch
+        side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, batch), size)
         self._draft = TimedDraftSide(side, model, self._clock, setting.times)
         self._speculation = Speculation(self._draft, setting.lookahead, lambda state: GREEDY, self._clock)
         self._fallback = setting.fallback(self._pairs, self._clock)
-        self._states = [self._open(session) for session in self._pairs]
-        self._before: dict[RequestState, str] = {}
+        self._feeds = [self._speculation, *([setting.feed] if setting.feed else [])]
+        self._acceptance = Acceptance()
+        self._tallies = [Tally() for _ in pairs]
+        self._waiting = self._plays()
+        self._playing: dict[RequestState, _Play] = {}
         self._busy: list[tuple[float, float]] = []
+        for _ in range(batch):
+            self._begin()
 
-    def run(self, steps: int, warm_up: int = 0) -> Tally:
-        """warm_up: steps before those that count."""
-        for _ in range(warm_up):
-            self._step()
-        begun, self.tally = self._clock.now, Tally()
-        for _ in range(steps):
-            self._step()
-        self.tally.seconds = self._clock.now - begun
-        self.tally.hidden = _shared(self._draft.busy, self._busy)
-        return self.tally
+    def run(self, warm_up: int = 0) -> Tally:
+        """Every pair is played once. The first `warm_up` pairs do not count."""
+        left = set(map(id, self._tallies))
+        while left & {id(play.tally) for play in self._playing.values()}:
+            for play in self._step():
+                left.discard(id(play.tally))
+        return Tally.of(self._tallies[warm_up:], _shared(self._draft.busy, self._busy))
 
-    def _open(self, session: str) -> RequestState:
-        text = Text(np.array([BEGIN], np.int32))
-        state = RequestState(None, session, Opening(), "", None, 0, text, 1, 1)
-        self._speculation.open([state])
-        return state
+    def _plays(self) -> Iterator[_Play]:
+        """All pairs, then the same again to keep the batch full, which does not count."""
+        yield from map(_Play, self._all, self._tallies)
+        for pair in itertools.cycle(self._all):
+            yield _Play(pair, Tally())
 
-    def _step(self) -> None:
-        states, lookahead = self._states, self._setting.lookahead
+    def _begin(self) -> None:
+        play, session = next(self._waiting), str(len(self._pairs))
+        self._pairs[session] = play.pair
+        text = Text(play.pair.prompt)
+        length = text.length
+        opening = Opening(prompt_length=length)
+        state = RequestState(None, session, opening, "", None, 0, text, length, length)
+        self._playing[state] = play
+        for feed in self._feeds:
+            feed.open([state])
+
+    def _end(self, state: RequestState) -> None:
+        del self._playing[state]
+        for feed in self._feeds:
+            feed.close([state])
+
+    def _step(self) -> list[_Play]:
+        """Those that are at their end."""
+        states, lookahead = list(self._playing), self._setting.lookahead
         depths, begun = [lookahead] * len(states), self._clock.now
         at_once = self._speculation.look_up(states, depths, lambda batch, misses: NO_PATIENCE)
         found = self._speculation.look_up(states, depths, self._fallback.patience)
-        self.tally.waiting += self._clock.now - begun
+        waited = self._clock.now - begun
         others = self._fallback.trees(states, [not len(tree) for tree in found])
+        if self._setting.hints:
+            self._speculation.proposed(states, others)
         for state, tree, other in zip(states, found, others, strict=True):
-            state.tree = tree if len(tree) else other
+            state.tree = self._acceptance.better("", tree, other)
         self._speculation.verification_launched(states)
         trees = [state.tree for state in states]
-        width = 1 + max(map(len, trees))
-        begun, self._clock.now = (
-            self._clock.now,
-            self._clock.now + self._setting.times.target(len(states) * width),
-        )
-        self._busy.append((begun, self._clock.now))
+        rows = len(states) * (1 + max(map(len, trees)))
+        launched, self._clock.now = self._clock.now, self._clock.now + self._setting.times.target(rows)
+        self._busy.append((launched, self._clock.now))
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
-        self._count(outcomes, at_once, found)
-        self._commit(outcomes)
+        self._count(outcomes, at_once, found, self._clock.now - begun, waited)
+        return self._commit(outcomes)
 
     def _emitted(self, state: RequestState) -> np.ndarray:
         """The target's tokens as far as the tree has them, and one more."""
-        tokens, parent, emitted = self._pairs[state.session].tokens[state.text.length - 1 :], -1, 0
+        pair, parent, emitted = self._pairs[state.session], -1, 0
+        tokens = pair.tokens[state.text.length - len(pair.prompt) :]
         below = {
             (int(p), int(t)): at
             for at, (p, t) in enumerate(zip(state.tree.parents, state.tree.tokens, strict=True))
@@ -246,30 +294,42 @@ class Pipeline:
             parent, emitted = child, emitted + 1
         return tokens[: emitted + 1]
 
-    def _commit(self, outcomes: Sequence[Outcome]) -> None:
+    def _commit(self, outcomes: Sequence[Outcome]) -> list[_Play]:
         for outcome in outcomes:
             state = outcome.request
             state.text.rewrite(state.settled, outcome.tokens)
             state.settled = state.confirmed = state.text.length
             state.tree = EMPTY_TREE
-        self._speculation.outcomes_known(outcomes)
-        self._fallback.outcomes_known(outcomes)
-        for row, state in enumerate(self._states):
-            if state.text.length + self._setting.lookahead + 1 > len(self._pairs[state.session]):
-                self._speculation.close([state])
-                self._states[row] = self._open(state.session)
+        for told in (*self._feeds, self._fallback):
+            told.outcomes_known(outcomes)
+        self._acceptance.learn(outcomes)
+        ended = []
+        for state, play in list(self._playing.items()):
+            if state.text.length - len(play.pair.prompt) + self._setting.lookahead + 1 > len(play.pair):
+                ended.append(play)
+                self._end(state)
+                self._begin()
+        return ended
 
     def _count(
-        self, outcomes: Sequence[Outcome], at_once: Sequence[DraftTree], found: Sequence[DraftTree]
+        self,
+        outcomes: Sequence[Outcome],
+        at_once: Sequence[DraftTree],
+        found: Sequence[DraftTree],
+        seconds: float,
+        waited: float,
     ) -> None:
-        tally = self.tally
         for outcome, *trees in zip(outcomes, at_once, found, strict=True):
             drafted = [len(tree) > 0 for tree in (*trees, outcome.tree)]
             kind = KINDS[drafted.index(True)] if any(drafted) else NOTHING
-            tally.steps[kind] += 1
-            tally.tokens[kind] += len(outcome.tokens)
-            tally.after[self._before.get(outcome.request), kind] += 1
-            self._before[outcome.request] = kind
+            play = self._playing[outcome.request]
+            before, play.before, tally = play.before, kind, play.tally
+            if before is not None:
+                tally.steps[kind] += 1
+                tally.tokens[kind] += len(outcome.tokens)
+                tally.after[before, kind] += 1
+                tally.seconds += seconds / len(outcomes)
+                tally.waiting += waited / len(outcomes)
 
 
 def _shared(draft: Sequence[tuple[float, float]], target: Sequence[tuple[float, float]]) -> float:

@@ -53,6 +53,13 @@ class Acceptance:
     def of(self, tenant: str) -> AcceptanceModel:
         return self._models[tenant]
 
+    def better(self, tenant: str, tree: DraftTree, other: DraftTree) -> DraftTree:
+        """That of which more nodes are likely to be accepted."""
+        if not (len(tree) and len(other)):
+            return tree if len(tree) else other
+        expected = self.of(tenant).expected
+        return other if expected(other) > expected(tree) else tree
+
     def estimate(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
         """float64, as `AcceptanceModel.estimate`, all trees' nodes one after the other. tenants: whose each tree is."""
         if len(set(tenants)) > 1:

@@ -227,14 +227,11 @@ class DecodeWorker(TreeWorker):
             return self.parts.fallback.trees(states, [True] * len(states))
         found = self.speculation.look_up(states, depths, self.parts.fallback.patience)
         fallen_back = self.parts.fallback.trees(states, [not len(tree) for tree in found])
-        return [self._better(*pair) for pair in zip(states, found, fallen_back, strict=True)]
-
-    def _better(self, state: RequestState, tree: DraftTree, other: DraftTree) -> DraftTree:
-        """That of which more nodes are likely to be accepted."""
-        if not (len(tree) and len(other)):
-            return tree if len(tree) else other
-        expected = self.policy.acceptance.of(state.tenant).expected
-        return other if expected(other) > expected(tree) else tree
+        self.speculation.proposed(states, fallen_back)
+        return [
+            self.policy.acceptance.better(state.tenant, *trees)
+            for state, *trees in zip(states, found, fallen_back, strict=True)
+        ]
 
     # Speculation length
 
