@@ -219,6 +219,7 @@ class Load:
             arguments = SimpleNamespace(disaggregation_mode="null")
             self.target = Target(self._places, marks)
             self.worker = decode.DecodeWorker.of(METHODS[method])(arguments, 0, 0, self.target)
+        self.worker.launch_blocks = False  # as on an accelerator
         table = torch.arange(size * CONTEXT, dtype=torch.int32).view(size, CONTEXT)
         self._pool = SimpleNamespace(req_to_token=table)
         kv = SimpleNamespace(get_kvcache=lambda: SimpleNamespace(move_kv_cache=lambda *_: None))

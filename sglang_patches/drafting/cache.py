@@ -66,7 +66,7 @@ class Trie:
             yield child, token, self._probabilities[child]
 
     def __contains__(self, node: int) -> bool:
-        return self.resolve(node) in self._children
+        return self._aliases.get(node, node) in self._children
 
     def is_free(self, node: int, parent: int, token: int) -> bool:
         """Whether this token below this node may have the number: no other node has it. Two nodes of one number would make a circle
@@ -100,15 +100,18 @@ class Trie:
         return nodes[::-1]
 
     def add(self, node: int, parent: int, token: int, probability: float) -> int:
-        """Returns the node's number: a sibling with the same token stays as it is, and a replay changes nothing."""
-        self.next_node = max(self.next_node, node + 1)
-        parent = self.resolve(parent)
-        there = self._children[parent].get(token)
+        """Returns the node's number: a sibling with the same token stays as it is, and a replay changes nothing. Raises KeyError if
+        the parent is gone."""
+        if node >= self.next_node:
+            self.next_node = node + 1
+        parent = self._aliases.get(parent, parent)
+        siblings = self._children[parent]
+        there = siblings.get(token)
         if there is not None:
             if there != node:
                 self._aliases[node] = there
             return there
-        self._children[parent][token] = node
+        siblings[token] = node
         self._children[node] = {}
         self._parents[node], self._tokens[node], self._probabilities[node] = parent, token, probability
         return node
@@ -216,21 +219,20 @@ class SpeculationCache:
             _INVALID.inc(max(sizes))
             return
         orphans = invalid = surplus = 0
-        for node, parent, token, probability in zip(*(array.tolist() for array in arrays), strict=True):
+        sound = (growth.tokens >= 0) & (growth.tokens < self._vocabulary) & (growth.probabilities >= 0)
+        columns = (*arrays[:3], np.minimum(growth.probabilities, 1), sound)
+        for node, parent, token, probability, is_sound in zip(*(of.tolist() for of in columns), strict=True):
             if parent not in trie:
                 orphans += 1
-            elif not (self._is_sound(token, probability) and _may_have(trie, node, parent, token)):
+            elif not (is_sound and (node >= trie.next_node or _may_have(trie, node, parent, token))):
                 invalid += 1
             elif trie.full:
                 surplus += 1
             else:
-                trie.add(node, parent, token, min(probability, 1.0))
+                trie.add(node, parent, token, probability)
         for counter, dropped in ((_PARENT, orphans), (_INVALID, invalid), (_FULL, surplus)):
             if dropped:
                 counter.inc(dropped)
-
-    def _is_sound(self, token: int, probability: float) -> bool:
-        return 0 <= token < self._vocabulary and probability >= 0.0
 
     def advance(self, session: str, start: int, tokens: np.ndarray) -> bool:
         """Whether the tokens committed after the first `start` were foreseen. What is known already is skipped; after a gap

@@ -29,10 +29,6 @@ class AcceptanceModel:
         bins = self._bins(probs)
         return self._accepted[sources, bins] / self._seen[sources, bins]
 
-    def expected(self, tree: DraftTree) -> float:
-        """Nodes of it that are accepted, estimated."""
-        return float(self.estimate(tree.probs, tree.sources).sum())
-
     def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
         """accepted: bool [nodes], which verified nodes were on the accepted path."""
         bins = self._bins(probs)
@@ -53,13 +49,6 @@ class Acceptance:
     def of(self, tenant: str) -> AcceptanceModel:
         return self._models[tenant]
 
-    def better(self, tenant: str, tree: DraftTree, other: DraftTree) -> DraftTree:
-        """That of which more nodes are likely to be accepted."""
-        if not (len(tree) and len(other)):
-            return tree if len(tree) else other
-        expected = self.of(tenant).expected
-        return other if expected(other) > expected(tree) else tree
-
     def estimate(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
         """float64, as `AcceptanceModel.estimate`, all trees' nodes one after the other. tenants: whose each tree is."""
         if len(set(tenants)) > 1:
@@ -70,6 +59,24 @@ class Acceptance:
             return np.concatenate(parts)
         probs = np.concatenate([tree.probs for tree in trees])
         return self.of(tenants[0]).estimate(probs, np.concatenate([tree.sources for tree in trees]))
+
+    def expected(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
+        """float64 [trees]: how many of each tree's nodes are accepted. None of the trees is empty."""
+        starts = np.cumsum([0, *(len(tree) for tree in trees[:-1])])
+        return np.add.reduceat(self.estimate(trees, tenants), starts)
+
+    def better(
+        self, trees: Sequence[DraftTree], others: Sequence[DraftTree], tenants: Sequence[str]
+    ) -> list[DraftTree]:
+        """Of each pair that of which more nodes are likely to be accepted. tenants: whose each pair is."""
+        better = [tree if len(tree) else other for tree, other in zip(trees, others, strict=True)]
+        rows = [row for row, tree in enumerate(trees) if len(tree) and len(others[row])]
+        if rows:
+            both = [*(trees[row] for row in rows), *(others[row] for row in rows)]
+            ours, theirs = self.expected(both, 2 * [tenants[row] for row in rows]).reshape(2, -1)
+            for row in np.array(rows)[theirs > ours].tolist():
+                better[row] = others[row]
+        return better
 
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         """From the steps that verified a tree."""

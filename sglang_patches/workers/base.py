@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 
 class TreeWorker(BaseSpecWorker):
-    """max_width: most rows of a request in one step, root included."""
+    """max_width: most rows of a request in one step, root included. launch_blocks: whether a forward has ended when its launch
+    returns."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class TreeWorker(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.verifier = (verifier or TargetDraws)(self.model_runner.sampler)
         self.device = get_device().device
+        self.launch_blocks = torch.device(self.device).type == "cpu"
         self.page_size = get_schedule().page_size
         self.max_width: int = get_spec().speculative_num_draft_tokens
         # The scheduler reads these on every speculative worker.
@@ -166,13 +168,12 @@ class TreeWorker(BaseSpecWorker):
         self._prepare_verify(batch, layout)
         set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
         clock.end("prepare")
-        launch_blocks = torch.device(self.device).type == "cpu"
-        if launch_blocks:
+        if self.launch_blocks:
             self.verification_launched(batch)
             clock.end("learn")
         result = self.target_worker.forward_batch_generation(batch, is_verify=True)
         clock.end("forward")
-        if not launch_blocks:
+        if not self.launch_blocks:
             self.verification_launched(batch)
             clock.end("learn")
         grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None

@@ -228,10 +228,8 @@ class DecodeWorker(TreeWorker):
         found = self.speculation.look_up(states, depths, self.parts.fallback.patience)
         fallen_back = self.parts.fallback.trees(states, [not len(tree) for tree in found])
         self.speculation.proposed(states, fallen_back)
-        return [
-            self.policy.acceptance.better(state.tenant, *trees)
-            for state, *trees in zip(states, found, fallen_back, strict=True)
-        ]
+        tenants = [state.tenant for state in states]
+        return self.policy.acceptance.better(found, fallen_back, tenants)
 
     # Speculation length
 
