@@ -9,6 +9,7 @@
     python -m benchmarks.host_time      time of a decode step on the host before the forward pass
     python -m benchmarks.length         loss of throughput by unknown step times, in a simulation
     python -m benchmarks.pipeline       throughput of drafting beside the target, on a virtual clock
+    python -m benchmarks.draft_trace    share of the draft's time that lies beside the target's, from traces of real servers
     python -m benchmarks.roofline       cost of verification on a GPU that is not at hand, by calculation
     python -m benchmarks.weights        search for the constants of `weighted` fusion
     python -m benchmarks.record         answers of a served model, which replay and serve need

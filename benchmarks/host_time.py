@@ -3,6 +3,9 @@
 An accelerator waits for it in every step. The worker, the requests, the batch and the embedded datastore are the real ones and run
 on the CPU; the target's forward is nothing, and what it would say is a recorded answer. Answers replace each other, so the batch
 stays full. Results lag one step behind, as overlap scheduling has it.
+
+SAGUARO's draft side is in this process. It drafts between two steps, which is not counted. What is counted is what its worker does
+with it: messages as frames, growth, look-ups.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import itertools
 import os
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from unittest import mock
@@ -20,6 +24,7 @@ import numpy as np
 import torch
 from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import Sampler
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -29,21 +34,33 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from transformers import PretrainedConfig
 
 from benchmarks.options import options
+from benchmarks.pipeline.pairs import Pair
+from benchmarks.pipeline.simulation import PairModel
 from benchmarks.report.records import finish
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
+from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.draft_side import DraftSide
+from sglang_patches.drafting.messages import Answer, Message
 from sglang_patches.drafting.registry import METHODS
+from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
+from sglang_patches.drafting.wire import frame_of, messages_from_worker
 from sglang_patches.workers import base, decode
 
 # Parts of the time, each with the event that ends it.
 PARTS = ("entries", "datastore", "choose, pack", "lay out", "prepare")
+# Parts of these parts, and what is done after the launch: functions of the worker, or of its speculation.
+INNER = ("outcomes_known", "look_up", "_better", "verification_launched")
 LONG = 128  # tokens of the answers that are taken
 VOCABULARY = 49152
 CONTEXT = 4096
 WARM_UP = 15
 LENGTHS = {"one width": "static", "many widths": "adaptive"}
+# The draft side: tokens after an outcome, outcomes of a request, forwards a step, how often the draft model is right.
+LOOKAHEAD, OUTCOMES, FORWARDS, AGREEMENT = 7, 8, 5, 0.8
+CHOICES = 32
 
 
 class Marks:
@@ -65,6 +82,48 @@ class Marks:
             return result
 
         return marked
+
+
+class DraftsBetweenSteps(DraftChannel):
+    """A draft side in this process. grown: nodes that it has sent."""
+
+    def __init__(self, pairs: dict[str, Pair], size: int) -> None:
+        rows = OUTCOMES * size
+        self._side = DraftSide(PairModel(pairs), GeometricFanOut(), Rollouts(LOOKAHEAD), rows, rows)
+        self._incoming = messages_from_worker()
+        self._frames: list[bytes] = []
+        self._answers: list[Answer] = []
+        self.grown = 0
+
+    def post(self, messages: Sequence[Message]) -> None:
+        if messages:
+            self._frames.append(frame_of(messages))
+
+    def collect(self, seconds: float) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def draft(self) -> None:
+        """What it does while the target runs."""
+        self._answers += self._side.hear(self._incoming.feed(b"".join(self._frames)))
+        self._frames.clear()
+        for _ in range(FORWARDS):
+            self._answers += self._side.work() or []
+        self.grown = sum(len(answer.tokens) for answer in self._answers)
+
+    def close(self) -> None:
+        self._frames.clear()
+
+
+def draft_model_s(text: np.ndarray, seed: int) -> Pair:
+    """What a draft model says in place of each token but the first: its first choice or its second is right."""
+    rng, following = np.random.default_rng(seed), text[1:]
+    choices = rng.integers(0, VOCABULARY, (len(following), CHOICES))
+    right = rng.random(len(following)) < AGREEMENT
+    choices[np.arange(len(following)), np.where(right, 0, 1)] = following
+    probabilities = np.full(choices.shape, 0.01, np.float32)
+    probabilities[:, :2] = 0.5, 0.2
+    return Pair(following.astype(np.int32), choices.astype(np.int32), probabilities)
 
 
 class Place:
@@ -99,7 +158,7 @@ class Target:
 
     def __init__(self, places: list[Place], marks: Marks) -> None:
         self.model_runner = SimpleNamespace(
-            model=torch.nn.Module(), model_config=_model_config(), dtype=torch.float32, sampler=None
+            model=torch.nn.Module(), model_config=_model_config(), dtype=torch.float32, sampler=Sampler()
         )
         self._places, self._marks = places, marks
 
@@ -141,7 +200,11 @@ def _model_config() -> SimpleNamespace:
 class Load:
     """A steady load of `size` requests."""
 
-    def __init__(self, traces: Sequence[Trace], size: int, engine: Engine, marks: Marks) -> None:
+    def __init__(
+        self, traces: Sequence[Trace], size: int, engine: Engine, marks: Marks, method: str = "SSSD"
+    ) -> None:
+        self._pairs: dict[str, Pair] = {}
+        self.drafts = DraftsBetweenSteps(self._pairs, size)
         self._waiting = itertools.cycle(trace for trace in traces if len(trace.output) >= LONG)
         self._places = [Place(row, next(self._waiting)) for row in range(size)]
         datastore = EmbeddedDatastore(engine)
@@ -151,10 +214,11 @@ class Load:
             mock.patch.object(decode, "open_datastore", lambda *_, **__: datastore),
             mock.patch.object(decode, "namespace_of", lambda *_: None),
             mock.patch.object(decode, "measure_row_seconds", lambda *_: lambda rows: 1.0),
+            mock.patch.object(decode.DecodeWorker, "start_draft", lambda *_: self.drafts),
         ):
             arguments = SimpleNamespace(disaggregation_mode="null")
             self.target = Target(self._places, marks)
-            self.worker = decode.DecodeWorker.of(METHODS["SSSD"])(arguments, 0, 0, self.target)
+            self.worker = decode.DecodeWorker.of(METHODS[method])(arguments, 0, 0, self.target)
         table = torch.arange(size * CONTEXT, dtype=torch.int32).view(size, CONTEXT)
         self._pool = SimpleNamespace(req_to_token=table)
         kv = SimpleNamespace(get_kvcache=lambda: SimpleNamespace(move_kv_cache=lambda *_: None))
@@ -165,6 +229,7 @@ class Load:
             self._admit(row)
 
     def step(self) -> None:
+        self.drafts.draft()
         batch = self._batch()
         result = self.worker.forward_batch_generation(batch)
         self._relay = result.next_draft_input.accept_tokens.view(-1, self._width).numpy().copy()
@@ -179,6 +244,7 @@ class Load:
 
     def _admit(self, row: int) -> None:
         place = self._places[row]
+        self._pairs[place.req.rid] = draft_model_s(place.text, len(self._pairs))
         self.worker.observe_prefill(SimpleNamespace(reqs=[place.req]))
         self._relay[row, 0], self._counts[row] = place.unreported[0], 1
 
@@ -223,12 +289,25 @@ def configured(nodes: int, length: str) -> Iterator[None]:
 
 
 def measure(
-    traces: Sequence[Trace], engine: Engine, size: int, nodes: int, length: str, steps: int
+    traces: Sequence[Trace],
+    engine: Engine,
+    size: int,
+    nodes: int,
+    length: str,
+    steps: int,
+    method: str = "SSSD",
 ) -> dict[str, float]:
-    """Median milliseconds of each part over the steps, and of the whole."""
-    marks, rows = Marks(), []
-    with configured(nodes, length):
-        load = Load(traces, size, engine, marks)
+    """Median milliseconds of each part over the steps, of the whole, and of the functions of INNER; new nodes of the draft side
+    a step."""
+    marks, rows, inner, grown = Marks(), [], [], []
+    spent: Counter[str] = Counter()
+    with configured(nodes, length), contextlib.ExitStack() as patches:
+        load = Load(traces, size, engine, marks, method)
+        for name in INNER:
+            owner = load.worker if hasattr(load.worker, name) else load.worker.speculation
+            if owner is not None:
+                timed = _timed(getattr(owner, name), name, spent)
+                patches.enter_context(mock.patch.object(owner, name, timed))
         with (
             mock.patch.object(load.worker.verifier, "verify", load.target.verify),
             # On an accelerator the host has a step's tokens when the next one begins.
@@ -238,12 +317,31 @@ def measure(
         ):
             for _ in range(WARM_UP + steps):
                 marks.times.clear()
+                spent.clear()
                 load.step()
                 rows.append(_parts(marks.times[:6]))
+                inner.append([spent[name] for name in INNER])
+                grown.append(load.drafts.grown)
         load.worker.clear_cache_pool()
     table = 1e3 * np.array([row for row in rows[WARM_UP:] if row is not None])
     medians = np.median(table, axis=0)
-    return dict(zip(PARTS, medians.tolist(), strict=True)) | {"all": float(np.median(table.sum(axis=1)))}
+    within = 1e3 * np.median(inner[WARM_UP:], axis=0)
+    return (
+        dict(zip(PARTS, medians.tolist(), strict=True))
+        | {"all": float(np.median(table.sum(axis=1)))}
+        | dict(zip(INNER, within.tolist(), strict=True))
+        | {"nodes": float(np.median(grown[WARM_UP:]))}
+    )
+
+
+def _timed(function, name: str, spent: Counter[str]):
+    def timed(*args, **kwargs):
+        began = time.perf_counter()
+        result = function(*args, **kwargs)
+        spent[name] += time.perf_counter() - began
+        return result
+
+    return timed
 
 
 def _marked_start(function, marks: Marks):
@@ -263,6 +361,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from sglang.srt.plugins import load_plugins
 
     parser = options("host_time", __doc__)
+    parser.add_argument("--method", nargs="+", default=["SSSD", "SAGUARO"], choices=METHODS)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 48])
     parser.add_argument("--nodes", type=int, default=15)
     parser.add_argument("--steps", type=int, default=150)
@@ -272,7 +371,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     prior = [trace.output for trace in load_traces(SHIPPED_PRIOR)]
     engine = Engine(VOCABULARY, [build_segment(prior, VOCABULARY)])
     results = [
-        {"widths": name, "batch": size, **measure(traces, engine, size, given.nodes, length, given.steps)}
+        {"method": method, "widths": name, "batch": size}
+        | measure(traces, engine, size, given.nodes, length, given.steps, method)
+        for method in given.method
         for name, length in LENGTHS.items()
         for size in given.batch
     ]

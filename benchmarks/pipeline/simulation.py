@@ -57,21 +57,6 @@ class PairModel(DraftModel):
         self._pairs = pairs
         self.rows = 0
 
-    def open(self, draft: Draft) -> None:
-        pass
-
-    def commit(self, draft: Draft, *where: object) -> None:
-        pass
-
-    def close(self, draft: Draft) -> None:
-        pass
-
-    def ready(self, draft: Draft) -> bool:
-        return True
-
-    def prefill(self, drafts: Sequence[Draft]) -> bool:
-        return False
-
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
         self.rows += len(rows)
         return [self._candidates(draft, node) for draft, node in rows]

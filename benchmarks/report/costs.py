@@ -72,12 +72,14 @@ def length(record: dict) -> list[str]:
 
 
 def host_time(record: dict) -> list[str]:
-    parts = list(record["results"][0])[2:]
+    names = list(record["results"][0])
+    labels, parts = names[:3], names[3:]
     cells = (
-        (row["widths"], row["batch"], *(f"{row[part]:.2f}" for part in parts)) for row in record["results"]
+        (*(row[label] for label in labels), *(f"{row[part]:.2f}" for part in parts))
+        for row in record["results"]
     )
     text = "Milliseconds on the host before the target's forward is launched, medians."
-    return ["## Host time of a step", "", text, "", *table(("widths", "batch", *parts), cells)]
+    return ["## Host time of a step", "", text, "", *table((*labels, *parts), cells)]
 
 
 def roofline(record: dict) -> list[str]:

@@ -310,7 +310,48 @@ def speeds(rows: Rows, over: str, label: str) -> Figure:
     return figure
 
 
+LANES = {"target": 3, "worker": 2, "draft": 0}
+COLOURS = {"target": "C0", "worker": "C7", "wait": "C1", "draft": "C2"}
+MARKS = {"hit": ("^", "C2"), "waited": ("s", "C1"), "miss": ("v", "C3")}
+
+
+def draft_trace(record: dict) -> Iterator[tuple[str, Figure]]:
+    """Some decode steps of each server: who ran when, and what was told when."""
+    timelines = record["timelines"]
+    figure = Figure(figsize=(11, 2.6 * len(timelines) + 0.5), layout="constrained")
+    for panel, found in zip(figure.subplots(len(timelines), squeeze=False).flat, timelines, strict=True):
+        lanes(panel, found["timeline"])
+        panel.set(title=found["variant"], xlabel="ms")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize="small")
+    yield "", figure
+
+
+def lanes(panel: Axes, rows: Rows) -> None:
+    """The steps of a timeline: target, worker and draft as bars, messages as lines between the two processes."""
+    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in in_order(rows, "kind")}
+    for kind in ("worker", "wait", "target", "draft"):
+        for row in by_kind.get(kind, []):
+            low = LANES[kind if kind in LANES else "worker"] - 0.3
+            panel.broken_barh(
+                [(row["from"], row["to"] - row["from"])], (low, 0.6), color=COLOURS[kind], alpha=0.7
+            )
+            panel.text(
+                (row["from"] + row["to"]) / 2, low + 0.3, row["label"], ha="center", va="center", fontsize=6
+            )
+    for kind, (begin, end), colour in (("message", (1.7, 0.3), "C4"), ("answer", (0.3, 1.7), "C5")):
+        for row in by_kind.get(kind, []):
+            panel.plot([row["from"], row["to"]], [begin, end], color=colour, linewidth=0.7)
+    for result, (marker, colour) in MARKS.items():
+        found = [row["from"] for row in by_kind.get("lookup", []) if result in row["label"].split()]
+        panel.plot(found, [2.55] * len(found), marker, color=colour, label=result, markersize=5)
+    for label, colour in (("wait for the draft", "C1"), ("to the draft process", "C4"), ("back", "C5")):
+        panel.plot([], [], color=colour, label=label)
+    panel.set_yticks([3, 2, 1, 0], ["target forward", "worker's host", "messages", "draft forward"])
+    panel.set(ylim=(-0.5, 3.5), xlim=(0, max(row["to"] for row in by_kind["target"])))
+
+
 DRAWN: dict[str, Callable[[dict], Iterator[tuple[str, Figure]]]] = {
     "replay": replay, "serve": serve, "engine": engine, "roofline": roofline, "split_latency": split_latency,
-    "pipeline": pipeline,
+    "pipeline": pipeline, "draft_trace": draft_trace,
 }  # fmt: skip

@@ -5,6 +5,7 @@ Its work comes in rounds, so that messages are heard between any two forwards of
 
 from __future__ import annotations
 
+import collections
 import heapq
 from collections.abc import Iterable, Sequence
 
@@ -30,7 +31,11 @@ from sglang_patches.drafting.predictor import OutcomePredictor
 from sglang_patches.drafting.text import Text
 
 STALE = Counter(
-    "specstore_draft_stale_messages", "Verifications that came after their epoch, or for another root"
+    "specstore_draft_stale_messages",
+    "Verifications that came after their epoch, for another root, or with other numbers",
+)
+GUESSES = Counter(
+    "specstore_draft_guesses", "Outcomes that were drafted for, by their accepted tokens", ["accepted"]
 )
 
 
@@ -80,9 +85,7 @@ class DraftSide:
         self._close(message.session)
         trie = Trie(len(message.tokens))
         trie.begin_epoch(message.epoch)
-        draft = Draft(message.session, Text(message.tokens), message.sampling, trie)
-        self._drafts[message.session] = draft
-        self._model.open(draft)
+        self._drafts[message.session] = Draft(message.session, Text(message.tokens), message.sampling, trie)
 
     def _close(self, session: str) -> None:
         draft = self._drafts.pop(session, None)
@@ -107,12 +110,14 @@ class DraftSide:
         return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
 
     def _verify(self, message: Verifying) -> None:
-        """Of another epoch, or of another root because a message was lost, the verification is stale."""
+        """Of another epoch, of another root because a message was lost, or with other numbers because the session was opened twice, the
+        verification is stale."""
         draft = self._drafts[message.session]
         trie, nodes = draft.trie, [draft.trie.root]
         rows = zip(message.nodes.tolist(), message.parents.tolist(), message.tokens.tolist(), strict=True)
         for node, parent, token in rows:
-            if message.epoch != trie.epoch or trie.resolve(parent) not in nodes:
+            known = message.epoch == trie.epoch and trie.resolve(parent) in nodes
+            if not (known and trie.is_free(node, parent, token)):
                 STALE.inc()
                 return
             nodes.append(trie.add(node, parent, token, 1.0))
@@ -127,6 +132,7 @@ class DraftSide:
             if not draft.starts and not draft.missing():
                 guesses = self._predictor.guesses(draft, max(1, self._outcomes // len(asked)))
                 nodes = self._add(draft, [Grown(*guess) for guess in guesses])
+                _count_guesses(draft, nodes)
                 draft.starts = {node: guess.probability for node, guess in zip(nodes, guesses, strict=True)}
                 if nodes:
                     answers.append(growth_of(draft, nodes))
@@ -155,6 +161,12 @@ class DraftSide:
     def _add(draft: Draft, grown: Iterable[Grown]) -> list[int]:
         trie = draft.trie
         return [trie.add(trie.next_node, *new) for new in grown]
+
+
+def _count_guesses(draft: Draft, nodes: Iterable[int]) -> None:
+    """nodes: what the target says after the accepted ones."""
+    for accepted, guesses in collections.Counter(len(draft.trie.path(node)) - 1 for node in nodes).items():
+        GUESSES.labels(accepted).inc(guesses)
 
 
 def growth_of(draft: Draft, nodes: Sequence[int]) -> Growth:

@@ -104,7 +104,12 @@ class TreeWorker(BaseSpecWorker):
 
     def verification_launched(self, batch: ScheduleBatch) -> None:  # noqa: B027 - nothing, unless a method learns
         """Called in a decode step after the target's forward was launched. Work that no launch waits for belongs here: on an
-        accelerator it runs beside the forward."""
+        accelerator it runs beside the forward. On a CPU it is called right before the forward, which has ended when its launch
+        returns: what the draft side is told here must reach it before."""
+
+    def tokens_underway(self, accept_tokens: torch.Tensor, accept_lens: torch.Tensor) -> None:  # noqa: B027 - as above
+        """Called in a decode step if the host does not have its tokens yet. accept_tokens: int32 [batch, width], each row valid up to
+        its entry of accept_lens (int32 [batch]). The work that makes them is on the current stream."""
 
     def tokens_known(self, step: Step) -> None:  # noqa: B027 - nothing, unless a method learns
         """Called at the end of a decode step if the host has its tokens already, as on a CPU. step: the beginning of the next
@@ -161,16 +166,25 @@ class TreeWorker(BaseSpecWorker):
         self._prepare_verify(batch, layout)
         set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
         clock.end("prepare")
+        launch_blocks = torch.device(self.device).type == "cpu"
+        if launch_blocks:
+            self.verification_launched(batch)
+            clock.end("learn")
         result = self.target_worker.forward_batch_generation(batch, is_verify=True)
         clock.end("forward")
-        self.verification_launched(batch)
-        clock.end("learn")
+        if not launch_blocks:
+            self.verification_launched(batch)
+            clock.end("learn")
         grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
         predict, accept_lens, accept_index = self.verifier.verify(
             batch.spec_info, layout, batch, result.logits_output, grammar_mask, step.pending
         )
         clock.end("verify")
-        accept_tokens = self._commit(batch, result, predict, accept_lens, accept_index)
+        accept_tokens = predict[accept_index.long()]
+        on_host = accept_tokens.device.type == "cpu"
+        if not on_host:
+            self.tokens_underway(accept_tokens, accept_lens)
+        self._commit(batch, result, accept_lens, accept_index)
         new_seq_lens = batch.seq_lens + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
@@ -180,7 +194,7 @@ class TreeWorker(BaseSpecWorker):
             result, accept_tokens.flatten(), accept_tokens, accept_lens, new_seq_lens, width
         )
         clock.end("commit")
-        if accept_tokens.device.type == "cpu":
+        if on_host:
             self.tokens_known(_following(step, accept_tokens, accept_lens))
         return generated
 
@@ -235,8 +249,8 @@ class TreeWorker(BaseSpecWorker):
             reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=self.device, barrier=None
         )
 
-    def _commit(self, batch: ScheduleBatch, result, predict, accept_lens, accept_index) -> torch.Tensor:
-        """Keeps the accepted path's KV; returns its tokens, [batch, width], valid up to accept_lens."""
+    def _commit(self, batch: ScheduleBatch, result, accept_lens, accept_index) -> None:
+        """Keeps the accepted path's KV."""
         width = batch.spec_info.draft_token_num
         commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, width)
         if width > 1:  # a root alone lies where it belongs
@@ -248,7 +262,6 @@ class TreeWorker(BaseSpecWorker):
             result.logits_output.hidden_states = result.logits_output.hidden_states[
                 accept_index.flatten().long()
             ]
-        return predict[accept_index.long()]
 
     def _result(
         self, result, next_token_ids, accept_tokens, accept_lens, new_seq_lens, width

@@ -9,9 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from scipy.stats import power_divergence
+from scipy.stats import norm, power_divergence
 from sglang.srt.layers import sampler as sglang_sampler
 
+from tests.conformance.drafts import LYING, start_liar
 from tests.conformance.workbench import CONTEXT, Counting, Markov, Workbench, plain_answer, request
 from tests.unit.verification.plain_decoding import make_request, plain_distribution, sampler_on_cpu
 from tests.unit.verification.test_verification_distribution import murmur_hash32_reference
@@ -46,8 +47,8 @@ REJECT = 1e-4  # draws are seeded: what passes once always passes
 
 
 @pytest.fixture
-def workbench(method, spelling_model) -> Workbench:
-    return Workbench(method, spelling_model)
+def workbench(method, spelling_model, draft) -> Workbench:
+    return Workbench(method, spelling_model, *([start_liar] if draft == LYING else []))
 
 
 @pytest.fixture(params=["overlap", "synchronous"])
@@ -195,12 +196,18 @@ def test_text_is_drafted_for_its_own_tenant_alone(method, workbench, lags, datas
     assert steps["mine again"] < steps["mine"] / 2, (
         "what a tenant has said is not drafted for it: this shows nothing"
     )
-    assert steps["other after"] == steps["other before"], steps
+    assert steps["other after"] > 0.9 * steps["other before"], (
+        steps
+    )  # what a liar says may be right by chance
 
 
 @pytest.mark.parametrize(("setting", "lags"), COUNTED)
 def test_sampled_output_has_plain_decodings_distribution(workbench, model, setting, lags):
-    """Counted over many requests with one prompt, 48 at a time."""
+    assert p_value_of(workbench, model, setting, lags) > REJECT
+
+
+def p_value_of(workbench: Workbench, model: Markov, setting: str, lags: bool) -> float:
+    """That sampled output has plain decoding's distribution: counted over many requests with one prompt, 48 at a time."""
     params = SAMPLED[setting] | {"max_new_tokens": CONTINUATION, "ignore_eos": True}
     (prompt,) = _prompts(1, 40)
     torch.manual_seed(1)
@@ -210,7 +217,7 @@ def test_sampled_output_has_plain_decodings_distribution(workbench, model, setti
     found = Counter(map(tuple, answers))
     with sampler_on_cpu() as sampler:
         expected = _probabilities(model, sampler, make_request(prompt, (), **params), ())
-    assert _p_value(found, expected) > REJECT
+    return _p_value(found, expected)
 
 
 def _probabilities(model, sampler, req, path: tuple[int, ...]) -> dict[tuple[int, ...], float]:
@@ -226,16 +233,31 @@ def _probabilities(model, sampler, req, path: tuple[int, ...]) -> dict[tuple[int
 
 
 def _p_value(found: Counter, expected: dict[tuple[int, ...], float]) -> float:
-    """Of a G-test; cells that expect fewer than five draws are one."""
+    """The smaller one of two tests', times two for the choice: any difference shows in the counts, noise that is too small or too
+    large and drafts that are accepted too easily sooner in the mean surprise."""
     assert sum(expected.values()) == pytest.approx(1.0)
     if found.keys() - expected.keys():
         return 0.0
+    return min(1.0, 2 * min(_of_counts(found, expected), _of_surprise(found, expected)))
+
+
+def _of_counts(found: Counter, expected: dict[tuple[int, ...], float]) -> float:
+    """A G-test; cells that expect fewer than five draws are one."""
     cells = [(found[outcome], p * SAMPLES) for outcome, p in expected.items()]
     many = [cell for cell in cells if cell[1] >= 5]
     assert len(many) > 5, "a few continuations take all, the test would show nothing"
     rest = np.sum([cell for cell in cells if cell[1] < 5], axis=0)
     observed, awaited = np.array([*many, rest]).T
     return power_divergence(observed, awaited, lambda_="log-likelihood").pvalue
+
+
+def _of_surprise(found: Counter, expected: dict[tuple[int, ...], float]) -> float:
+    """A z-test of the mean of -log p."""
+    chances = np.array(list(expected.values()))
+    surprises, counts = -np.log(chances), np.array([found[outcome] for outcome in expected])
+    mean = chances @ surprises
+    deviation = np.sqrt(chances @ (surprises - mean) ** 2 / counts.sum())
+    return float(2 * norm.sf(abs(counts @ surprises / counts.sum() - mean) / deviation))
 
 
 @pytest.mark.parametrize("setting", ["temperature 1", "temperature 0.7 and top-p"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 TOYS = Path(__file__).parent / "toy_plugin" / "specstore_toy.py"
+SAMPLING = Path(__file__).parent / "test_sampling.py"
 IN_PROCESS = Path(__file__).parent / "test_in_process.py"
 
 
@@ -57,7 +58,20 @@ def test_a_method_that_accepts_a_wrong_token_is_caught():
     }
 
 
+@pytest.mark.parametrize("toy", ["TOY_COOLED", "TOY_EAGER"])
+def test_a_small_bias_of_sampled_tokens_is_caught(toy):
+    """Noise of nine tenths of its size; one drafted token in ten taken for the target's own."""
+    reports = _run(toy, IN_PROCESS, "-k", "temperature and synchronous and distribution and not top-p")
+    assert reports.failed == ["test_sampled_output_has_plain_decodings_distribution"] and not reports.passed
+
+
 @pytest.mark.long
 def test_a_method_added_in_a_few_lines_passes_with_servers():
     reports = _run("TOY", Path(__file__).parent, "--ignore", __file__)
     assert reports.failed == [] and len(reports.passed) > 60
+
+
+@pytest.mark.long
+def test_a_method_that_accepts_a_wrong_token_is_caught_with_servers():
+    reports = _run("TOY_BIASED", SAMPLING)
+    assert set(reports.failed) == {"test_same_distribution_as_plain"} and not reports.passed

@@ -42,8 +42,9 @@ def rounded(shares: np.ndarray, most: np.ndarray) -> np.ndarray:
 
 
 class End(NamedTuple):
-    """A node where the accepted path may end. reached, ends: probability that the path comes to it, and that it ends there.
-    choices: rate and token of what is not verified, the likeliest first."""
+    """A node where the accepted path may end. reached, ends: probability that the path comes to it, and that it ends there with
+    a token after which the request goes on. choices: rate and token of what is not verified and does not end the request, the
+    likeliest first."""
 
     node: int
     reached: float
@@ -107,18 +108,21 @@ class GeometricFanOut(OutcomePredictor):
                     self._hints.learn(ranks.get(hint, RANKS), estimate, hint == token)
 
     def _ends(self, draft: Draft) -> list[End]:
-        """The root and every verified node."""
+        """The root and every verified node that may be followed."""
         rates, found = self.rates, []
         reached = {draft.trie.root: 1.0}
         for node in [draft.trie.root, *(draft.verifying or ())]:
             ranks, verified = _ranks(draft, node), draft.verified_children(node)
             accepted = {child: float(rates[ranks.get(token, RANKS)]) for token, child in verified.items()}
             reached |= {child: reached[node] * rate for child, rate in accepted.items()}
+            over = sum(float(rates[rank]) for token, rank in ranks.items() if token in draft.sampling.ends)
             choices = {token: float(rates[rank]) for token, rank in ranks.items() if token not in verified}
             for token, estimate in draft.hints.get(node, {}).items():
                 choices[token] = self._hints.rate(ranks.get(token, RANKS), estimate)
-            likeliest = sorted(((rate, token) for token, rate in choices.items()), key=lambda of: -of[0])
-            found.append(End(node, reached[node], reached[node] * (1 - sum(accepted.values())), likeliest))
+            likeliest = [(rate, token) for token, rate in choices.items() if token not in draft.sampling.ends]
+            likeliest.sort(key=lambda of: -of[0])
+            ends = reached[node] * (1 - over - sum(accepted.values()))
+            found.append(End(node, reached[node], ends, likeliest))
         return found
 
 

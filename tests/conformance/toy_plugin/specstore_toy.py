@@ -1,8 +1,9 @@
-"""A method added in a few lines, one with a draft side, and the first with a deliberate fault, twice: the suite passes the first two
-and catches the others. A plugin of its own, which SGLang finds on the path of a server under test."""
+"""A method added in a few lines, one with a draft side, and these with a deliberate fault each: the suite passes the first two and
+catches the others. A plugin of its own, which SGLang finds on the path of a server under test."""
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from sglang_patches.drafting.registry import Method, Parts, Surroundings
@@ -37,6 +38,18 @@ def biased(sampler: Sampler) -> Verifier:
     return specstore_toy_parts.Biased(sampler)
 
 
+def cooled(sampler: Sampler) -> Verifier:
+    import specstore_toy_parts
+
+    return specstore_toy_parts.Cooled(sampler, random.Random(1))
+
+
+def eager(sampler: Sampler) -> Verifier:
+    import specstore_toy_parts
+
+    return specstore_toy_parts.Eager(sampler, random.Random(1))
+
+
 METHODS = {
     method.name: method
     for method in (
@@ -44,6 +57,8 @@ METHODS = {
         Method(name="TOY_DRAFTED", summary="a toy with a draft side", parts=drafted),
         Method(name="TOY_LEAKING", summary="a toy with a fault", parts=leaking),
         Method(name="TOY_BIASED", summary="a toy with a fault", parts=chains, verifier=biased),
+        Method(name="TOY_COOLED", summary="a toy with a fault", parts=drafted, verifier=cooled),
+        Method(name="TOY_EAGER", summary="a toy with a fault", parts=drafted, verifier=eager),
     )
 }
 

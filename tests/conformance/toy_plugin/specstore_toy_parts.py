@@ -11,10 +11,14 @@ import numpy as np
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.drafting.datastore import DatastoreFallback
 from sglang_patches.drafting.registry import Parts, Surroundings
+from sglang_patches.verification import noise_verifier
+from sglang_patches.verification.noise_verifier import SharedNoise
+from sglang_patches.verification.shared_noise import draw
 from sglang_patches.verification.verifier import HostTrees, TargetDraws
 from tests.support.draft_side import InProcessDraftSide, follow_pairs
 
-ACCEPT_ANYWAY = 0.3
+ACCEPT_ANYWAY, ACCEPT_SOME = 0.3, 0.1
+NOISE_SCALE = 0.9
 
 
 def chains(around: Surroundings) -> Parts:
@@ -83,3 +87,37 @@ class Biased(TargetDraws):
 
         with mock.patch.object(HostTrees, "child_with_token", child):
             return super().verify(*arguments, **named)
+
+
+class Cooled(SharedNoise):
+    """Draws with noise that is a little too small."""
+
+    def verify(self, *arguments, **named):
+        def cooled(probabilities, seeds, positions):  # argmax(log p + SCALE g) = argmax(log p / SCALE + g)
+            return draw(probabilities ** (1 / NOISE_SCALE), seeds, positions)
+
+        with mock.patch.object(noise_verifier, "draw", cooled):
+            return super().verify(*arguments, **named)
+
+
+class Eager(SharedNoise):
+    """Takes a drafted token for the target's own with a small chance."""
+
+    def verify(self, verify_input, layout, *arguments, **named):
+        self._trees = HostTrees.of(layout)
+        return super().verify(verify_input, layout, *arguments, **named)
+
+    def _target(self, *arguments):
+        target = super()._target(*arguments)
+        exact, trees, chance = target.sample, self._trees, random.Random(1)
+
+        def sample(nodes):
+            tokens = exact(nodes)
+            for at, node in enumerate(nodes):
+                child = next(trees.children(node.request, trees.rows[node.request].index(node.row)), None)
+                if child is not None and chance.random() < ACCEPT_SOME:
+                    tokens[at] = trees.tokens[node.request][child]
+            return tokens
+
+        target.sample = sample
+        return target

@@ -159,8 +159,8 @@ def test_every_cost_has_tables():
     assert [name for name, _ in plots.split_latency(record)] == [""]
     learned = {"known": {"all": 2.0}, "runs": [{"all": 1.8}, {"all": 1.6}]}
     assert "| all | 2.00 | 1.70 | 1.60 |" in tables.of(made_by("length") | learned)
-    times = [{"widths": "one width", "batch": 1, "entries": 0.25, "all": 1.0}]
-    assert "| one width | 1 | 0.25 | 1.00 |" in tables.of(made_by("host_time") | {"results": times})
+    times = [{"method": "SSSD", "widths": "one width", "batch": 1, "entries": 0.25, "all": 1.0}]
+    assert "| SSSD | one width | 1 | 0.25 | 1.00 |" in tables.of(made_by("host_time") | {"results": times})
     merging = {
         name: {"p50": 1.0, "p99": p99} for name, p99 in (("quiet", 2.0), ("busy", 4.0), ("merging", 8.0))
     }

@@ -1,0 +1,34 @@
+"""Counts what the target verified, by who proposed it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import numpy as np
+from prometheus_client import Counter
+
+from datastore_service.protocol.tree import Tier
+from sglang_patches.drafting.outcome import Outcome
+from sglang_patches.drafting.source import DRAFT_MODEL, SOURCES
+
+VERIFIED = Counter("specstore_verified_nodes", "Drafted tokens that the target verified", ["source"])
+ACCEPTED = Counter("specstore_accepted_nodes", "Drafted tokens that the target accepted", ["source"])
+
+
+def count(outcomes: Iterable[Outcome]) -> None:
+    """Of steps, each once."""
+    drafted = [outcome for outcome in outcomes if len(outcome.tree)]
+    if not drafted:
+        return
+    sources = np.concatenate([outcome.tree.sources for outcome in drafted])
+    accepted = np.concatenate([outcome.accepted for outcome in drafted])
+    for counter, of in ((VERIFIED, sources), (ACCEPTED, sources[accepted])):
+        numbers = np.bincount(of, minlength=SOURCES)
+        for source in np.flatnonzero(numbers).tolist():
+            _labelled(counter, source).inc(int(numbers[source]))
+
+
+@functools.cache  # a label's look-up costs more than the count
+def _labelled(counter: Counter, source: int) -> Counter:
+    return counter.labels("draft_model" if source == DRAFT_MODEL else Tier(source).name.lower())
