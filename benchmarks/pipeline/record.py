@@ -1,6 +1,7 @@
 """`python -m benchmarks.pipeline.record`: pairs of the demo model and noisy copies of it, to be simulated.
 
-The target's answers are its own at each temperature, drawn with the noise that it shares with its drafts. One file for each copy
+The target's answers at temperature 0 are recorded ones (benchmarks.record), at others its own to the same prompts, drawn with the
+noise that it shares with its drafts. One file for each copy
 and temperature, NOISE-t TEMPERATURE.npz, says `agreement` (the share of the target's tokens that are the copy's first choice) and
 `temperature`. Minutes on two cores.
 """
@@ -8,9 +9,10 @@ and temperature, NOISE-t TEMPERATURE.npz, says `agreement` (the share of the tar
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,24 +21,31 @@ from rich.progress import track
 
 from benchmarks.options import check_positive
 from benchmarks.pipeline.pairs import CHOICES, Pair, recorded, save
+from benchmarks.traces import SHIPPED, load_traces
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.noise import STRENGTHS, add_noise
-from sglang_patches.demo.prompts import chat_ids, load_prompts
 from sglang_patches.verification.shared_noise import NO_NOISE, best
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
 BATCH = 16  # answers at once
+
+
+class Request(NamedTuple):
+    """seed: of the noise."""
+
+    prompt: list[int]
+    answer: list[int]
+    seed: int
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline.record", description=__doc__)
     parser.add_argument("--agreement", type=float, nargs="+", choices=STRENGTHS, default=[0.9, 0.7, 0.5])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--prompts", type=Path, nargs="+", default=[PROMPTS])
-    parser.add_argument("--count", type=int, default=64, help="prompts of each file, from its start")
+    parser.add_argument("--traces", type=Path, nargs="+", default=[SHIPPED], help="the demo model's answers")
+    parser.add_argument("--count", type=int, default=64, help="of them, drawn at random")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, required=True, help="folder")
     given = parser.parse_args(argv)
@@ -104,26 +113,31 @@ def chooser(
     return choose
 
 
-def target_answers(
-    given: argparse.Namespace,
-) -> Iterator[tuple[float, list[tuple[list[int], list[int], int]]]]:
-    """For each temperature prompt, answer and seed of each request."""
-    from transformers import AutoTokenizer
-
-    prompts = [prompt for file in given.prompts for prompt in load_prompts(file)[: given.count]]
-    ids = sorted(chat_ids(AutoTokenizer.from_pretrained(ensure()), prompts), key=len)
-    seeds = np.random.default_rng(0).integers(0, 2**62, len(ids)).tolist()
-    model = load()
+def target_answers(given: argparse.Namespace) -> Iterator[tuple[float, list[Request]]]:
+    """For each temperature the requests."""
+    traces = load_traces(*given.traces)
+    random.Random(0).shuffle(traces)
+    traces = sorted(traces[: given.count], key=lambda trace: len(trace.prompt))
+    prompts = [trace.prompt.tolist() for trace in traces]
+    seeds = np.random.default_rng(0).integers(0, 2**62, len(traces)).tolist()
+    model = load() if any(given.temperature) else None
     for temperature in given.temperature:
-        found = []
-        for begin in track(
-            range(0, len(ids), BATCH), f"answers at {temperature}", console=Console(stderr=True)
-        ):
-            part = ids[begin : begin + BATCH], seeds[begin : begin + BATCH]
-            found += zip(
-                part[0], answers(model, part[0], temperature, part[1], given.max_tokens), part[1], strict=True
+        if model is None or not temperature:
+            yield (
+                temperature,
+                [
+                    Request(trace.prompt.tolist(), trace.output[: given.max_tokens].tolist(), 0)
+                    for trace in traces
+                ],
             )
-        yield temperature, found
+            continue
+        found: list[list[int]] = []
+        for begin in track(
+            range(0, len(prompts), BATCH), f"answers at {temperature}", console=Console(stderr=True)
+        ):
+            part = slice(begin, begin + BATCH)
+            found += answers(model, prompts[part], temperature, seeds[part], given.max_tokens)
+        yield temperature, [*map(Request, prompts, found, seeds)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

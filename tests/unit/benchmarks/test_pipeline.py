@@ -114,7 +114,7 @@ def test_batches_beyond_b_star_do_not_wait():
 
 def test_guesses_are_worth_more_where_the_path_ends():
     """Seven positions, of which the later ones are hardly reached."""
-    asked = question(acceptance=0.5, lookahead=7, guesses=16, tokens=4000)
+    asked = question(acceptance=0.5, lookahead=7, guesses=16, tokens=2000)
     hits = {name: asked.tally({}, 1, name, "none").hit_rate for name in FAN_OUT}
     assert hits["geometric"] > hits["uniform"] + 0.02
     assert hits["likeliest"] > hits["uniform"] + 0.02
