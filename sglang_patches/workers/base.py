@@ -104,7 +104,8 @@ class TreeWorker(BaseSpecWorker):
 
     def verification_launched(self, batch: ScheduleBatch) -> None:  # noqa: B027 - nothing, unless a method learns
         """Called in a decode step after the target's forward was launched. Work that no launch waits for belongs here: on an
-        accelerator it runs beside the forward."""
+        accelerator it runs beside the forward. On a CPU it is called right before the forward, which has ended when its launch
+        returns: what the draft side is told here must reach it before."""
 
     def tokens_known(self, step: Step) -> None:  # noqa: B027 - nothing, unless a method learns
         """Called at the end of a decode step if the host has its tokens already, as on a CPU. step: the beginning of the next
@@ -161,10 +162,15 @@ class TreeWorker(BaseSpecWorker):
         self._prepare_verify(batch, layout)
         set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
         clock.end("prepare")
+        launch_blocks = torch.device(self.device).type == "cpu"
+        if launch_blocks:
+            self.verification_launched(batch)
+            clock.end("learn")
         result = self.target_worker.forward_batch_generation(batch, is_verify=True)
         clock.end("forward")
-        self.verification_launched(batch)
-        clock.end("learn")
+        if not launch_blocks:
+            self.verification_launched(batch)
+            clock.end("learn")
         grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
         predict, accept_lens, accept_index = self.verifier.verify(
             batch.spec_info, layout, batch, result.logits_output, grammar_mask, step.pending
