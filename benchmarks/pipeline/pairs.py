@@ -1,29 +1,32 @@
 """Pairs of a target and a draft model: what the target says, and the draft model's choices at each of its tokens.
 
 A file of pairs (.npz) holds `tokens` int32 [N], `choices` int32 [N, C], `probabilities` float32 [N, C] of all answers one after the
-other, and `ends` int64 [answers], the end of each. Choices are the likeliest first, as the draft model would draw them.
+other, and `ends` int64 [answers], the end of each. Choices are the likeliest first, as the draft model would draw them. It may
+hold the prompts: `prompts` int32 [M], one after the other, and `prompt_ends` int64 [answers].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 CHOICES = 64
 VOCABULARY = 50_000  # of a synthetic pair
+BEGIN = 0  # the token before an answer whose prompt is not known
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
     """One answer. tokens: int32 [n], the target's. choices: int32 [n, C], the draft model's in place of each, if all before it are
-    the target's. probabilities: float32 [n, C]."""
+    the target's. probabilities: float32 [n, C]. prompt: int32, what the answer follows."""
 
     tokens: np.ndarray
     choices: np.ndarray
     probabilities: np.ndarray
+    prompt: np.ndarray = field(default_factory=lambda: np.array([BEGIN], np.int32))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -42,7 +45,8 @@ def recorded(
     text = np.array([*prompt, *output], np.int32)
     found = distributions(text)[len(prompt) - 1 : -1]
     choices = np.argsort(-found, axis=1, kind="stable")[:, :CHOICES].astype(np.int32)
-    return Pair(text[len(prompt) :], choices, np.take_along_axis(found, choices, 1).astype(np.float32))
+    chances = np.take_along_axis(found, choices, 1).astype(np.float32)
+    return Pair(text[len(prompt) :], choices, chances, text[: len(prompt)])
 
 
 def save(path: Path, pairs: Sequence[Pair]) -> None:
@@ -50,7 +54,13 @@ def save(path: Path, pairs: Sequence[Pair]) -> None:
         name: np.concatenate([getattr(pair, name) for pair in pairs])
         for name in ("tokens", "choices", "probabilities")
     }
-    np.savez_compressed(path, **fields, ends=np.cumsum([len(pair) for pair in pairs]))
+    np.savez_compressed(
+        path,
+        **fields,
+        ends=np.cumsum([len(pair) for pair in pairs]),
+        prompts=np.concatenate([pair.prompt for pair in pairs]),
+        prompt_ends=np.cumsum([len(pair.prompt) for pair in pairs]),
+    )
 
 
 def load(path: Path) -> list[Pair]:
@@ -60,6 +70,8 @@ def load(path: Path) -> list[Pair]:
         if missing:
             raise ValueError(f"{path}: no field {min(missing)}")
         fields = [np.split(file[name], file["ends"][:-1]) for name in ("tokens", "choices", "probabilities")]
+        if "prompts" in file.files:
+            fields.append(np.split(file["prompts"], file["prompt_ends"][:-1]))
     return [Pair(*of) for of in zip(*fields, strict=True)]
 
 

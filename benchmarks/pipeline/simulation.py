@@ -26,18 +26,20 @@ from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.saguaro import Rollouts
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.drafting.text import Text
+from sglang_patches.workers.length import LengthPolicy
 
-BEGIN = 0  # the token before every answer
 KINDS = HIT, WAITED, FELL_BACK, NOTHING = "hit", "waited", "fell back", "nothing"
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds. target, draft: of a forward over so many rows. delay: of a message, either way."""
+    """Seconds. target, draft: of a forward over so many rows. delay: of a message, either way. prefill: of the draft model, over so
+    many tokens of a prompt."""
 
     target: Callable[[int], float]
     draft: Callable[[int], float]
     delay: float = 0.0
+    prefill: Callable[[int], float] = lambda tokens: 0.0
 
 
 @dataclass
@@ -50,11 +52,12 @@ class Clock:
 
 class PairModel(DraftModel):
     """The draft model of recorded pairs. At a node that left the target's text it says what it says at the same place of it: no
-    verification ever comes there. rows: that were run since it was last set to 0."""
+    verification ever comes there. rows, prefilled: rows and tokens of prompts that were run since they were last set to 0."""
 
     def __init__(self, pairs: dict[str, Pair]) -> None:
         self._pairs = pairs
-        self.rows = 0
+        self._filled: set[str] = set()
+        self.rows = self.prefilled = 0
 
     def open(self, draft: Draft) -> None:
         pass
@@ -63,13 +66,18 @@ class PairModel(DraftModel):
         pass
 
     def close(self, draft: Draft) -> None:
-        pass
+        self._filled.discard(draft.session)
 
     def ready(self, draft: Draft) -> bool:
-        return True
+        return draft.session in self._filled or len(self._pairs[draft.session].prompt) == 1
 
     def prefill(self, drafts: Sequence[Draft]) -> bool:
-        return False
+        waiting = next((draft for draft in drafts if not self.ready(draft)), None)
+        if waiting is None:
+            return False
+        self._filled.add(waiting.session)
+        self.prefilled += waiting.text.length
+        return True
 
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
         self.rows += len(rows)
@@ -77,7 +85,8 @@ class PairModel(DraftModel):
 
     def _candidates(self, draft: Draft, node: int) -> Candidates:
         pair = self._pairs[draft.session]
-        at = min(draft.text.length - 1 + len(draft.trie.path(node)), len(pair) - 1)
+        known = draft.text.length - len(pair.prompt)
+        at = min(known + len(draft.trie.path(node)), len(pair) - 1)
         return Candidates(pair.choices[at], pair.probabilities[at])
 
 
@@ -85,14 +94,14 @@ class TimedDraftSide(DraftChannel):
     """A draft side that has a forward's time for each forward. busy: when it had one running, begin and end."""
 
     def __init__(self, side: DraftSide, model: PairModel, clock: Clock, times: Times) -> None:
-        self._side, self._model, self._clock, self._times = side, model, clock, times
+        self._side, self._model, self._clock, self.times = side, model, clock, times
         self._messages: deque[tuple[float, Message]] = deque()
         self._answers: deque[tuple[float, Answer]] = deque()
         self._free = 0.0  # it begins its next round then
         self.busy: list[tuple[float, float]] = []
 
     def post(self, messages: Sequence[Message]) -> None:
-        self._messages += [(self._clock.now + self._times.delay, message) for message in messages]
+        self._messages += [(self._clock.now + self.times.delay, message) for message in messages]
 
     def collect(self, seconds: float) -> list[Answer]:
         clock, until = self._clock, self._clock.now + seconds
@@ -121,15 +130,18 @@ class TimedDraftSide(DraftChannel):
         heard = []
         while self._messages and self._messages[0][0] <= self._free:
             heard.append(self._messages.popleft()[1])
-        answers, self._model.rows = self._side.hear(heard), 0
+        answers, model = self._side.hear(heard), self._model
+        model.rows = model.prefilled = 0
         worked = self._side.work()
         if worked is None and not answers:
             self._free = min([until, *(arrival for arrival, _ in list(self._messages)[:1])])
             return self._free < until
-        if self._model.rows:
-            begun, self._free = self._free, self._free + self._times.draft(self._model.rows)
+        if model.rows or model.prefilled:
+            begun = self._free
+            self._free += self.times.draft(model.rows) if model.rows else 0.0
+            self._free += self.times.prefill(model.prefilled) if model.prefilled else 0.0
             self.busy.append((begun, self._free))
-        self._answers += [(self._free + self._times.delay, answer) for answer in answers + (worked or [])]
+        self._answers += [(self._free + self.times.delay, answer) for answer in answers + (worked or [])]
         return True
 
 
@@ -147,7 +159,7 @@ class PairFallback(Fallback):
         ]
 
     def _chain(self, state: RequestState) -> DraftTree:
-        begin = state.text.length - 1
+        begin = state.text.length - len(self._pairs[state.session].prompt)
         tokens = self._pairs[state.session].tokens[begin : begin + self._length].copy()
         tokens[self._rng.random(len(tokens)) >= self._right] += 1
         return chain(tokens)
@@ -186,7 +198,8 @@ class Tally:
 
 @dataclass(frozen=True)
 class Setting:
-    """lookahead: K. guesses: outcomes a request. patience: seconds at most, where the fallback waits."""
+    """lookahead: K. guesses: outcomes a request. policy: chooses each step's rows and, of two trees, the better one, as the worker
+    does; without one all nodes are verified, and the cache's tree wins."""
 
     times: Times
     lookahead: int
@@ -194,6 +207,7 @@ class Setting:
     predictor: Callable[[], OutcomePredictor]
     # The pairs by session, and the clock -> what answers a miss.
     fallback: Callable[[dict[str, Pair], Clock], Fallback]
+    policy: LengthPolicy | None = None
 
 
 class Pipeline:
@@ -202,57 +216,91 @@ class Pipeline:
 
     def __init__(self, setting: Setting, pairs: Sequence[Pair]) -> None:
         self._setting, self._clock, self.tally = setting, Clock(), Tally()
-        self._pairs = {str(at): pair for at, pair in enumerate(pairs)}
+        self._pairs: dict[str, Pair] = {}
         model, size = PairModel(self._pairs), setting.guesses * len(pairs)
         side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, len(pairs)), size)
         self._draft = TimedDraftSide(side, model, self._clock, setting.times)
         self._speculation = Speculation(self._draft, setting.lookahead, lambda state: GREEDY, self._clock)
         self._fallback = setting.fallback(self._pairs, self._clock)
-        self._states = [self._open(session) for session in self._pairs]
+        self._names = map(str, itertools.count())
+        self._states: list[RequestState] = []
         self._before: dict[RequestState, str] = {}
         self._busy: list[tuple[float, float]] = []
+        self.begin(pairs)
+
+    def begin(self, pairs: Sequence[Pair], times: Times | None = None) -> None:
+        """Other requests in place of those there are. What was learned stays. times: from now on."""
+        self._speculation.close(self._states)
+        if times is not None:
+            self._draft.times = times
+        self._pairs.clear()
+        self._pairs |= {name: pair for pair, name in zip(pairs, self._names, strict=False)}
+        self._states = [self._open(session) for session in self._pairs]
+
+    @property
+    def decoded(self) -> tuple[float, list[int]]:
+        """Seconds by the clock, and each request's tokens until now."""
+        return self._clock.now, [
+            state.text.length - len(self._pairs[state.session].prompt) for state in self._states
+        ]
 
     def run(self, steps: int, warm_up: int = 0) -> Tally:
         """warm_up: steps before those that count."""
         for _ in range(warm_up):
-            self._step()
+            self.step()
         begun, self.tally = self._clock.now, Tally()
         for _ in range(steps):
-            self._step()
+            self.step()
         self.tally.seconds = self._clock.now - begun
         self.tally.hidden = _shared(self._draft.busy, self._busy)
         return self.tally
 
     def _open(self, session: str) -> RequestState:
-        text = Text(np.array([BEGIN], np.int32))
-        state = RequestState(None, session, Opening(), "", None, 0, text, 1, 1)
+        prompt = self._pairs[session].prompt
+        text, size = Text(prompt), len(prompt)
+        state = RequestState(None, session, Opening(prompt_length=size), "", None, 0, text, size, size)
         self._speculation.open([state])
         return state
 
-    def _step(self) -> None:
+    def step(self) -> None:
         states, lookahead = self._states, self._setting.lookahead
         depths, begun = [lookahead] * len(states), self._clock.now
         at_once = self._speculation.look_up(states, depths, lambda batch, misses: NO_PATIENCE)
         found = self._speculation.look_up(states, depths, self._fallback.patience)
         self.tally.waiting += self._clock.now - begun
         others = self._fallback.trees(states, [not len(tree) for tree in found])
-        for state, tree, other in zip(states, found, others, strict=True):
-            state.tree = tree if len(tree) else other
+        trees, width = self._chosen([self._better(*pair) for pair in zip(found, others, strict=True)])
+        for state, tree in zip(states, trees, strict=True):
+            state.tree = tree
         self._speculation.verification_launched(states)
-        trees = [state.tree for state in states]
-        width = 1 + max(map(len, trees))
-        begun, self._clock.now = (
-            self._clock.now,
-            self._clock.now + self._setting.times.target(len(states) * width),
-        )
+        seconds = self._draft.times.target(len(states) * width)
+        begun, self._clock.now = self._clock.now, self._clock.now + seconds
         self._busy.append((begun, self._clock.now))
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
+        if self._setting.policy is not None:
+            self._setting.policy.acceptance.learn(outcomes)
+            self._setting.policy.times.observe(len(states), width, seconds)
         self._count(outcomes, at_once, found)
         self._commit(outcomes)
 
+    def _better(self, tree: DraftTree, other: DraftTree) -> DraftTree:
+        policy = self._setting.policy
+        if policy is None or not (len(tree) and len(other)):
+            return tree if len(tree) else other
+        expected = policy.acceptance.of("").expected
+        return other if expected(other) > expected(tree) else tree
+
+    def _chosen(self, trees: Sequence[DraftTree]) -> tuple[list[DraftTree], int]:
+        """What is verified of the trees, and each request's rows."""
+        if self._setting.policy is None:
+            return list(trees), 1 + max(map(len, trees))
+        width = self._setting.policy.choose(trees)
+        return [tree.first(width - 1) for tree in trees], width
+
     def _emitted(self, state: RequestState) -> np.ndarray:
         """The target's tokens as far as the tree has them, and one more."""
-        tokens, parent, emitted = self._pairs[state.session].tokens[state.text.length - 1 :], -1, 0
+        pair = self._pairs[state.session]
+        tokens, parent, emitted = pair.tokens[state.text.length - len(pair.prompt) :], -1, 0
         below = {
             (int(p), int(t)): at
             for at, (p, t) in enumerate(zip(state.tree.parents, state.tree.tokens, strict=True))
@@ -270,7 +318,8 @@ class Pipeline:
         self._speculation.outcomes_known(outcomes)
         self._fallback.outcomes_known(outcomes)
         for row, state in enumerate(self._states):
-            if state.text.length + self._setting.lookahead + 1 > len(self._pairs[state.session]):
+            pair = self._pairs[state.session]
+            if state.text.length - len(pair.prompt) + self._setting.lookahead + 2 > len(pair):
                 self._speculation.close([state])
                 self._states[row] = self._open(state.session)
 
