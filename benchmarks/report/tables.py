@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.report import costs, pipelining, replaying, serving
+from benchmarks.report import beside, costs, pipelining, replaying, serving
 
 COSTS = {
     "engine": costs.engine,
@@ -14,7 +14,12 @@ COSTS = {
     "split_latency": costs.split_latency,
     "weights": costs.weights,
 }
-TABLES = COSTS | {"replay": replaying.tables, "serve": serving.tables, "pipeline": pipelining.tables}
+TABLES = COSTS | {
+    "replay": replaying.tables,
+    "serve": serving.tables,
+    "pipeline": pipelining.tables,
+    "beside": beside.tables,
+}
 
 
 def of(record: dict) -> list[str]:
