@@ -14,6 +14,8 @@ from benchmarks.beside.window import Course, window
 from benchmarks.pipeline.pairs import Pair, synthetic
 from benchmarks.replay.methods import Corpus
 from benchmarks.report import beside as tables
+from benchmarks.report import plots
+from benchmarks.report.records import dumps
 from benchmarks.serve.journal import Journal
 from benchmarks.traces import SHIPPED
 
@@ -177,9 +179,10 @@ def test_the_table_says_what_was_measured_and_what_was_forecast():
 
 def test_the_table_can_be_read(tmp_path):
     settings = {"speed": [2.0, 8.0], "rows": ROWS, "nodes": K, "model": "m", "draft": "d"}
-    from benchmarks.report.records import dumps
-
-    record = json.loads(dumps({"manifest": {"settings": settings}, **summarise(records())}))
+    manifest = {"command": "beside", "settings": settings}
+    record = json.loads(dumps({"manifest": manifest, **summarise(records())}))
+    plots.draw("named", record, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["named-ratios.png"]
     text = "\n".join(tables.tables(record))
     assert text.count("EMULATED") >= 4 and "**missed**" in text and "| met |" in text
     real = tables.tables(record | {"manifest": {"settings": settings | {"speed": []}}})
