@@ -1,18 +1,20 @@
 """`python -m benchmarks.beside.models`: a target's answers, and what a draft model would have said in place of each token.
 
-The prompts are the shortest of the recorded ones: on a CPU a prompt's prefill takes as long as many steps.
+The prompts are the shortest of the recorded ones whose recorded answer is the target's own: on a CPU a prompt's prefill takes as
+long as many steps.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.pipeline.pairs import Pair, recorded, save
-from benchmarks.traces import SHIPPED, load_traces
+from benchmarks.traces import SHIPPED, Trace, load_traces
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -28,25 +30,37 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def shortest(files: Sequence[Path], count: int, tokens: int) -> list[np.ndarray]:
-    """The shortest prompts whose recorded answers have so many tokens, in the files' order."""
-    prompts = [trace.prompt for trace in load_traces(*files) if len(trace.output) >= tokens]
-    chosen = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))[:count]
-    return [prompts[at] for at in sorted(chosen)]
+def by_length(files: Sequence[Path], tokens: int) -> list[Trace]:
+    """The recorded answers of so many tokens or more, cut to these, the shortest prompt first."""
+    traces = [trace for trace in load_traces(*files) if len(trace.output) >= tokens]
+    cut = [Trace(trace.category, trace.prompt, trace.output[:tokens]) for trace in traces]
+    return sorted(cut, key=lambda trace: len(trace.prompt))
 
 
-def pair_of(target, draft, prompt: np.ndarray, tokens: int) -> Pair:
-    """target, draft: causal models of transformers."""
+def says(target, trace: Trace) -> bool:
+    """Whether the answer is the target's own greedy one; it was recorded in another precision, perhaps. target: a causal model of
+    transformers."""
+    found = logits(target, np.append(trace.prompt, trace.output))[len(trace.prompt) - 1 : -1]
+    return bool((found.argmax(-1).numpy() == trace.output).all())
+
+
+def logits(model, text: np.ndarray):
+    """float32 tensor [tokens, vocabulary]: of the next token after each."""
     import torch
 
-    def distributions(text: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return draft(torch.from_numpy(text[None].astype(np.int64))).logits[0].softmax(-1).numpy()
+    with torch.inference_mode():
+        return model(torch.from_numpy(text[None].astype(np.int64))).logits[0]
 
-    ids = torch.from_numpy(prompt[None].astype(np.int64))
-    sizes = {"min_new_tokens": tokens, "max_new_tokens": tokens}
-    said = target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **sizes)
-    return recorded(prompt.tolist(), said[0, len(prompt) :].tolist(), distributions)
+
+def pairs_of(target, draft, traces: Iterable[Trace]) -> Iterator[Pair]:
+    """Of the answers that are the target's own."""
+    for trace in traces:
+        if says(target, trace):
+            yield recorded(
+                trace.prompt.tolist(),
+                trace.output.tolist(),
+                lambda text: logits(draft, text).softmax(-1).numpy(),
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     load = AutoModelForCausalLM.from_pretrained
     target, draft = (load(path, dtype=torch.float32).eval() for path in (given.model, given.draft))
     pairs = []
-    for prompt in shortest(given.prompts, given.count, given.tokens):
-        pairs.append(pair_of(target, draft, prompt, given.tokens))
+    for pair in islice(pairs_of(target, draft, by_length(given.prompts, given.tokens)), given.count):
+        pairs.append(pair)
         print(f"{len(pairs)}/{given.count}", end="\r", flush=True)
     save(given.out, pairs)
     right = np.concatenate([pair.ranks() == 0 for pair in pairs])

@@ -1,13 +1,14 @@
 """The table of drafting beside the target without servers: what is timed, what is forecast, what comes out."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.beside.costs import DraftTimes, TargetTimes, since
 from benchmarks.beside.forecast import Forecaster, policy_of, with_first_token
-from benchmarks.beside.models import shortest
+from benchmarks.beside.models import by_length, pairs_of
 from benchmarks.beside.servers import VARIANTS, WITH_DRAFT, Setup, server_spec
 from benchmarks.beside.summary import records_of, summarise
 from benchmarks.beside.window import Course, window
@@ -17,7 +18,7 @@ from benchmarks.report import beside as tables
 from benchmarks.report import plots
 from benchmarks.report.records import dumps
 from benchmarks.serve.journal import Journal
-from benchmarks.traces import SHIPPED
+from benchmarks.traces import SHIPPED, Trace
 
 K, ROWS, STEP = 4, 24, 1.0
 
@@ -76,7 +77,7 @@ def test_step_times_are_of_one_batch_size():
         times.of(8)
 
 
-def pairs_of(count: int, acceptance: float) -> list[Pair]:
+def synthetic_pairs(count: int, acceptance: float) -> list[Pair]:
     made = [synthetic(np.random.default_rng([3, at]), 400, acceptance, 0.6, 0.5) for at in range(count)]
     return [
         with_first_token(Pair(p.tokens, p.choices, p.probabilities, np.arange(9, dtype=np.int32)))
@@ -93,7 +94,7 @@ def draft_times(seconds: float, prefill: float = 0.0) -> DraftTimes:
 
 
 def forecast(acceptance: float, draft: DraftTimes, batch: int = 1, until: int = 100) -> dict:
-    pairs = pairs_of(batch, acceptance)
+    pairs = synthetic_pairs(batch, acceptance)
     policy = policy_of("static", K, lambda rows: STEP)
     forecaster = Forecaster(Corpus([], vocab_size=50_000), K, ROWS, policy, pairs[0], 0.0)
     return forecaster.load(pairs, lambda rows: STEP, draft, 20, until)
@@ -117,7 +118,7 @@ def test_the_prefill_of_the_draft_model_counts():
 
 
 def test_a_second_load_begins_with_other_requests():
-    pairs = pairs_of(3, 1.0)
+    pairs = synthetic_pairs(3, 1.0)
     forecaster = Forecaster(
         Corpus([], vocab_size=50_000), K, ROWS, policy_of("static", K, lambda rows: STEP), pairs[0], 0.0
     )
@@ -138,8 +139,28 @@ def test_servers(variant, tmp_path):
 
 
 def test_the_shortest_prompts_with_long_answers():
-    prompts = shortest([SHIPPED], 5, 64)
-    assert len(prompts) == 5 and max(map(len, prompts)) < 80
+    traces = by_length([SHIPPED], 64)
+    lengths = [len(trace.prompt) for trace in traces]
+    assert lengths == sorted(lengths) and len(lengths) > 24
+    assert {len(trace.output) for trace in traces} == {64}
+
+
+def test_answers_that_are_not_the_targets_own_are_left_out():
+    """Both models go on with the next number, the draft model but for one."""
+    torch = pytest.importorskip("torch")
+
+    def model(wrong: int):
+        def call(ids):
+            found = torch.nn.functional.one_hot(ids + 1 + (ids == wrong), 50).float()
+            return SimpleNamespace(logits=found)
+
+        return call
+
+    begin = np.arange(3, dtype=np.int32)
+    own, other = (Trace("any", begin, np.array(output, np.int32)) for output in ([3, 4, 5], [3, 5, 6]))
+    (pair,) = pairs_of(model(-1), model(4), [other, own])
+    assert pair.tokens.tolist() == [3, 4, 5] and pair.prompt.tolist() == [0, 1, 2]
+    assert (pair.ranks() == 0).tolist() == [True, True, False]
 
 
 RATES = {"plain": 1.0, "sssd": 2.0, "saguaro": 3.0, "standalone": 1.5, "forecast": 2.85}
