@@ -33,6 +33,7 @@ from benchmarks.traces import SHIPPED_PRIOR, load_traces
 from sglang_patches.launch.servers import SglangServer, exit_when_terminated
 
 DELAY = 0.5e-3  # seconds of a message between the processes: both wake up for it
+PLAIN_WARM = 2  # tokens: plain decoding has nothing to warm up for
 PILOT_MS = 500.0  # emulated: the draft process is busy all the time
 REAL = 0.0  # in place of a speed ratio
 FIRST = ("plain", "plain_two", "sssd")  # measured before the forecast is made
@@ -54,7 +55,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rows", type=int, default=24, help="of a draft forward")
     add("--warm", type=int, default=8, help="tokens of each answer before the timed part")
     add("--tokens", type=int, default=24, help="of the first answer that ends the timed part, after those")
-    add("--plain-tokens", type=int, default=10, help="the same for plain decoding, whose steps all yield one")
+    add("--plain-tokens", type=int, default=8, help="the same for plain decoding, whose steps all yield one")
     add("--minutes", type=float, default=600.0, help="after which no group is begun")
     parser.set_defaults(json=Path("var/beside.json"))
     given = parser.parse_args(argv)
@@ -117,7 +118,7 @@ class Run:
         for batch in sorted(self._given.batch):
             for variant in ("sssd", OURS):
                 if variant in self._servers:
-                    record = self._measure(variant, self._group(batch, 0), self._given.warm)
+                    record = self._measure(variant, self._group(batch, 0), 2, 2 + self._given.warm)
                     self._journal.add("pilot", {"variant": variant, "batch": batch} | record)
         if OURS in self._servers:
             points = ", ".join(f"{rows:.1f} rows {1e3 * s:.0f} ms" for rows, s in self._draft.points())
@@ -148,8 +149,7 @@ class Run:
                 if variant == FORECAST and OURS in self._servers:
                     record = self._forecast(chosen)
                 elif variant in self._servers:
-                    tokens = self._given.plain_tokens if variant.startswith("plain") else self._given.tokens
-                    record = self._measure(variant, chosen, self._given.warm + tokens)
+                    record = self._measure(variant, chosen, *self._part(variant))
                 else:
                     continue
                 record |= {"emulated_ms": milliseconds if self._latency else None}
@@ -157,12 +157,18 @@ class Run:
                 said.append(f"{variant} {record['tokens'] / record['seconds']:.1f}")
         say(f"speed {speed:g}, batch {batch}, group {group}: {', '.join(said)} tokens/s")
 
-    def _measure(self, variant: str, group: Sequence[Pair], until: int) -> dict:
+    def _part(self, variant: str) -> tuple[int, int]:
+        """The timed tokens of the answer that is ahead: from where, and until where."""
+        if variant.startswith("plain"):
+            return PLAIN_WARM, PLAIN_WARM + self._given.plain_tokens
+        return self._given.warm, self._given.warm + self._given.tokens
+
+    def _measure(self, variant: str, group: Sequence[Pair], warm: int, until: int) -> dict:
         server = self._servers[variant]
         watch = Watch(variant, server)
         courses = decode(server, [pair.prompt[:-1].tolist() for pair in group], until)
         added = watch.added()
-        timed = window(courses, min(self._given.warm, until // 2), until)
+        timed = window(courses, warm, until)
         if variant == "sssd":
             self._target.learn(added["cells"])
             self._step_seconds = timed["seconds"] * len(group) / timed["steps"]
@@ -181,8 +187,7 @@ class Run:
         if self._forecaster is None:
             policy = policy_of("static" if self._latency else "adaptive", given.nodes, target)
             self._forecaster = Forecaster(self._corpus, given.nodes, given.rows, policy, group[0], DELAY)
-        until = given.warm + given.tokens
-        return self._forecaster.load(group, target, self._draft, given.warm, until)
+        return self._forecaster.load(group, target, self._draft, *self._part(OURS))
 
     def _group(self, batch: int, group: int) -> list[Pair]:
         """The same prompts at every batch size, as far as they reach."""

@@ -145,22 +145,35 @@ def test_the_shortest_prompts_with_long_answers():
     assert {len(trace.output) for trace in traces} == {64}
 
 
-def test_answers_that_are_not_the_targets_own_are_left_out():
-    """Both models go on with the next number, the draft model but for one."""
-    torch = pytest.importorskip("torch")
+class NextNumber:
+    """A model that goes on with the next number, but for one."""
 
-    def model(wrong: int):
-        def call(ids):
-            found = torch.nn.functional.one_hot(ids + 1 + (ids == wrong), 50).float()
-            return SimpleNamespace(logits=found)
+    def __init__(self, wrong: int) -> None:
+        self._wrong = wrong
 
-        return call
+    def __call__(self, ids):
+        import torch
 
+        return SimpleNamespace(logits=torch.nn.functional.one_hot(self._next(ids), 50).float())
+
+    def generate(self, ids, max_new_tokens, **_):
+        import torch
+
+        for _ in range(max_new_tokens):
+            ids = torch.cat([ids, self._next(ids[:, -1:])], dim=1)
+        return ids
+
+    def _next(self, ids):
+        return ids + 1 + (ids == self._wrong)
+
+
+def test_recorded_answers_become_the_targets_own():
+    pytest.importorskip("torch")
     begin = np.arange(3, dtype=np.int32)
-    own, other = (Trace("any", begin, np.array(output, np.int32)) for output in ([3, 4, 5], [3, 5, 6]))
-    (pair,) = pairs_of(model(-1), model(4), [other, own])
-    assert pair.tokens.tolist() == [3, 4, 5] and pair.prompt.tolist() == [0, 1, 2]
-    assert (pair.ranks() == 0).tolist() == [True, True, False]
+    traces = [Trace("any", begin, np.array(output, np.int32)) for output in ([3, 4, 5], [3, 5, 6])]
+    for pair in pairs_of(NextNumber(-1), NextNumber(4), traces):
+        assert pair.tokens.tolist() == [3, 4, 5] and pair.prompt.tolist() == [0, 1, 2]
+        assert (pair.ranks() == 0).tolist() == [True, True, False]
 
 
 RATES = {"plain": 1.0, "sssd": 2.0, "saguaro": 3.0, "standalone": 1.5, "forecast": 2.85}
