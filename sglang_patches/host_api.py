@@ -93,6 +93,11 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(_SRT + "runtime_context.get_device", "", "where the tensors of a step are"),
     # The end of a request
     _row(
+        _SRT + "managers.schedule_batch.Req._check_token_based_finish",
+        "self new_accepted_tokens",
+        "the same tokens end what is drafted for a request",
+    ),
+    _row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.note_request_finished",
         "self rid natural_stop",
         "overridden: closes the session",

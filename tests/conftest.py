@@ -7,6 +7,7 @@ import pytest
 
 from sglang_patches.launch import processes
 
+DRAFTS, DRAFT = ("1", "0.9", "0.6", "0.3", "lying"), "0.9"
 LONG_FUZZ = "10"  # times the examples of every change
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -14,6 +15,12 @@ SHARED = Path(__file__).parents[2] / "shared"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run what is too long for every change")
     parser.addoption("--method", metavar="NAME", help="run tests/conformance for this method alone")
+    parser.addoption(
+        "--draft",
+        choices=DRAFTS,
+        default=DRAFT,
+        help="draft of tests/conformance: how often it agrees with the target, or a process that lies",
+    )
     parser.addoption(
         "--method-plugin", type=Path, metavar="FILE", help="take its methods from METHODS of this module"
     )

@@ -59,12 +59,6 @@ class PairModel(DraftModel):
         self._filled: set[str] = set()
         self.rows = self.prefilled = 0
 
-    def open(self, draft: Draft) -> None:
-        pass
-
-    def commit(self, draft: Draft, *where: object) -> None:
-        pass
-
     def close(self, draft: Draft) -> None:
         self._filled.discard(draft.session)
 

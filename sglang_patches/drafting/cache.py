@@ -12,9 +12,14 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.drafting.messages import Growth
 
 ROOT = 0  # of an epoch's trie, before it advances
-DROPPED = Counter("specstore_growth_dropped", "Growth of speculation caches that came too late", ["reason"])
-_EPOCH, _GAP, _PARENT, _REPLAY, _SESSION = map(
-    DROPPED.labels, ("epoch", "gap", "parent", "replay", "session")
+MOST_NODES = 1 << 13  # of a session's trie in the worker; a draft side that is sound has some hundred
+DROPPED = Counter(
+    "specstore_growth_dropped",
+    "Nodes of speculation caches that came too late or cannot be right",
+    ["reason"],
+)
+_EPOCH, _FULL, _GAP, _INVALID, _PARENT, _REPLAY, _SESSION = map(
+    DROPPED.labels, ("epoch", "full", "gap", "invalid", "parent", "replay", "session")
 )
 
 
@@ -47,6 +52,11 @@ class Trie:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    @property
+    def full(self) -> bool:
+        """Whether it has as many numbers as the worker allows."""
+        return len(self._tokens) + len(self._aliases) >= MOST_NODES
+
     def child(self, node: int, token: int) -> int | None:
         return self._children[node].get(token)
 
@@ -57,6 +67,13 @@ class Trie:
 
     def __contains__(self, node: int) -> bool:
         return self.resolve(node) in self._children
+
+    def is_free(self, node: int, parent: int, token: int) -> bool:
+        """Whether this token below this node may have the number: no other node has it. Two nodes of one number would make a circle
+        of parents."""
+        if node in self:
+            return self.child(self.resolve(parent), token) == self.resolve(node)
+        return node != ROOT
 
     def resolve(self, node: int) -> int:
         """The node that the number stands for."""
@@ -149,9 +166,12 @@ class Trie:
 
 
 class SpeculationCache:
-    """The tries of all sessions."""
+    """The tries of all sessions. What the draft side says is not trusted: its growth may be of any form.
 
-    def __init__(self) -> None:
+    vocabulary: number of token ids."""
+
+    def __init__(self, vocabulary: int = 1 << 31) -> None:
+        self._vocabulary = vocabulary
         self._tries: dict[str, Trie] = {}
 
     def __contains__(self, session: str) -> bool:
@@ -174,8 +194,8 @@ class SpeculationCache:
         self._tries.pop(session, None)
 
     def grow(self, growth: Growth) -> bool:
-        """Adds nodes. Those of an epoch that is over, or below a node that is gone, and a growth that came before are dropped and
-        counted. False after a gap: what is missing will not come again."""
+        """Adds nodes. Those of an epoch that is over, or below a node that is gone, those that cannot be right, those for which there
+        is no room, and a growth that came before are dropped and counted. False after a gap: what is missing will not come again."""
         trie = self._tries.get(growth.session)
         if trie is None or trie.epoch != growth.epoch or growth.turn < trie.turn:
             (_SESSION if trie is None else _EPOCH if trie.epoch != growth.epoch else _REPLAY).inc(
@@ -186,13 +206,31 @@ class SpeculationCache:
             _GAP.inc(len(growth.tokens))
             return False
         trie.turn += 1
-        arrays = growth.parents.tolist(), growth.tokens.tolist(), growth.probabilities.tolist()
-        for node, parent, token, probability in zip(growth.nodes.tolist(), *arrays, strict=True):
-            if parent in trie:
-                trie.add(node, parent, token, probability)
-            else:
-                _PARENT.inc()
+        self._add(trie, growth)
         return True
+
+    def _add(self, trie: Trie, growth: Growth) -> None:
+        arrays = growth.nodes, growth.parents, growth.tokens, growth.probabilities
+        sizes = [len(array) for array in arrays]
+        if min(sizes) < max(sizes):
+            _INVALID.inc(max(sizes))
+            return
+        orphans = invalid = surplus = 0
+        for node, parent, token, probability in zip(*(array.tolist() for array in arrays), strict=True):
+            if parent not in trie:
+                orphans += 1
+            elif not (self._is_sound(token, probability) and _may_have(trie, node, parent, token)):
+                invalid += 1
+            elif trie.full:
+                surplus += 1
+            else:
+                trie.add(node, parent, token, min(probability, 1.0))
+        for counter, dropped in ((_PARENT, orphans), (_INVALID, invalid), (_FULL, surplus)):
+            if dropped:
+                counter.inc(dropped)
+
+    def _is_sound(self, token: int, probability: float) -> bool:
+        return 0 <= token < self._vocabulary and probability >= 0.0
 
     def advance(self, session: str, start: int, tokens: np.ndarray) -> bool:
         """Whether the tokens committed after the first `start` were foreseen. What is known already is skipped; after a gap
@@ -226,3 +264,8 @@ class SpeculationCache:
             np.full(len(found), source, np.uint8),
         )
         return tree, np.array(numbers, np.int64)
+
+
+def _may_have(trie: Trie, node: int, parent: int, token: int) -> bool:
+    """Whether the draft side may give the number to this token. It makes no negative ones, but repeats them."""
+    return (node > ROOT or node in trie) and trie.is_free(node, parent, token)

@@ -24,8 +24,8 @@ class Candidates(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies, a parent before
-    its children; None if that is not known. starts: nodes that a next speculation may begin at, and how likely that is.
+    """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies and that may be
+    followed by others, a parent before its children; None if that is not known. starts: nodes that a next speculation may begin at, and how likely that is.
     wanted: whether the target verifies drafts for the session, as far as it has said. frontier: the drafter's own, with the starts
     that it belongs to."""
 
@@ -40,6 +40,10 @@ class Draft:
     told: bool = True  # a verification since the last commit
     frontier: tuple[dict[int, float], list[tuple[int, float, int]]] = field(default_factory=lambda: ({}, []))
 
+    def finishes(self, node: int) -> bool:
+        """Whether the request ends with the token of this node. Nothing follows it."""
+        return node != self.trie.root and self.trie.token(node) in self.sampling.ends
+
     def missing(self) -> list[int]:
         """Nodes where the verification may end whose candidates are not known."""
         ends = [self.trie.root, *(self.verifying or ())]
@@ -51,7 +55,12 @@ class Draft:
         return {token: child for child, token, _ in self.trie.children(node) if child in verifying}
 
     def verify(self, nodes: list[int]) -> None:
-        self.verifying, self.starts = nodes, {}
+        """nodes: a parent before its children."""
+        open_ends = {self.trie.root}
+        for node in nodes:
+            if self.trie.parent(node) in open_ends and not self.finishes(node):
+                open_ends.add(node)
+        self.verifying, self.starts = [node for node in nodes if node in open_ends], {}
         self.wanted = self.told = True
 
     def commit(self, tokens: np.ndarray, epoch: int) -> list[int] | None:

@@ -29,7 +29,8 @@ from sglang_patches.drafting.predictor import OutcomePredictor
 from sglang_patches.drafting.text import Text
 
 STALE = Counter(
-    "specstore_draft_stale_messages", "Verifications that came after their epoch, or for another root"
+    "specstore_draft_stale_messages",
+    "Verifications that came after their epoch, for another root, or with other numbers",
 )
 
 
@@ -79,9 +80,7 @@ class DraftSide:
         self._close(message.session)
         trie = Trie(len(message.tokens))
         trie.begin_epoch(message.epoch)
-        draft = Draft(message.session, Text(message.tokens), message.sampling, trie)
-        self._drafts[message.session] = draft
-        self._model.open(draft)
+        self._drafts[message.session] = Draft(message.session, Text(message.tokens), message.sampling, trie)
 
     def _close(self, session: str) -> None:
         draft = self._drafts.pop(session, None)
@@ -106,12 +105,14 @@ class DraftSide:
         return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
 
     def _verify(self, message: Verifying) -> None:
-        """Of another epoch, or of another root because a message was lost, the verification is stale."""
+        """Of another epoch, of another root because a message was lost, or with other numbers because the session was opened twice, the
+        verification is stale."""
         draft = self._drafts[message.session]
         trie, nodes = draft.trie, [draft.trie.root]
         rows = zip(message.nodes.tolist(), message.parents.tolist(), message.tokens.tolist(), strict=True)
         for node, parent, token in rows:
-            if message.epoch != trie.epoch or trie.resolve(parent) not in nodes:
+            known = message.epoch == trie.epoch and trie.resolve(parent) in nodes
+            if not (known and trie.is_free(node, parent, token)):
                 STALE.inc()
                 return
             nodes.append(trie.add(node, parent, token, 1.0))

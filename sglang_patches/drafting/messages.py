@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How the target draws a request's tokens. top_k: at most 1 for the likeliest token alone. noise: seed of the noise that the
-    target shares with its drafts, None where it draws without (`verification.shared_noise`)."""
+    target shares with its drafts, None where it draws without (`verification.shared_noise`). ends: tokens that end the request."""
 
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     noise: int | None
+    ends: frozenset[int] = frozenset()
 
 
 GREEDY = Sampling(1.0, 1, 1.0, 0.0, None)

@@ -17,26 +17,22 @@ class Row(NamedTuple):
 
 
 class DraftModel(ABC):
-    @abstractmethod
-    def open(self, draft: Draft) -> None:
-        """A session begins, with the draft's text."""
+    """What is not abstract does nothing, as for a model without KV."""
 
-    @abstractmethod
-    def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
+    def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:  # noqa: B027
         """The draft's text has grown from `start` tokens on, by the tokens of these nodes and then others. Nodes that its trie no
         longer has are gone."""
 
-    @abstractmethod
-    def close(self, draft: Draft) -> None:
-        """Idempotent."""
+    def close(self, draft: Draft) -> None:  # noqa: B027
+        """The session ends. Idempotent."""
 
-    @abstractmethod
     def ready(self, draft: Draft) -> bool:
         """Whether rows of the session can be run now. If not, `prefill` makes it so, if there is room."""
+        return True
 
-    @abstractmethod
     def prefill(self, drafts: Sequence[Draft]) -> bool:
         """Runs a chunk of the first of these texts that is not ready; whether there was anything to run."""
+        return False
 
     @abstractmethod
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from typing import NamedTuple
 
 from prometheus_client import Counter
@@ -14,7 +13,6 @@ BYTES = Counter("specstore_draft_bytes", "Bytes from and to the draft process", 
 
 
 class _Queued(NamedTuple):
-    since: float  # by monotonic
     frame: bytes
     messages: int
 
@@ -40,23 +38,12 @@ class Outbox:
         """messages: the number of them in the frame. Never blocks."""
         with self._changed:
             if self._sending:
-                self._queue.append(_Queued(time.monotonic(), frame, messages))
+                self._queue.append(_Queued(frame, messages))
             elif rest := self._send_now(frame):
-                self._sending.append(_Queued(time.monotonic(), rest, messages))
+                self._sending.append(_Queued(rest, messages))
                 self._changed.notify()
             else:
                 self._messages.inc(messages)
-
-    def waited(self) -> float:
-        """Seconds that the oldest frame has waited which is not sent whole; 0.0 if all are."""
-        with self._changed:
-            return time.monotonic() - self._sending[0].since if self._sending else 0.0
-
-    def clear(self) -> int:
-        """Drops what is not being sent; returns the number of messages."""
-        with self._changed:
-            dropped, self._queue = self._queue, []
-        return _count(dropped)
 
     def close(self) -> int:
         """To be called once the socket is shut down. Returns the number of messages that were not sent."""

@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge
 
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.child import Child
+from sglang_patches.drafting.inbox import Inbox
 from sglang_patches.drafting.messages import Answer, Closed, Lost, Message, Opened, Ready
 from sglang_patches.drafting.outbox import BYTES, MESSAGES, Outbox
 from sglang_patches.drafting.wire import DamagedFrameError, answers_from_draft, frame_of
@@ -23,20 +24,21 @@ logger = logging.getLogger(__name__)
 
 # A tensor-parallel rank without a draft process reports 0.
 UP = Gauge("specstore_draft_up", "Draft processes that are ready", multiprocess_mode="livesum")
-RESTARTS = Counter("specstore_draft_restarts", "Draft processes started again after one had ended")
+RESTARTS = Counter(
+    "specstore_draft_restarts", "Draft processes started again after one had ended or been killed"
+)
 DROPPED = Counter(
     "specstore_draft_dropped",
     "Messages to the draft process that were not sent, and answers that nobody collected",
     ["reason"],
 )
-_DOWN, _STALLED, _LOST, _UNCOLLECTED = map(DROPPED.labels, ("down", "stalled", "lost", "uncollected"))
+_DOWN, _LOST, _UNCOLLECTED = map(DROPPED.labels, ("down", "lost", "uncollected"))
 
 READY_SECONDS = 600.0  # a large model is loaded from a slow disk
 STALL_SECONDS = 30.0  # far longer than a draft forward
+LATE_SECONDS = 3.0  # more than a draft process is silent that goes on, but for a very slow one
 STOP_SECONDS = 5.0
-MOST_ANSWERS = (
-    1 << 14
-)  # of a worker that drafts nothing for a while; the older ones are of epochs that are over
+PAUSE_SECONDS = 0.02  # between two readings of a draft process that says more than is collected
 
 
 class Backoff(NamedTuple):
@@ -54,8 +56,12 @@ class ProcessChannel(DraftChannel):
     - `close` hangs up, and is called at the interpreter's exit. A draft process that does not end within `STOP_SECONDS` is killed.
     - The kernel kills it when this process is gone (`ParentConnection` asks for that).
 
-    A session that the draft process cannot have, because it was down or did not read when the session was told of, is reported
-    as lost as soon as messages get through again. Until it is opened again, nothing is sent of it.
+    A draft process that hangs is killed and started again: one that has said nothing for `stall_seconds` after a message. All read
+    and work in turn, and show that they go on (`ParentConnection`). So this finds one that does not read, and one whose device
+    does not return.
+
+    A session that the draft process cannot have, because it was down when the session was told of, is reported as lost as soon as
+    it is ready again. Until it is opened again, nothing is sent of it.
     """
 
     _bytes, _messages = BYTES.labels("received"), MESSAGES.labels("received")
@@ -65,23 +71,23 @@ class ProcessChannel(DraftChannel):
         command: Sequence[str],
         environment: Mapping[str, str],
         log: Path,
-        backoff: Backoff = Backoff(1.0, 60.0, 60.0),  # noqa: B008 - a constant
+        backoff: Backoff = Backoff(1.0, 60.0, 10.0),  # noqa: B008 - a constant
         ready_seconds: float = READY_SECONDS,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         """Waits until the draft process is ready.
 
         command: the program and its arguments; it uses `ParentConnection`. environment: what differs from this process's.
-        log: file that gets its output. ready_seconds: that a start may take. stall_seconds: after which messages are dropped that
-        it does not read. Raises RuntimeError with the end of its log if it does not become ready."""
+        log: file that gets its output. ready_seconds: that a start may take. stall_seconds: that it may be silent after a message.
+        Raises RuntimeError with the end of its log if it does not become ready."""
         self._command, self._environment, self._log = command, environment, log
         self._backoff, self._ready_seconds, self._stall_seconds = backoff, ready_seconds, stall_seconds
         self._changed = threading.Condition()
         self._has: dict[str, bool] = {}  # of each open session, whether the draft process has its text
         self._lost: list[str] = []  # not collected yet
-        self._answers: list[Answer] = []
+        self._answers = Inbox()
         self._outbox: Outbox | None = None  # while the draft process is ready
-        self._stalled = False
+        self._owing: float | None = None  # since when it owes a sign of life, by monotonic
         self._child: Child | None = None
         self._closing = threading.Event()
         self._first_ready: Future[Ready] = Future()
@@ -98,21 +104,22 @@ class ProcessChannel(DraftChannel):
         if not messages:
             return
         with self._changed:
-            outbox = self._open_outbox()
+            outbox = self._outbox
             known = [message for message in messages if self._note(message, outbox is not None)]
             if outbox is None:
-                (_STALLED if self._stalled else _DOWN).inc(len(messages))
+                _DOWN.inc(len(messages))
                 return
             _LOST.inc(len(messages) - len(known))
             if known:
                 outbox.put(frame_of(known), len(known))
+                self._owing = self._owing or time.monotonic()
 
     def collect(self, seconds: float) -> list[Answer]:
         if not (self._answers or self._lost) and (seconds <= 0.0 or self._silent):
             return []
         with self._changed:
             self._changed.wait_for(lambda: self._answers or self._lost or self._silent, max(0.0, seconds))
-            answers, self._answers = self._answers, []
+            answers = self._answers.take()
             lost, self._lost = self._lost, []
             return answers + [Lost(session) for session in lost if self._has.get(session) is False]
 
@@ -128,26 +135,14 @@ class ProcessChannel(DraftChannel):
     @property
     def _silent(self) -> bool:
         """Whether no answer is to be expected."""
-        return self._outbox is None or self._stalled
+        return self._outbox is None or self._overdue() > LATE_SECONDS
+
+    def _overdue(self) -> float:
+        """Seconds for which it has owed a sign of life."""
+        owing = self._owing
+        return 0.0 if owing is None else time.monotonic() - owing
 
     # What the draft process has. With the lock held.
-
-    def _open_outbox(self) -> Outbox | None:
-        """None while messages do not get through."""
-        if self._outbox is None:
-            return None
-        waited = self._outbox.waited()
-        if self._stalled and waited == 0.0:
-            logger.info("specstore: the draft process reads its messages again")
-            self._begin_again()
-        elif not self._stalled and waited > self._stall_seconds:
-            logger.error(
-                "specstore: the draft process has not read its messages for %.0f s; they are dropped", waited
-            )
-            self._stalled = True
-            _STALLED.inc(self._outbox.clear())
-            self._has_nothing()
-        return None if self._stalled else self._outbox
 
     def _note(self, message: Message, sent: bool) -> bool:
         """Whether the draft process will know the message's session when the message comes. sent: whether it will come."""
@@ -157,17 +152,6 @@ class ProcessChannel(DraftChannel):
         if isinstance(message, Closed):
             self._has.pop(message.session, None)
         return known
-
-    def _has_nothing(self) -> None:
-        """Reported once messages get through again."""
-        self._has = dict.fromkeys(self._has, False)
-        self._lost.clear()
-
-    def _begin_again(self) -> None:
-        """Messages get through again."""
-        self._stalled = False
-        self._lost = [session for session, has in self._has.items() if not has]
-        self._changed.notify()
 
     # The supervisor's thread
 
@@ -208,19 +192,37 @@ class ProcessChannel(DraftChannel):
     def _listen(self, child: Child) -> str:
         """Takes in what it says until it ends. Returns what it did wrong, if anything."""
         incoming = answers_from_draft()
-        limit = time.monotonic() + self._ready_seconds
+        self._owing = time.monotonic()
         try:
-            while data := child.receive(None if self._outbox else limit - time.monotonic()):
+            while data := self._receive(child):
+                self._owing = None
                 self._bytes.inc(len(data))
-                self._hear(child, incoming.feed(data))
+                if self._hear(child, incoming.feed(data)):
+                    # Its socket fills up, and the worker has the interpreter.
+                    self._closing.wait(PAUSE_SECONDS)
         except TimeoutError:
-            return f"was not ready after {self._ready_seconds:.0f} s"
+            if self._outbox is None:
+                return f"was not ready after {self._ready_seconds:g} s"
+            return f"had not answered for {self._stall_seconds:g} s"
         except DamagedFrameError as error:
             return f"sent what it should not ({error})"
         return ""
 
-    def _hear(self, child: Child, answers: Sequence[Answer | Ready]) -> None:
+    def _receive(self, child: Child) -> bytes:
+        """Raises TimeoutError when it has been silent for too long."""
+        limit = self._ready_seconds if self._outbox is None else self._stall_seconds
+        while True:
+            owing, overdue = self._owing, self._overdue()
+            try:
+                return child.receive(limit - overdue)
+            except TimeoutError:
+                if owing is not None and owing == self._owing:
+                    raise
+
+    def _hear(self, child: Child, answers: Sequence[Answer | Ready]) -> int:
+        """Returns how many answers there is no room for."""
         self._messages.inc(len(answers))
+        surplus = 0
         with self._changed:
             for answer in answers:
                 if (self._outbox is None) != isinstance(answer, Ready):
@@ -230,11 +232,10 @@ class ProcessChannel(DraftChannel):
                 elif isinstance(answer, Lost):
                     self._note_lost(answer.session)
                 else:
-                    self._answers.append(answer)
-            surplus = max(0, len(self._answers) - MOST_ANSWERS)
-            del self._answers[:surplus]
+                    surplus += self._answers.put(answer)
             _UNCOLLECTED.inc(surplus)
             self._changed.notify()
+        return surplus
 
     def _note_lost(self, session: str) -> None:
         if self._has.get(session):
@@ -248,7 +249,7 @@ class ProcessChannel(DraftChannel):
         self._up_since = time.monotonic()
         self._outbox = Outbox(child.socket)
         UP.set(1)
-        self._begin_again()
+        self._lost = list(self._has)
         if not self._first_ready.done():
             self._first_ready.set_result(ready)
 
@@ -257,8 +258,8 @@ class ProcessChannel(DraftChannel):
         with self._changed:
             outbox, self._outbox = self._outbox, None
             self._child = None
-            self._stalled = False
-            self._has_nothing()
+            self._has = dict.fromkeys(self._has, False)
+            self._lost.clear()
             self._changed.notify()
         if outbox is None:
             return 0.0

@@ -42,6 +42,7 @@ class RequestState:
     """One running request.
 
     session: its name with the datastore and the draft side. plain_reason: why nothing may be drafted for it, None if it may.
+    ends: tokens that end it.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
     known. confirmed: tokens that no retraction can take back. ended: its session is closed.
     Overlap scheduling may launch a request once more after the step that ended it.
@@ -59,6 +60,7 @@ class RequestState:
     ended: bool = False
     tree: DraftTree = EMPTY_TREE
     last_seen: float = 0.0
+    ends: frozenset[int] = frozenset()
 
 
 def request_opening(req: Req, publish: bool) -> Opening:
@@ -72,6 +74,16 @@ def request_opening(req: Req, publish: bool) -> Opening:
         publish=publish and bool(wishes.get("publish", True)),
         prompt_length=len(req.origin_input_ids),
     )
+
+
+def end_tokens(req: Req) -> frozenset[int]:
+    """The tokens at which `Req._check_token_based_finish` ends the request."""
+    if req.sampling_params.ignore_eos:
+        return frozenset()
+    ends = {*(req.sampling_params.stop_token_ids or ()), *(req.eos_token_ids or ())}
+    if req.tokenizer is not None:
+        ends |= {req.tokenizer.eos_token_id, *(req.tokenizer.additional_stop_token_ids or ())}
+    return frozenset(ends - {None})
 
 
 def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
@@ -190,6 +202,7 @@ class RequestBook:
             confirmed=length,
             ended=req.finished(),
             last_seen=time.monotonic(),
+            ends=end_tokens(req),
         )
         if not state.ended:
             self._states[req.rid] = state

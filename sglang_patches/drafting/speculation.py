@@ -1,12 +1,27 @@
 """The worker's end of the draft side: what it is told, and the cache that its growth fills.
 
 A look-up is local. It answers at once even if the draft side has just died.
+
+On an accelerator a courier's thread brings a verification's outcome before the worker reads it (`workers/courier.py`). Both threads
+use one cache, one at a time. What holds:
+
+- The cache alone decides whether an outcome was foreseen, and so its epoch. Whoever brings the outcome puts the growth that has
+  come into the cache first, advances it, and sends the epoch that it then has. So growth that answers the message finds the trie
+  it was made for, whether the worker has read the outcome or not.
+- The tokens of a step advance a trie once, and are sent once. The worker compares its own outcome with what the courier told.
+- The courier may be wrong: SGLang drops the last step of a request that it retracts. What it told is kept until the worker has the
+  outcome of that step. If the worker finds other tokens, or looks up a tree without new tokens, the session is opened again.
+- The courier tells the outcome of the last verification alone, before the worker uses the cache for the next step, and of sessions
+  that have not been closed or moved since the launch. It reads no text of a request, and opens no session: those that the draft
+  side has lost wait for the worker.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from prometheus_client import Counter
@@ -15,17 +30,34 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.fallback import Patience
-from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Sampling, Verifying
+from sglang_patches.drafting.messages import Closed, Committed, Growth, Message, Opened, Sampling, Verifying
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.source import DRAFT_MODEL
 
 LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
 _HIT, _WAITED, _MISS = map(LOOKUPS.labels, ("hit", "waited", "miss"))
+EARLY = Counter(
+    "specstore_early_outcomes",
+    "Outcomes of verifications that a courier brought: told to the draft side before the next step, or too late",
+    ["result"],
+)
+_TOLD, _LATE = map(EARLY.labels, ("told", "late"))
+_NONE = np.empty(0, np.int32)
+
+
+class Flight(NamedTuple):
+    """A verification on its way. starts: tokens of each request before it."""
+
+    states: Sequence[RequestState]
+    starts: Sequence[int]
 
 
 class Speculation:
-    """nodes: most of a tree. sampling_of: how the target draws a request's tokens. now: seconds by a steady clock."""
+    """nodes: most of a tree. sampling_of: how the target draws a request's tokens. now: seconds by a steady clock. vocabulary: number
+    of token ids.
+
+    All but `outcomes_ahead` is for the worker's thread."""
 
     def __init__(
         self,
@@ -33,31 +65,86 @@ class Speculation:
         nodes: int,
         sampling_of: Callable[[RequestState], Sampling],
         now: Callable[[], float] = time.monotonic,
+        vocabulary: int = 1 << 31,
     ) -> None:
         self._channel, self._now = channel, now
         self._nodes = nodes
         self._sampling_of = sampling_of
-        self._cache = SpeculationCache()
+        self._cache = SpeculationCache(vocabulary)
         self._states: dict[str, RequestState] = {}
+        self._over: set[RequestState] = set()
+        self._lost: dict[str, None] = {}  # sessions to be opened again, in order
+        self._lock = threading.RLock()
+        self._flight: Flight | None = None  # that a courier may tell of
+        # What a courier told of, and the worker has not read: tokens before the step, and its own.
+        self._told: dict[RequestState, tuple[int, np.ndarray]] = {}
         # Node numbers of the trees that were handed out for this step.
         self._shown: dict[RequestState, np.ndarray] = {}
 
     def open(self, states: Iterable[RequestState]) -> None:
         """Begins with the requests' texts as far as their outcome is known."""
-        self._channel.post(
-            [self._opened(state) for state in states if not (state.plain_reason or state.ended)]
-        )
+        with self._lock:
+            self._channel.post(
+                [self._opened(state) for state in states if not (state.plain_reason or state.ended)]
+            )
 
     def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
-        self._take(0.0)  # what the outcomes' epochs still have to come
-        messages = []
-        for outcome in outcomes:
-            session = outcome.request.session
-            if session in self._cache:
-                self._cache.advance(session, outcome.start, outcome.tokens)
-                epoch = self._cache.trie(session).epoch
-                messages.append(Committed(session, outcome.start, outcome.tokens, epoch))
-        self._channel.post(messages)
+        with self._lock:
+            self._flight = None
+            self._take(0.0)  # what the outcomes' epochs still have to come
+            news = [outcome for outcome in outcomes if not self._was_told(outcome)]
+            self._channel.post(
+                [
+                    self._committed(outcome.request, outcome.start, outcome.tokens)
+                    for outcome in news
+                    if outcome.request.session in self._cache
+                ]
+            )
+
+    def launched(self, states: Sequence[RequestState]) -> Flight:
+        """A verification whose outcome may come ahead."""
+        with self._lock:
+            self._flight = Flight(states, [state.settled for state in states])
+            return self._flight
+
+    def outcomes_ahead(self, flight: Flight, emitted: Sequence[np.ndarray]) -> None:
+        """The outcomes of a verification, before the worker has them. From any thread. emitted: int32, each request's tokens."""
+        with self._lock:
+            if flight is not self._flight:
+                _LATE.inc(len(emitted))
+                return
+            self._flight = None
+            self._take(0.0)
+            messages = []
+            for state, start, tokens in zip(*flight, emitted, strict=True):
+                if self._is_at(state, start):
+                    messages.append(self._committed(state, start, tokens))
+                    self._told[state] = start, tokens
+            _TOLD.inc(len(messages))
+            self._channel.post(messages)
+
+    def _is_at(self, state: RequestState, start: int) -> bool:
+        """Whether the request's session is open, with so many tokens."""
+        session = state.session
+        return self._states.get(session) is state and self._cache.trie(session).length == start
+
+    def _was_told(self, outcome: Outcome) -> bool:
+        """Whether a courier told of the outcome. If it told of another one, the session is opened again."""
+        start, tokens = self._told.pop(outcome.request, (outcome.start, _NONE))
+        if start == outcome.start and np.array_equal(tokens, outcome.tokens[: len(tokens)]):
+            return len(tokens) == len(outcome.tokens)
+        self.open([outcome.request])
+        return True
+
+    def _committed(self, state: RequestState, start: int, tokens: np.ndarray) -> Message:
+        """A request that is over is forgotten at once: overlap scheduling runs it once more, for nothing."""
+        session = state.session
+        if not state.ends.isdisjoint(tokens.tolist()):
+            self._forget(state)
+            self._over.add(state)
+            return Closed(session)
+        self._cache.advance(session, start, tokens)
+        return Committed(session, start, tokens, self._cache.trie(session).epoch)
 
     def look_up(
         self,
@@ -67,30 +154,37 @@ class Speculation:
     ) -> list[DraftTree]:
         """A tree for each request, empty where the outcome was not foreseen. depths: most levels of its tree. patience: how long
         to wait for the missing trees, given the numbers of requests and of missing trees."""
-        self.open([state for state in states if state.session not in self._cache])
-        self._take(0.0)
-        trees = self._trees(states, depths)
-        missing = [row for row, depth in enumerate(depths) if self._missing(states[row], trees[row], depth)]
-        seconds, nodes = patience(len(states), len(missing))
-        until = self._now() + seconds
-        while any(len(trees[row]) < min(nodes, depths[row]) for row in missing):
-            if (wait := until - self._now()) <= 0 or not self._take(wait):
-                break
+        with self._lock:
+            self._flight = None
+            self.open([state for state in states if self._must_open(state)])
+            self._take(0.0)
+            self._open_lost()
             trees = self._trees(states, depths)
+            missing = [
+                row for row, depth in enumerate(depths) if self._missing(states[row], trees[row], depth)
+            ]
+            seconds, nodes = patience(len(states), len(missing))
+            until = self._now() + seconds
+            while any(len(trees[row]) < min(nodes, depths[row]) for row in missing):
+                if (wait := until - self._now()) <= 0 or not self._take(wait):
+                    break
+                trees = self._trees(states, depths)
         for row, tree in enumerate(trees):
-            (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
+            if states[row] not in self._over:
+                (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
         return trees
 
     def verification_launched(self, states: Iterable[RequestState]) -> None:
         """Tells the draft side which trees are verified, and puts those that came from elsewhere into the cache."""
-        shown, self._shown = self._shown, {}
-        self._channel.post(
-            [
-                self._verifying(state, shown[state])
-                for state in states
-                if state in shown and state.session in self._cache
-            ]
-        )
+        with self._lock:
+            shown, self._shown = self._shown, {}
+            self._channel.post(
+                [
+                    self._verifying(state, shown[state])
+                    for state in states
+                    if state in shown and state.session in self._cache
+                ]
+            )
 
     def _verifying(self, state: RequestState, numbers: np.ndarray) -> Verifying:
         """numbers: the nodes that the cache had."""
@@ -109,15 +203,28 @@ class Speculation:
         self.open(states)
 
     def close(self, states: Iterable[RequestState]) -> None:
-        for state in states:
-            self._cache.close(state.session)
-            self._states.pop(state.session, None)
-            self._shown.pop(state, None)
-        self._channel.post([Closed(state.session) for state in states])
+        with self._lock:
+            ended = [state for state in states if state.session in self._cache]
+            for state in states:
+                self._forget(state)
+            self._channel.post([Closed(state.session) for state in ended])
 
     drop = close
 
+    def _forget(self, state: RequestState) -> None:
+        self._cache.close(state.session)
+        self._states.pop(state.session, None)
+        self._shown.pop(state, None)
+        self._told.pop(state, None)
+        self._over.discard(state)
+
+    def _must_open(self, state: RequestState) -> bool:
+        """What a courier told of and the worker has not read by now did not happen."""
+        return state in self._told or (state.session not in self._cache and state not in self._over)
+
     def _opened(self, state: RequestState) -> Opened:
+        self._over.discard(state)
+        self._told.pop(state, None)
         trie = self._cache.open(state.session, state.settled)
         self._states[state.session] = state
         return Opened(
@@ -125,15 +232,18 @@ class Speculation:
         )
 
     def _take(self, seconds: float) -> bool:
-        """Whether anything came."""
-        lost = []
+        """Puts growth into the cache; whether anything came."""
         answers = self._channel.collect(seconds)
         for answer in answers:
             whole = isinstance(answer, Growth) and self._cache.grow(answer)
-            if not whole and answer.session in self._states:
-                lost.append(self._states[answer.session])
-        self.open(lost)
+            if not whole:
+                self._lost[answer.session] = None
         return bool(answers)
+
+    def _open_lost(self) -> None:
+        """Once a step, however often the draft side says it: each time its whole text is sent."""
+        lost, self._lost = self._lost, {}
+        self.open([self._states[session] for session in lost if session in self._states])
 
     def _trees(self, states: Sequence[RequestState], depths: Sequence[int]) -> list[DraftTree]:
         return [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]

@@ -43,13 +43,13 @@ class SharedNoise(TargetDraws):
 
     Greedy requests take the argmax. SGLang heeds a request's own seed only under --enable-deterministic-inference. There such
     a request keeps plain decoding's own stream, token for token, and one without a seed draws with the noise of SGLang's
-    constant, so that its answer can be repeated. In all other cases each request has a random seed.
+    constant, so that its answer can be repeated. In all other cases each request has a random seed, from `source`.
     """
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, source: random.Random | None = None) -> None:
         super().__init__(sampler)
         self._seeds: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
-        self._random = random.SystemRandom()
+        self._source = source or random.SystemRandom()
         self._deterministic: bool = get_exec().deterministic.enable_deterministic_inference
         self._flashinfer: bool = get_exec().kernel.sampling_backend in _KERNEL_BACKENDS
         own = type(sampler)
@@ -67,7 +67,7 @@ class SharedNoise(TargetDraws):
             return None
         if self._deterministic:
             return _DETERMINISTIC_SEED if req.sampling_params.sampling_seed is None else None
-        return self._seeds.setdefault(req, self._random.getrandbits(SEED_BITS))
+        return self._seeds.setdefault(req, self._source.getrandbits(SEED_BITS))
 
     def _target(
         self,

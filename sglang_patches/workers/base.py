@@ -107,6 +107,10 @@ class TreeWorker(BaseSpecWorker):
         accelerator it runs beside the forward. On a CPU it is called right before the forward, which has ended when its launch
         returns: what the draft side is told here must reach it before."""
 
+    def tokens_underway(self, accept_tokens: torch.Tensor, accept_lens: torch.Tensor) -> None:  # noqa: B027 - as above
+        """Called in a decode step if the host does not have its tokens yet. accept_tokens: int32 [batch, width], each row valid up to
+        its entry of accept_lens (int32 [batch]). The work that makes them is on the current stream."""
+
     def tokens_known(self, step: Step) -> None:  # noqa: B027 - nothing, unless a method learns
         """Called at the end of a decode step if the host has its tokens already, as on a CPU. step: the beginning of the next
         step, if no request joins or leaves."""
@@ -176,7 +180,11 @@ class TreeWorker(BaseSpecWorker):
             batch.spec_info, layout, batch, result.logits_output, grammar_mask, step.pending
         )
         clock.end("verify")
-        accept_tokens = self._commit(batch, result, predict, accept_lens, accept_index)
+        accept_tokens = predict[accept_index.long()]
+        on_host = accept_tokens.device.type == "cpu"
+        if not on_host:
+            self.tokens_underway(accept_tokens, accept_lens)
+        self._commit(batch, result, accept_lens, accept_index)
         new_seq_lens = batch.seq_lens + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
@@ -186,7 +194,7 @@ class TreeWorker(BaseSpecWorker):
             result, accept_tokens.flatten(), accept_tokens, accept_lens, new_seq_lens, width
         )
         clock.end("commit")
-        if accept_tokens.device.type == "cpu":
+        if on_host:
             self.tokens_known(_following(step, accept_tokens, accept_lens))
         return generated
 
@@ -241,8 +249,8 @@ class TreeWorker(BaseSpecWorker):
             reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=self.device, barrier=None
         )
 
-    def _commit(self, batch: ScheduleBatch, result, predict, accept_lens, accept_index) -> torch.Tensor:
-        """Keeps the accepted path's KV; returns its tokens, [batch, width], valid up to accept_lens."""
+    def _commit(self, batch: ScheduleBatch, result, accept_lens, accept_index) -> None:
+        """Keeps the accepted path's KV."""
         width = batch.spec_info.draft_token_num
         commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, width)
         if width > 1:  # a root alone lies where it belongs
@@ -254,7 +262,6 @@ class TreeWorker(BaseSpecWorker):
             result.logits_output.hidden_states = result.logits_output.hidden_states[
                 accept_index.flatten().long()
             ]
-        return predict[accept_index.long()]
 
     def _result(
         self, result, next_token_ids, accept_tokens, accept_lens, new_seq_lens, width

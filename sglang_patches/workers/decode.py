@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.runtime_context import get_parallel
 
@@ -31,6 +33,7 @@ from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifies_chains_on
 from sglang_patches.verification.layout import pack
 from sglang_patches.verification.target_sampling import needs_plain_step
 from sglang_patches.workers.base import TreeWorker
+from sglang_patches.workers.courier import Courier, make_courier
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
 from sglang_patches.workers.row_cost import measure_row_seconds
 from sglang_patches.workers.width_graphs import MOST_ROWS, WidthGraphs, captures_decode_graphs
@@ -86,6 +89,7 @@ class DecodeWorker(TreeWorker):
         self.datastore: DatastoreFeed | None = None
         self.parts: Parts | None = None
         self.speculation: Speculation | None = None
+        self.courier: Courier | None = None
         if get_parallel().tp_rank == 0:
             self._make_parts(server_args, vocab_size)
 
@@ -100,7 +104,10 @@ class DecodeWorker(TreeWorker):
             Surroundings(options, self.datastore, self.budget, lambda: self.start_draft(vocab_size))
         )
         if self.parts.channel is not None:
-            self.speculation = Speculation(self.parts.channel, self.budget.nodes, self._sampling_of)
+            self.speculation = Speculation(
+                self.parts.channel, self.budget.nodes, self._sampling_of, vocabulary=vocab_size
+            )
+            self.courier = make_courier(self.device)
         logger.info(
             "specstore: %s, %s; datastore %s, up to %d nodes",
             self.method.name,
@@ -118,7 +125,7 @@ class DecodeWorker(TreeWorker):
     def _sampling_of(self, state: RequestState) -> Sampling:
         wishes = state.req.sampling_params
         noise = self.verifier.seed_of(state.req)
-        return Sampling(wishes.temperature, wishes.top_k, wishes.top_p, wishes.min_p, noise)
+        return Sampling(wishes.temperature, wishes.top_k, wishes.top_p, wishes.min_p, noise, state.ends)
 
     @property
     def _feeds(self) -> list[DatastoreFeed | Speculation]:
@@ -178,6 +185,12 @@ class DecodeWorker(TreeWorker):
         if finished is not None:
             observe_step(*finished)
         self._sweep()
+
+    def tokens_underway(self, accept_tokens: torch.Tensor, accept_lens: torch.Tensor) -> None:
+        if self.courier is not None and self.speculation is not None:
+            flight = self.speculation.launched(self._launch.states)
+            receiver = functools.partial(self.speculation.outcomes_ahead, flight)
+            self.courier.send(accept_tokens, accept_lens, receiver)
 
     def tokens_known(self, step: Step) -> None:
         self._settle(self.book.read_ahead(step))

@@ -1,6 +1,6 @@
 """The suite's parameters: every method of the registry. A method that is added there inherits every test.
 
-`--method NAME` runs it for one. `--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS.
+`--method NAME` runs it for one. `--draft DRAFT` takes another draft for methods that have a draft process (`drafts.py`). `--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 from sglang_patches.drafting.registry import METHODS, Method  # noqa: E402
 from sglang_patches.launch.datastore import DatastoreService  # noqa: E402
 from sglang_patches.launch.servers import ServerSpec  # noqa: E402
+from tests.conformance.drafts import AGREEMENTS, LYING  # noqa: E402
 from tests.e2e.services import serving  # noqa: E402
 from tests.support.servers import SglangServer, running  # noqa: E402
 from tests.support.slow_proxy import SlowProxy  # noqa: E402
 from tests.support.tiny_drafts import spelling_draft  # noqa: E402
 from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E402
 
+LYING_PLUGIN = Path(__file__).parent / "lying_plugin"
 CONTEXT = 1024
 DEADLINE_MS = 20.0
 # Seconds that a session waits for its decode instance: longer than from a prompt's first chunk to its first decode step on a
@@ -71,13 +73,27 @@ def _imported(plugin: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def method_path(request) -> dict[str, str]:
-    """Environment of a server that finds the tested methods."""
+def draft(request) -> str:
+    """Name of the draft that methods with a draft process have."""
+    return request.config.getoption("--draft")
+
+
+@pytest.fixture(scope="session")
+def method_path(request, draft) -> dict[str, str]:
+    """Environment of a server that finds the tested methods, and the draft that lies."""
     plugin = request.config.getoption("--method-plugin")
-    if plugin is None:
+    folders = [plugin.resolve().parent] if plugin is not None else []
+    folders += [LYING_PLUGIN] if draft == LYING else []
+    return plugin_path(*folders)
+
+
+def plugin_path(*folders: Path) -> dict[str, str]:
+    """Environment of a server that finds the plugins in these folders."""
+    if not folders:
         return {}
-    folders = [str(plugin.resolve().parent), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH", "")]))
+    }
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -102,11 +118,12 @@ def spelling_model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def draft_model(method, spelling_model, tmp_path_factory) -> Path | None:
-    """For a method that drafts with one: a model that is right most often."""
+def draft_model(method, draft, spelling_model, tmp_path_factory) -> Path | None:
+    """For a method that drafts with one. Nobody loads that of a draft which lies."""
     if not method.draft_process:
         return None
-    return spelling_draft(spelling_model, tmp_path_factory.mktemp("draft-model"), 0.9)
+    agreement = AGREEMENTS.get(draft, 1)
+    return spelling_draft(spelling_model, tmp_path_factory.mktemp("draft-model"), agreement)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import torch
 from scipy.stats import power_divergence
 from sglang.srt.layers import sampler as sglang_sampler
 
+from tests.conformance.drafts import LYING, start_liar
 from tests.conformance.workbench import CONTEXT, Counting, Markov, Workbench, plain_answer, request
 from tests.unit.verification.plain_decoding import make_request, plain_distribution, sampler_on_cpu
 from tests.unit.verification.test_verification_distribution import murmur_hash32_reference
@@ -46,8 +47,8 @@ REJECT = 1e-4  # draws are seeded: what passes once always passes
 
 
 @pytest.fixture
-def workbench(method, spelling_model) -> Workbench:
-    return Workbench(method, spelling_model)
+def workbench(method, spelling_model, draft) -> Workbench:
+    return Workbench(method, spelling_model, *([start_liar] if draft == LYING else []))
 
 
 @pytest.fixture(params=["overlap", "synchronous"])
@@ -195,12 +196,18 @@ def test_text_is_drafted_for_its_own_tenant_alone(method, workbench, lags, datas
     assert steps["mine again"] < steps["mine"] / 2, (
         "what a tenant has said is not drafted for it: this shows nothing"
     )
-    assert steps["other after"] == steps["other before"], steps
+    assert steps["other after"] > 0.9 * steps["other before"], (
+        steps
+    )  # what a liar says may be right by chance
 
 
 @pytest.mark.parametrize(("setting", "lags"), COUNTED)
 def test_sampled_output_has_plain_decodings_distribution(workbench, model, setting, lags):
-    """Counted over many requests with one prompt, 48 at a time."""
+    assert p_value_of(workbench, model, setting, lags) > REJECT
+
+
+def p_value_of(workbench: Workbench, model: Markov, setting: str, lags: bool) -> float:
+    """That sampled output has plain decoding's distribution: counted over many requests with one prompt, 48 at a time."""
     params = SAMPLED[setting] | {"max_new_tokens": CONTINUATION, "ignore_eos": True}
     (prompt,) = _prompts(1, 40)
     torch.manual_seed(1)
@@ -210,7 +217,7 @@ def test_sampled_output_has_plain_decodings_distribution(workbench, model, setti
     found = Counter(map(tuple, answers))
     with sampler_on_cpu() as sampler:
         expected = _probabilities(model, sampler, make_request(prompt, (), **params), ())
-    assert _p_value(found, expected) > REJECT
+    return _p_value(found, expected)
 
 
 def _probabilities(model, sampler, req, path: tuple[int, ...]) -> dict[tuple[int, ...], float]:

@@ -32,6 +32,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from transformers import PretrainedConfig
 
+from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.registry import Method
 from sglang_patches.workers.decode import DecodeWorker
 from tests.support.draft_side import InProcessDraftSide, follow_pairs
@@ -44,19 +45,24 @@ DEADLINE_MS = "5000"  # a step waits for its draft however busy the machine: the
 
 
 @contextlib.contextmanager
-def build_worker(method: Method, server_args: SimpleNamespace, target: Target) -> Iterator[BaseSpecWorker]:
-    """The method's worker, as a server makes it. The one place that knows how a method becomes a worker."""
+def build_worker(
+    method: Method,
+    server_args: SimpleNamespace,
+    target: Target,
+    draft_side: Callable[[int], DraftChannel],
+) -> Iterator[BaseSpecWorker]:
+    """The method's worker, as a server makes it. The one place that knows how a method becomes a worker. draft_side: stands in for the
+    draft process, given the number of token ids."""
     worker_class = DecodeWorker.of(method)
-    if (
-        method.draft_process
-    ):  # a draft side of this process stands in for it: the target is a table, not a model to load
-        worker_class.start_draft = lambda worker, vocab_size: InProcessDraftSide(follow_pairs)
+    worker_class.start_draft = lambda worker, vocab_size: draft_side(vocab_size)
     worker = worker_class(server_args=server_args, gpu_id=0, nccl_port=0, target_worker=target)
     worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
     try:
         yield worker
     finally:
         worker.datastore.datastore.close()
+        if worker.parts.channel is not None:
+            worker.parts.channel.close()
 
 
 class Markov:
@@ -371,10 +377,16 @@ class Scheduler:
 
 
 class Workbench:
-    """Workers of one method over one model. tokenizer: folder with the `tokenizer.json` that names their namespace."""
+    """Workers of one method over one model. tokenizer: folder with the `tokenizer.json` that names their namespace. draft_side: in the
+    place of a draft process, given the number of token ids."""
 
-    def __init__(self, method: Method, tokenizer: Path) -> None:
-        self._method, self._tokenizer = method, tokenizer
+    def __init__(
+        self,
+        method: Method,
+        tokenizer: Path,
+        draft_side: Callable[[int], DraftChannel] = lambda vocabulary: InProcessDraftSide(follow_pairs),
+    ) -> None:
+        self._method, self._tokenizer, self._draft_side = method, tokenizer, draft_side
 
     @contextlib.contextmanager
     def scheduler(
@@ -400,7 +412,7 @@ class Workbench:
         )
         with _configured(nodes, endpoint, tenant, seeded):
             target = Target(model, size)
-            with build_worker(self._method, arguments, target) as worker:
+            with build_worker(self._method, arguments, target, self._draft_side) as worker:
                 if late:
                     worker.tokens_known = lambda step: None
                 yield Scheduler(worker, target, size, lags)

@@ -1,5 +1,5 @@
-"""`docker compose up`, on a Docker engine of its own: healthy, answering, and still answering without its datastore; and
-the same split in two."""
+"""`docker compose up`, on a Docker engine of its own: healthy, answering, and still answering without its datastore; the
+same split in two; and with a draft process, still answering without that."""
 
 import contextlib
 import hashlib
@@ -85,10 +85,12 @@ def docker(lab) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Iterator[Path]:
+def cache() -> Iterator[Path]:
     """A folder that users inside and outside of the containers may write to: pytest's own are closed to others."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o777)
+        for path in (Path(folder), Path(folder, "models")):
+            path.mkdir(exist_ok=True)
+            path.chmod(0o777)
         yield Path(folder)
 
 
@@ -164,17 +166,19 @@ class Stack:
 
 
 @contextlib.contextmanager
-def up(docker: dict[str, str], demo_model: Path, kernels: Path, profile: str) -> Iterator[Stack]:
-    """Healthy services of a profile. kernels: for compiled code, which the stacks of a session share."""
+def up(
+    docker: dict[str, str], demo_model: Path, cache: Path, profile: str, **variables: str
+) -> Iterator[Stack]:
+    """Healthy services of a profile. cache: which the stacks of a session share. variables: of the compose file."""
     import sglang
 
     packages = Path(sglang.__file__).parents[1]
     mounts = {
         "SPECSTORE_LAB_PACKAGES": str(packages),
         "SPECSTORE_LAB_MODEL": str(demo_model),
-        "SPECSTORE_LAB_KERNELS": str(kernels),
+        "SPECSTORE_LAB_CACHE": str(cache),
     }
-    stack = Stack(docker | mounts | one_architecture(), profile)
+    stack = Stack(docker | mounts | one_architecture() | variables, profile)
     try:
         stack.compose("up", "--build", "--detach", "--wait")
         yield stack
@@ -232,10 +236,31 @@ def test_gpu_groups_are_set_by_variables(compose_client):
         assert not half.get("ports")
 
 
+def test_a_draft_model_and_its_gpu_are_set_by_variables(compose_client):
+    variables = {"ALGORITHM": "SAGUARO", "MODEL": "/cache/large", "DRAFT_MODEL": "/cache/small", "GPUS": "2"}
+    words = [
+        "docker",
+        "compose",
+        "--project-directory",
+        ".",
+        "--profile",
+        "gpu",
+        "config",
+        "--format",
+        "json",
+    ]
+    engine = json.loads(run(words, compose_client | variables))["services"]["engine-gpu"]
+    assert {name: engine["environment"][name] for name in variables if name != "GPUS"} == {
+        name: value for name, value in variables.items() if name != "GPUS"
+    }
+    (gpus,) = engine["deploy"]["resources"]["reservations"]["devices"]
+    assert gpus["count"] == 2
+
+
 class TestOneInstance:
     @pytest.fixture(scope="class")
-    def stack(self, docker, demo_model, kernels):
-        with up(docker, demo_model, kernels, "cpu") as stack:
+    def stack(self, docker, demo_model, cache):
+        with up(docker, demo_model, cache, "cpu") as stack:
             yield stack
 
     @pytest.mark.parametrize("service", ["datastore", "engine"])
@@ -276,8 +301,8 @@ class TestOneInstance:
 
 class TestSplit:
     @pytest.fixture(scope="class")
-    def stack(self, docker, demo_model, kernels):
-        with up(docker, demo_model, kernels, "pd") as stack:
+    def stack(self, docker, demo_model, cache):
+        with up(docker, demo_model, cache, "pd") as stack:
             yield stack
 
     @pytest.mark.parametrize("service", ["prefill", "decode", "router"])
@@ -302,3 +327,39 @@ class TestSplit:
                 return stack.complete()
             time.sleep(2)
         raise TimeoutError("the router does not answer")
+
+
+@pytest.mark.long
+class TestDraftProcess:
+    @pytest.fixture(scope="class")
+    def stack(self, docker, demo_model, cache):
+        with up(docker, demo_model, cache, "cpu", ALGORITHM="SAGUARO", MODEL="") as stack:
+            yield stack
+
+    def test_completions_go_on_without_the_draft_process_and_it_comes_back(self, stack):
+        before = stack.complete()
+        assert len(before.split()) > 5
+        (killed,) = self.draft_processes(stack, "kill")
+        assert stack.complete() == before
+        limit = time.monotonic() + 180
+        while stack.compose("logs", "engine").count("the draft process is ready") < 2:
+            assert time.monotonic() < limit, "it did not come back"
+            time.sleep(2)
+        assert stack.complete() == before
+        (back,) = self.draft_processes(stack)
+        assert back != killed and stack.inspect("engine", "{{.State.Health.Status}}") == "healthy"
+
+    @staticmethod
+    def draft_processes(stack: Stack, *kill: str) -> list[int]:
+        """Their numbers in the engine's container. kill: whether they are killed."""
+        program = (
+            "import os, sys; from pathlib import Path\n"
+            "for path in Path('/proc').glob('[0-9]*/cmdline'):\n"
+            "    if b'sglang_patches.drafting.process' in path.read_bytes().split(b'\\0'):\n"
+            "        print(path.parent.name)\n"
+            "        if sys.argv[1:]: os.kill(int(path.parent.name), 9)\n"
+        )
+        return [
+            int(word)
+            for word in stack.compose("exec", "-T", "engine", "python", "-c", program, *kill).split()
+        ]

@@ -63,6 +63,13 @@ def deaf(parent: ParentConnection) -> None:
     time.sleep(3600)
 
 
+def stuck(parent: ParentConnection) -> None:
+    """Reads a message, and never comes back from its work."""
+    parent.send([READY])
+    parent.receive(None)
+    time.sleep(3600)
+
+
 def loading(parent: ParentConnection) -> None:
     """Never becomes ready."""
     print("loading", flush=True)
@@ -107,9 +114,16 @@ def once(parent: ParentConnection) -> None:
     echo(parent)
 
 
+def lying(parent: ParentConnection) -> None:
+    """Lies. Its arguments: the number of token ids, and a seed."""
+    from tests.support import lying_draft
+
+    lying_draft.run(parent, int(sys.argv[2]), int(sys.argv[3]))
+
+
 PROGRAMS: dict[str, Callable[[ParentConnection], None]] = {
     program.__name__: program
-    for program in (echo, drafting, deaf, loading, refusing, babbling, hasty, forking, once)
+    for program in (echo, drafting, deaf, stuck, loading, refusing, babbling, hasty, forking, once, lying)
 }
 
 if __name__ == "__main__":

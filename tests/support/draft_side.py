@@ -23,30 +23,16 @@ class FunctionModel(DraftModel):
     """Without KV: every text is ready. runs: rows that were run."""
 
     def __init__(self, function: Function) -> None:
-        self._function = function
+        self.function = function
         self.runs = 0
-
-    def open(self, draft: Draft) -> None:
-        pass
-
-    def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
-        pass
-
-    def close(self, draft: Draft) -> None:
-        pass
-
-    def ready(self, draft: Draft) -> bool:
-        return True
-
-    def prefill(self, drafts: Sequence[Draft]) -> bool:
-        return False
 
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
         self.runs += len(rows)
-        return [_likeliest(of) for of in self._function([_text(*row) for row in rows])]
+        return [_likeliest(of) for of in self.function([text_of(*row) for row in rows])]
 
 
-def _text(draft: Draft, node: int) -> list[int]:
+def text_of(draft: Draft, node: int) -> list[int]:
+    """Of the tokens down to a node."""
     path = [draft.trie.token(at) for at in draft.trie.path(node)]
     return draft.text.after(0).tolist() + path
 
@@ -85,10 +71,12 @@ class InProcessDraftSide(DraftChannel):
     def close(self) -> None:
         self.forget()
 
+    def new_model(self) -> DraftModel:
+        return FunctionModel(self._function)
+
     def forget(self) -> None:
         """As after a restart."""
-        model = FunctionModel(self._function)
-        self._side = DraftSide(model, GeometricFanOut(), Rollouts(self._lookahead), *self._shape)
+        self._side = DraftSide(self.new_model(), GeometricFanOut(), Rollouts(self._lookahead), *self._shape)
 
 
 def follow_pairs(texts: list[list[int]]) -> np.ndarray:

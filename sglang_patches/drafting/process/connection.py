@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Sequence
 
 from sglang_patches.drafting.messages import Answer, Message, Ready
@@ -14,12 +16,15 @@ from sglang_patches.drafting.wire import frame_of, messages_from_worker
 
 SOCKET_VARIABLE = "SPECSTORE_DRAFT_SOCKET"  # names the file descriptor
 READ_BYTES = 1 << 20
+BEAT_SECONDS = 1.0  # after which messages that have no answer are answered with an empty frame
 
 _PR_SET_PDEATHSIG = 1
 
 
 class ParentConnection:
     """To be made before anything slow: from then on this process ends with its parent.
+
+    The parent kills this process when it says nothing to a message for long. So `receive` says something from time to time.
 
     What a damaged frame raises is `wire.DamagedFrameError`; the process should end then."""
 
@@ -31,6 +36,7 @@ class ParentConnection:
         self._socket = socket.socket(fileno=int(descriptor))
         self._socket.set_inheritable(False)  # as all other files of Python's
         self._incoming = messages_from_worker()
+        self._beat = math.inf  # when something has to be said, by monotonic
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         self._end_with_parent()
@@ -39,10 +45,10 @@ class ParentConnection:
         """All messages that have come; if none has, waits for some: `timeout` seconds, or as long as it takes. [] after that time.
         A frame that has begun is waited for. Raises EOFError when the parent is gone."""
         messages: list[Message] = []
-        wait = timeout
-        while self._readable.poll(None if wait is None else wait * 1e3):
+        wait = math.inf if timeout is None else timeout
+        while self._wait(wait):
             messages += self._incoming.feed(self._read())
-            wait = None if self._incoming.partial else 0.0
+            wait = math.inf if self._incoming.partial else 0.0
         return messages
 
     def send(self, answers: Sequence[Answer | Ready]) -> None:
@@ -51,6 +57,20 @@ class ParentConnection:
             self._socket.sendall(frame_of(answers))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise EOFError("the parent is gone") from error
+        self._beat = math.inf
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether something comes within so many seconds. Says something when it is time."""
+        until_beat = max(0.0, self._beat - time.monotonic())
+        if until_beat and self._poll(min(seconds, until_beat)):
+            return True
+        if until_beat > seconds:
+            return False
+        self.send([])
+        return self._poll(seconds - until_beat)
+
+    def _poll(self, seconds: float) -> bool:
+        return bool(self._readable.poll(None if seconds == math.inf else seconds * 1e3))
 
     def _read(self) -> bytes:
         try:
@@ -59,6 +79,7 @@ class ParentConnection:
             data = b""
         if not data:
             raise EOFError("the parent is gone")
+        self._beat = min(self._beat, time.monotonic() + BEAT_SECONDS)
         return data
 
     def _end_with_parent(self) -> None:

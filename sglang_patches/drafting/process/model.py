@@ -47,16 +47,13 @@ class _Item(NamedTuple):
 
 
 class SglangModel(DraftModel):
-    """rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's."""
+    """A session's KV begins when it is drafted for. rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's."""
 
     def __init__(self, runner: ModelRunner, rows: int, chunk: int, vocabulary: int) -> None:
         self._runner = runner
         self._rows, self._chunk, self._vocabulary = rows, chunk, vocabulary
         self._sequences = SequenceCache(runner, rows)
         self._longest = min(runner.model_config.context_len, self._sequences.table.shape[1]) - DEEPEST
-
-    def open(self, draft: Draft) -> None:
-        pass  # its KV begins when it is drafted for
 
     def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
         self._sequences.commit(draft, start, path)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
+import numpy as np
+
 from sglang_patches.drafting.draft_side import DraftSide
-from sglang_patches.drafting.messages import Ready
+from sglang_patches.drafting.messages import Closed, Opened, Ready
 from sglang_patches.drafting.process.connection import ParentConnection
 from sglang_patches.drafting.process.model import SglangModel
 from sglang_patches.drafting.process.runner import load_runner
@@ -31,6 +33,7 @@ class DraftServer:
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
         drafter = Rollouts(settings.lookahead)
         self._side = DraftSide(model, GeometricFanOut(), drafter, settings.rows, settings.rows)
+        self._warm_up()
 
     def serve(self, began: float) -> None:
         """Until the parent is gone. began: by `time.monotonic`, when the process did."""
@@ -42,6 +45,13 @@ class DraftServer:
             self._rounds()
         except EOFError:
             logger.info("specstore: the worker is gone")
+
+    def _warm_up(self) -> None:
+        """One prefill and some forwards, which compile what was not compiled before: the worker takes a long silence for a hang."""
+        self._side.hear([Opened("", np.zeros(CHUNK, np.int32), 0)])
+        while self._side.work() is not None:
+            pass
+        self._side.hear([Closed("")])
 
     def _rounds(self) -> None:
         idle = True

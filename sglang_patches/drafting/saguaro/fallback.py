@@ -70,7 +70,7 @@ class SaguaroFallback(WaitingFallback):
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds of each, without waiting
         self._in_time: deque[float] = deque(maxlen=FEW)  # seconds that a speculation took
         self._decisions, self._probed_at = 0, 0.0
-        self._asked: Patience = NO_PATIENCE
+        self._asked, self._asked_misses = NO_PATIENCE, 0
         self._asked_at: float | None = None
         self._answered_at: float | None = None
         # Where each request's tokens are counted, and whether a tree was made for it.
@@ -81,11 +81,13 @@ class SaguaroFallback(WaitingFallback):
         if self._answered_at is not None:
             self._steps.append(self._asked_at - self._answered_at)
         self._asked = self._bounded() if misses and self._decide(batch, misses) else NO_PATIENCE
+        self._asked_misses = misses
         return self._asked
 
     def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
         if self._asked_at is not None:
-            self._learn_wait(self._now() - self._asked_at)
+            left = sum(miss and not state.plain_reason for state, miss in zip(states, misses, strict=True))
+            self._learn_wait(self._now() - self._asked_at, left)
         trees = super().trees(states, misses)
         self._expected = {
             state: (self._missed if miss else self._hit, not miss or len(tree) > 0)
@@ -127,11 +129,15 @@ class SaguaroFallback(WaitingFallback):
         longest, nodes = self._patience
         return Patience(min(longest, GRACE * median(self._in_time)) if self._in_time else longest, nodes)
 
-    def _learn_wait(self, seconds: float) -> None:
+    def _learn_wait(self, seconds: float, misses: int) -> None:
+        """misses: that are left. A wait that ends early and brings nothing says that the draft side is down, not how fast it is."""
         self._waited.add(seconds)
-        if self._asked.seconds:
-            # What was not there in time would have taken longer.
-            self._in_time.append(seconds if seconds < self._asked.seconds else GRACE * seconds)
+        if not self._asked.seconds:
+            return
+        if seconds >= self._asked.seconds:  # what was not there in time would have taken longer
+            self._in_time.append(GRACE * seconds)
+        elif misses < self._asked_misses:
+            self._in_time.append(seconds)
 
 
 class _Mean:

@@ -41,8 +41,9 @@ def rounded(shares: np.ndarray, most: np.ndarray) -> np.ndarray:
 
 
 class End(NamedTuple):
-    """A node where the accepted path may end. reached, ends: probability that the path comes to it, and that it ends there.
-    choices: rank and token of the draft model's choices that are not verified, the likeliest first."""
+    """A node where the accepted path may end. reached, ends: probability that the path comes to it, and that it ends there with
+    a token after which the request goes on. choices: rank and token of the draft model's choices that are not verified and do
+    not end the request, the likeliest first."""
 
     node: int
     reached: float
@@ -101,15 +102,21 @@ class GeometricFanOut(OutcomePredictor):
                 self._counts[_ranks(draft, node).get(token, RANKS)] += 1
 
     def _ends(self, draft: Draft) -> list[End]:
-        """The root and every verified node."""
+        """The root and every verified node that may be followed."""
         rates, found = self.rates, []
         reached = {draft.trie.root: 1.0}
         for node in [draft.trie.root, *(draft.verifying or ())]:
             ranks, verified = _ranks(draft, node), draft.verified_children(node)
             accepted = {child: float(rates[ranks.get(token, RANKS)]) for token, child in verified.items()}
             reached |= {child: reached[node] * rate for child, rate in accepted.items()}
-            choices = [(rank, token) for token, rank in ranks.items() if token not in verified]
-            found.append(End(node, reached[node], reached[node] * (1 - sum(accepted.values())), choices))
+            over = sum(float(rates[rank]) for token, rank in ranks.items() if token in draft.sampling.ends)
+            choices = [
+                (rank, token)
+                for token, rank in ranks.items()
+                if token not in verified and token not in draft.sampling.ends
+            ]
+            ends = reached[node] * (1 - over - sum(accepted.values()))
+            found.append(End(node, reached[node], ends, choices))
         return found
 
 

@@ -7,7 +7,8 @@ from sglang_patches.drafting.drafter import Drafter, Grown, Leaf
 
 
 class Rollouts(Drafter):
-    """Drafts a chain of `lookahead` tokens (K) after every start, the likeliest start first."""
+    """Drafts a chain of `lookahead` tokens (K) after every start, the likeliest start first. A chain stops at a token that ends
+    the request."""
 
     def __init__(self, lookahead: int) -> None:
         self._lookahead = lookahead
@@ -28,7 +29,7 @@ class Rollouts(Drafter):
         found = []
         while waiting:
             node, value, depth = waiting.pop()
-            if depth >= self._lookahead:
+            if depth >= self._lookahead or draft.finishes(node):
                 continue
             if node in draft.candidates:
                 waiting += [(child, value * p, depth + 1) for child, _, p in draft.trie.children(node)]

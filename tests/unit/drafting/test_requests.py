@@ -1,9 +1,12 @@
 """The request book: one text a request, whether results lag, are read ahead, or are taken back."""
 
+from array import array
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from sglang_patches.drafting.requests import Step
+from sglang_patches.drafting.requests import Step, end_tokens
 from tests.unit.drafting.texts import make_book, make_req, make_tree
 
 
@@ -143,3 +146,22 @@ def test_the_root_is_where_the_kv_ends():
     req.output_ids.extend([9, 10, 11])
     (state,), _ = book.read(Step([req], [5], [[]]))
     assert texts([state]) == [[1, 2, 3, 9, 10]] and state.text.last == 10
+
+
+TOKENIZER = SimpleNamespace(eos_token_id=40, additional_stop_token_ids={41})
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("stop_token_ids", [None, [7, 8]])
+@pytest.mark.parametrize("eos_token_ids", [None, {2, 3}])
+@pytest.mark.parametrize(
+    "tokenizer", [None, TOKENIZER, SimpleNamespace(eos_token_id=None, additional_stop_token_ids=None)]
+)
+def test_the_end_tokens_are_sglang_s(tokenizer, eos_token_ids, stop_token_ids, ignore_eos):
+    schedule_batch = pytest.importorskip("sglang.srt.managers.schedule_batch")
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    wishes = SamplingParams(stop_token_ids=stop_token_ids, ignore_eos=ignore_eos)
+    req = schedule_batch.Req("r", "", array("q", [1]), wishes, eos_token_ids=eos_token_ids)
+    req.tokenizer = tokenizer
+    assert end_tokens(req) == {token for token in range(50) if req._check_token_based_finish([token])}

@@ -217,3 +217,57 @@ def test_a_draft_side_that_is_down_is_not_waited_for():
     run = Run(Down(model(1.0)))
     run.patience = lambda batch, misses: Patience(3600.0)
     assert run.tokens_a_step(3) == 1
+
+
+def test_a_request_that_is_over_is_neither_drafted_nor_waited_for():
+    side = InProcessDraftSide(model(1.0))
+    run = Run(side, requests=1)
+    run.patience = lambda batch, misses: Patience(3600.0) if misses else NO_PATIENCE
+    run.commit(run.step())
+    (state,), _ = run.book.read(run.begin())
+    text = list(run.texts[0])
+    for _ in range(2):
+        text.append(target(text))
+    state.ends = frozenset(text[-1:])  # the second token of the next step
+    run.commit(run.step())
+    assert isinstance(side.seen[-1], Closed)
+    count, results = len(side.seen), [lookups(result) for result in ("hit", "waited", "miss")]
+    assert len(run.step()[0]) == 1  # SGLang's step too many
+    assert len(side.seen) == count
+    assert results == [lookups(result) for result in ("hit", "waited", "miss")]
+    run.speculation.close([run.book.close("r0")])
+    assert len(side.seen) == count
+
+
+def test_a_request_that_was_over_in_a_step_that_did_not_happen_is_drafted_for_again():
+    run = Run(InProcessDraftSide(model(1.0)), requests=1)
+    run.commit(run.step())
+    (state,), _ = run.book.read(run.begin())
+    state.ends = frozenset([target(run.texts[0])])
+    run.step()  # dropped; another token is drawn
+    run.texts[0].append(5)
+    run.reqs[0].output_ids.append(5)
+    state.ends = frozenset()
+    assert run.tokens_a_step(5) > 2.5
+
+
+def test_no_row_of_the_draft_model_follows_a_token_that_ends_the_request():
+    """Also below a tree of another drafter's, and through many verifications."""
+    ran = []
+
+    def noted(texts):
+        ran.extend(texts)
+        return model(0.7)(texts)
+
+    ends = frozenset(range(0, VOCABULARY, 5))
+    sampling = Sampling(1.0, 1, 1.0, 0.0, None, ends)
+    side = InProcessDraftSide(noted)
+    run = Run(side)
+    run.speculation._sampling_of = lambda state: sampling
+    run.speculation.taken_back(run.book.read(run.begin())[0])  # opened again
+    ran.clear()
+    run.tokens_a_step(30)
+    over = [text for text in ran if not ends.isdisjoint(text[4:]) and text[-1] in ends]
+    committed = {tuple(text[:length]) for text in run.texts for length in range(len(text) + 1)}
+    assert all(tuple(text) in committed for text in over)
+    assert len(ran) > 100

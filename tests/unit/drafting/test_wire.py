@@ -33,7 +33,7 @@ def array(dtype):
 
 
 int32, int64, float32 = map(array, (np.int32, np.int64, np.float32))
-sampling = st.builds(Sampling, floats, numbers, floats, floats, st.none() | numbers)
+sampling = st.builds(Sampling, floats, numbers, floats, floats, st.none() | numbers, st.frozensets(numbers))
 everything = st.one_of(
     st.builds(Opened, st.text(), int32, numbers, sampling),
     st.builds(Committed, st.text(), numbers, int32, numbers),

@@ -8,7 +8,14 @@ import numpy as np
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.drafting.requests import RequestBook
 
-SAMPLING = {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
+SAMPLING = {
+    "temperature": 1.0,
+    "top_k": 1,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "ignore_eos": False,
+    "stop_token_ids": None,
+}
 
 
 def make_req(rid="r", prompt=(1, 2, 3), custom_params=None, **sampling):
@@ -18,6 +25,8 @@ def make_req(rid="r", prompt=(1, 2, 3), custom_params=None, **sampling):
         output_ids=array("q"),
         finished_len=None,
         sampling_params=SimpleNamespace(custom_params=custom_params, **SAMPLING | sampling),
+        eos_token_ids=None,
+        tokenizer=None,
     )
     req.finished = lambda: req.finished_len is not None
     return req

@@ -66,9 +66,7 @@ def strategy(request, monkeypatch):
 
 def scheme_of(sampler, seed=0):
     """With seeds that are the same in every run."""
-    scheme = SharedNoise(sampler)
-    scheme._random = random.Random(seed)
-    return scheme
+    return SharedNoise(sampler, random.Random(seed))
 
 
 def noisy_tokens(model, sampler, scheme, request, count):

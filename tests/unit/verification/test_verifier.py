@@ -218,7 +218,7 @@ def test_custom_logit_processor_is_asked_once_about_the_root_only(sampler, strat
 @pytest.mark.parametrize("params", [GREEDY, dict(temperature=0.7, top_k=3, repetition_penalty=1.3)])
 def test_logprobs_are_those_plain_decoding_reports(sampler, strategy, scheme, params):
     scheme = scheme(sampler)
-    scheme._random = random.Random(0)
+    scheme._source = random.Random(0)
     model = RandomModel(VOCAB, seed=9)
     torch.manual_seed(0)
     ask = [dict(logprobs=(3, [2, 8])), dict(logprobs=(0, None)), dict(logprobs=(1, None))]

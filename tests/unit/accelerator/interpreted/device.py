@@ -1,7 +1,7 @@
 """A pretended accelerator: tensors on it are torch's fake CUDA tensors, so torch's own rules of device, dtype and layout
 hold, and each has its values beside it on the host, so that a step runs through and its result can be checked.
 
-What makes the host wait for the device is noted in `waits`.
+What makes the host wait for the device is noted in `waits`. Pinned memory is pretended too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Device(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self._host = WeakTensorKeyDictionary()
+        self._pinned = WeakTensorKeyDictionary()
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
 
     def __enter__(self):
@@ -57,8 +58,12 @@ class Device(TorchDispatchMode):
         if operator is torch.ops.prim.device.default and from_device:
             return operator(*args, **kwargs)
         if not from_device and not _is_cuda(target):
+            pinned = kwargs.pop("pin_memory", None)
             with unset_fake_temporarily():
-                return operator(*args, **kwargs)
+                made = operator(*args, **kwargs)
+            if pinned:
+                self._pinned[made] = True
+            return made
         self._note_wait(operator, args, kwargs, tensors)
         with unset_fake_temporarily():
             on_host = {**kwargs, "device": torch.device("cpu")} if _is_cuda(target) else kwargs
@@ -85,9 +90,9 @@ class Device(TorchDispatchMode):
         elif operator is aten._to_copy.default:
             self._note_copy(operator, args[0], _is_cuda(kwargs.get("device", args[0].device)), kwargs)
         elif operator is aten.copy_.default:
-            self._note_copy(
-                operator, args[1], isinstance(args[0], FakeTensor), {"non_blocking": any(args[2:])}
-            )
+            not_waiting = {"non_blocking": any(args[2:])}
+            if not (any(args[2:]) and args[0] in self._pinned):
+                self._note_copy(operator, args[1], isinstance(args[0], FakeTensor), not_waiting)
         elif operator in INDEXING and any(x.dim() and not isinstance(x, FakeTensor) for x in tensors):
             self.waits.append(f"{operator}: an index or value is uploaded")
 

@@ -1,5 +1,6 @@
 """A decode step of the worker, from draft to commit, on a pretended accelerator."""
 
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,9 +21,11 @@ from sglang_patches.verification.noise_verifier import SharedNoise
 from sglang_patches.verification.shared_noise import NO_NOISE, best, draw
 from sglang_patches.verification.verifier import TargetDraws
 from sglang_patches.workers.base import TreeWorker
+from sglang_patches.workers.courier import Courier
 from tests.unit.accelerator.cuda_source import CudaSource
 from tests.unit.accelerator.interpreted.device import READ, Device
 from tests.unit.accelerator.interpreted.server import Server, model_config
+from tests.unit.accelerator.streams import Streams
 from tests.unit.accelerator.trees import VOCABULARY, forest, verification
 from tests.unit.verification.plain_decoding import make_request
 
@@ -30,7 +33,13 @@ CUDA = torch.device("cuda:0")
 
 
 class Worker(TreeWorker):
-    """The trees it is given, as packed."""
+    """The trees it is given, as packed. Its tokens go to `receiver`, if it has one."""
+
+    receiver = None
+
+    def tokens_underway(self, accept_tokens, accept_lens):
+        if self.receiver:
+            self.courier.send(accept_tokens, accept_lens, self.receiver)
 
     def draft_batch(self, batch, step):
         return self.trees, self.roots
@@ -94,7 +103,7 @@ class Target:
         )
 
 
-def decode(device, width, verifier=None, **sampling) -> Target:
+def decode(device, width, verifier=None, carry=lambda worker: None, **sampling) -> Target:
     """One step on the device; its target, with `result` and `waits_after_launch`."""
     trees = forest(width, seed=width)
     v = verification(trees, width)
@@ -115,6 +124,7 @@ def decode(device, width, verifier=None, **sampling) -> Target:
         worker = Worker(None, 0, 0, target, verifier)
         worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
         worker.trees, worker.roots = pack(trees, width), v.tokens[:, 0].copy()
+        carry(worker)
         batch = make_batch(target.server, sampling)
         device.waits.clear()
         target.result = worker.forward_batch_generation(batch)
@@ -219,6 +229,21 @@ def test_commits_what_the_target_says_and_waits_for_nothing_after_the_launch(
         assert on_device(device, tensor, torch.int64, (v.batch_size,)).tolist() == list(v.seq_lens + lengths)
     if width > 1:
         assert_moved(device, step, paths)
+
+
+def test_a_courier_brings_the_tokens_and_the_host_does_not_wait(device):
+    streams, found = Streams(), SimpleQueue()
+
+    def carry(worker):
+        worker.courier, worker.receiver = Courier(streams), found.put
+
+    step = decode(device, 8, carry=carry, temperature=0.0)
+    assert step.waits_after_launch == [] and found.empty()
+    streams.recorded[0].happen()
+    v = step.verification
+    walks = [v.walk(request, tokens) for request, tokens in enumerate(step.tokens)]
+    expected = [tokens[walk].tolist() for tokens, walk in zip(step.tokens, walks, strict=True)]
+    assert [tokens.tolist() for tokens in found.get(timeout=60)] == expected
 
 
 def assert_moved(device, step, paths):

@@ -59,6 +59,7 @@ class Load:
     step: float = 0.1
     in_time: float = 0.03
     batch: int = 1
+    down: bool = False
 
     def __post_init__(self):
         self.states = [State() for _ in range(self.batch)]
@@ -69,9 +70,9 @@ class Load:
         for _ in range(steps):
             seconds, nodes = self.fallback.patience(self.batch, misses)
             assert not seconds or nodes == LOOKAHEAD
-            found.append(min(seconds, self.in_time) if misses else 0.0)
+            found.append(min(seconds, self.in_time) if misses and not self.down else 0.0)
             self.clock.now += found[-1]
-            here = not misses or seconds >= self.in_time
+            here = not misses or (seconds >= self.in_time and not self.down)
             mask = [not here and row < misses for row in range(self.batch)]
             trees = self.fallback.trees(self.states, mask)
             self.clock.now += self.step
@@ -134,6 +135,27 @@ def test_a_dead_draft_side_is_waited_for_a_few_times_and_never_longer_than_allow
     load.in_time = 0.03
     load.waits(4000)
     assert (load.waits(PROBE) > 0).sum() >= PROBE - 1  # it is waited for again
+
+
+def test_what_ends_a_wait_at_once_because_the_draft_side_is_down_is_no_measurement():
+    load = make_load(missed=1)
+    load.waits(2 * ENOUGH)
+    load.down = True
+    load.waits(50)
+    load.down = False
+    assert (load.waits(10) == load.in_time).all()
+
+
+def test_a_request_that_gets_no_drafts_hides_no_speculation():
+    load = make_load(missed=1, batch=2)
+    load.states[1].plain_reason = "penalties"
+    fallback, clock = load.fallback, load.clock
+    fallback.patience(2, 1)
+    clock.now += load.in_time
+    fallback.trees(load.states, [False, True])
+    assert (
+        fallback.patience(2, 1).seconds == 0
+    )  # it waits no further time to learn how long a speculation takes
 
 
 def test_it_follows_what_the_fallback_gives():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_patches.drafting.cache import Trie
 from sglang_patches.drafting.draft import Candidates, Draft
-from sglang_patches.drafting.messages import GREEDY
+from sglang_patches.drafting.messages import GREEDY, Sampling
 from sglang_patches.drafting.saguaro.fan_out import RANKS, GeometricFanOut, fan_out, rounded
 from sglang_patches.drafting.text import Text
 
@@ -178,3 +178,26 @@ def test_nothing_is_learned_without_a_verification():
     draft.verifying = None
     predictor.learn(draft, [1], [100, 200])
     assert (predictor.rates == before).all()
+
+
+def test_no_guess_ends_the_request():
+    """There is no next step. The other guesses of that end of the path are less likely to be needed."""
+    draft, predictor = make_draft([-1, 0], [0, 1]), GeometricFanOut()
+    before = predictor.guesses(draft, 12)
+    end = next(guess.token for guess in before if guess.parent == 2)
+    draft.sampling = Sampling(1.0, 1, 1.0, 0.0, None, frozenset([end]))
+    after = predictor.guesses(draft, 12)
+    assert len(after) == len(before) == 12 and end not in [guess.token for guess in after]
+    at_leaf = [sum(guess.parent == 2 for guess in guesses) for guesses in (before, after)]
+    assert at_leaf[1] < at_leaf[0]
+
+
+def test_a_draft_of_a_last_token_is_learned_from():
+    draft, predictor = make_draft([-1, 0], [0, 2]), GeometricFanOut()
+    draft.sampling = Sampling(1.0, 1, 1.0, 0.0, None, frozenset([202]))
+    draft.verify([1, 2])
+    assert draft.verifying == [1]
+    before = predictor._counts.copy()
+    predictor.learn(draft, [1, 2], [100, 202, 300])
+    grown = predictor._counts - before
+    assert np.flatnonzero(grown > 0.9).tolist() == [0, 2] and grown.sum() == pytest.approx(2, abs=0.02)

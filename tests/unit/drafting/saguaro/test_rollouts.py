@@ -4,15 +4,17 @@ import numpy as np
 
 from sglang_patches.drafting.cache import Trie
 from sglang_patches.drafting.draft import Candidates, Draft
-from sglang_patches.drafting.messages import GREEDY
+from sglang_patches.drafting.messages import GREEDY, Sampling
 from sglang_patches.drafting.saguaro import Rollouts
 from sglang_patches.drafting.text import Text
 
 LOOKAHEAD = 3
+END = 9
+ENDING = Sampling(1.0, 1, 1.0, 0.0, None, frozenset([END]))
 
 
-def make_draft():
-    return Draft("s", Text(np.zeros(4, np.int32)), GREEDY, Trie(4))
+def make_draft(sampling=GREEDY):
+    return Draft("s", Text(np.zeros(4, np.int32)), sampling, Trie(4))
 
 
 def run(draft, drafter, only=None):
@@ -59,3 +61,24 @@ def test_after_a_commit_it_drafts_on_from_the_root():
 
 def test_a_draft_that_nothing_is_worth_running_for_has_no_leaves():
     assert Rollouts(0).leaves(make_draft()) == []
+
+
+def test_nothing_is_drafted_below_a_token_that_ends_the_request():
+    draft, drafter = make_draft(ENDING), Rollouts(LOOKAHEAD)
+    draft.candidates[0] = Candidates(np.array([5, END], np.int32), np.array([0.6, 0.3]))
+    last, inner = draft.trie.add(1, 0, END, 0.3), draft.trie.add(2, 0, 5, 0.6)
+    assert drafter.leaves(draft) == [(inner, 0.6)]
+    draft.starts = {last: 0.3, inner: 0.6}
+    assert drafter.leaves(draft) == [(inner, 0.6)]
+    draft.sampling = GREEDY
+    draft.starts = dict(draft.starts)
+    assert sorted(drafter.leaves(draft)) == [(last, 0.3), (inner, 0.6)]
+
+
+def test_a_verification_has_no_ends_where_the_request_is_over():
+    """Another drafter may have drafted on."""
+    draft, drafter = make_draft(ENDING), Rollouts(LOOKAHEAD)
+    #  root -> 5 -> 6 ; root -> END -> 7
+    nodes = [draft.trie.add(*row, 0.5) for row in ((1, 0, 5), (2, 0, END), (3, 2, 7), (4, 1, 6))]
+    draft.verify(nodes)
+    assert sorted(leaf.node for leaf in drafter.leaves(draft)) == [0, 1, 4]

@@ -1,0 +1,190 @@
+"""The draft process is killed again and again under load: no wrong token, no request that hangs or fails, and drafts come back.
+
+It reports how long a step took with kills, without them, and in plain decoding. See docs/operations.md for what that was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import psutil
+import pytest
+import requests
+
+from sglang_patches.drafting.process.start import PROGRAM
+from sglang_patches.launch.metrics import metric
+from sglang_patches.launch.servers import Endpoint, ServerSpec
+from tests.support.servers import SglangServer, running
+from tests.support.tiny_drafts import spelling_draft
+from tests.support.tiny_model import texts_of, write_spelling_model
+from tests.waiting import eventually
+
+REQUESTS, STREAMED = 8, 2  # at a time; of these so many are streamed, which shows each step's time
+PROMPTS, TOKENS = 16, 300
+GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+FLAGS = ("--enable-metrics", "--context-length", "1024")
+# The datastore would learn the answers, which come again and again.
+DRAFTING = ("--specstore-endpoint", "embedded", "--specstore-publish", "off")
+CALM_SECONDS = 30.0  # of load without a kill
+AT_ONCE = 3  # kills as soon as the process is ready; the delay before the next start doubles
+HEALTHY_SECONDS = 11.0  # that it lives before the other kills: the delay is the first again
+PATIENCE = 180.0  # with a start on a busy machine
+SILENCE = 60.0  # without a byte: a request hangs
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+
+class Load:
+    """So many greedy requests at a time until its end, each compared with plain decoding's answer. expected: its answers by their
+    prompts. gaps: begin and end, by monotonic, of each time between two pieces of a streamed answer. faults: in words. answers: how many there were."""
+
+    def __init__(self, server: SglangServer, expected: dict[tuple[int, ...], list[int]]) -> None:
+        self.gaps: list[tuple[float, float]] = []
+        self.faults: list[str] = []
+        self.answers = 0
+        self._server, self.expected = Endpoint(server.url, SILENCE), expected
+        self._prompts = itertools.cycle(expected)
+        self._over = threading.Event()
+        self._clients = [
+            threading.Thread(target=self._ask, args=(at < STREAMED,), daemon=True) for at in range(REQUESTS)
+        ]
+
+    def __enter__(self) -> Load:
+        for client in self._clients:
+            client.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for client in self._clients:
+            client.join(2 * SILENCE)
+        assert not any(client.is_alive() for client in self._clients), "a request hangs"
+
+    def seconds(self) -> np.ndarray:
+        return np.array([end - begin for begin, end in self.gaps])
+
+    def longest_around(self, moments: Sequence[float]) -> list[float]:
+        """Of each moment the longest gap that it falls into, in seconds."""
+        return [
+            max((end - begin for begin, end in self.gaps if begin <= at <= end), default=0.0)
+            for at in moments
+        ]
+
+    def _ask(self, streamed: bool) -> None:
+        while not self._over.is_set():
+            prompt = next(self._prompts)
+            try:
+                said = self._stream(prompt) if streamed else self._server.generate(prompt, **GREEDY)
+            except requests.RequestException as error:
+                self.faults.append(f"request failed: {error}")
+                return
+            if said["output_ids"] != self.expected[prompt]:
+                self.faults.append(f"wrong answer to {prompt}: {said['output_ids']}")
+            self.answers += 1
+
+    def _stream(self, prompt: Sequence[int]) -> dict:
+        pieces = [(time.monotonic(), piece) for piece in self._server.stream(prompt, **GREEDY)]
+        self.gaps += itertools.pairwise(moment for moment, _ in pieces)
+        return pieces[-1][1]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_spelling_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def draft(model, tmp_path_factory):
+    return spelling_draft(model, tmp_path_factory.mktemp("draft"), 0.9)
+
+
+@pytest.fixture(scope="module")
+def plain_load(model, logs) -> Load:
+    """Of plain decoding, whose server is gone: it would take time from the others."""
+    prompts = [tuple(text) for text in texts_of(model, PROMPTS, 60)]
+    with running(ServerSpec("plain", model, dtype="float32", flags=FLAGS), logs) as server:
+        answers = server.generate_many(prompts, REQUESTS, **GREEDY)
+        expected = {prompt: answer["output_ids"] for prompt, answer in zip(prompts, answers, strict=True)}
+        with Load(server, expected) as load:
+            watch(server, CALM_SECONDS)
+    return load
+
+
+@pytest.mark.parametrize(("fallback", "kills"), [("datastore", 20), ("draft", 5)])
+def test_kills_under_load(fallback, kills, model, draft, plain_load, logs, capsys):
+    flags = (*FLAGS, *DRAFTING, "--specstore-fallback", fallback)
+    spec = ServerSpec(f"kills-{fallback}", model, "SAGUARO", dtype="float32", draft=draft, flags=flags)
+    with running(spec, logs) as server:
+        with Load(server, plain_load.expected) as calm:
+            watch(server, CALM_SECONDS)
+        with Load(server, plain_load.expected) as load:
+            moments = kill(server, kills)
+            eventually(lambda: restarts(server) == kills and is_up(server), seconds=PATIENCE)
+            hits = hits_of(server)
+            eventually(lambda: hits_of(server) > hits, "drafts did not come back", PATIENCE)
+    with capsys.disabled():
+        print(f"\nfallback {fallback}, {REQUESTS} requests: seconds of a step as a client sees it")
+        for name, of in (("plain", plain_load), ("without kills", calm), (f"{kills} kills", load)):
+            print(f"  {name:14}{described(of.seconds())}; {of.answers} answers")
+        print(f"  around a kill {described(np.array(load.longest_around(moments)))}")
+    assert plain_load.faults == calm.faults == load.faults == []
+    assert min(load.longest_around(moments)) > 0, "nothing was decoded at the time of a kill"
+
+
+def kill(server: SglangServer, times: int) -> list[float]:
+    """When each kill was, by monotonic."""
+    moments, last = [], 0
+    for turn in range(times):
+        eventually(
+            lambda last=last: pid_of_draft(server) not in (0, last) and is_up(server), seconds=PATIENCE
+        )
+        if turn >= AT_ONCE:
+            hits = hits_of(server)
+            watch(server, HEALTHY_SECONDS)
+            eventually(lambda hits=hits: hits_of(server) > hits, "drafts did not come back", PATIENCE)
+        last = pid_of_draft(server)
+        moments.append(time.monotonic())
+        psutil.Process(last).kill()
+    return moments
+
+
+def watch(server: SglangServer, seconds: float) -> None:
+    """Reads its metrics from time to time, as `kill` does, so that all steps bear the same."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        is_up(server)
+        time.sleep(0.5)
+
+
+def pid_of_draft(server: SglangServer) -> int:
+    """0 if there is none."""
+    children = psutil.Process(server.pid).children(recursive=True)
+    return next((child.pid for child in children if is_draft(child)), 0)
+
+
+def is_draft(process: psutil.Process) -> bool:
+    try:
+        return PROGRAM[-1] in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_up(server: SglangServer) -> bool:
+    return metric(server.url, "specstore_draft_up") == 1
+
+
+def restarts(server: SglangServer) -> float:
+    return metric(server.url, "specstore_draft_restarts_total")
+
+
+def hits_of(server: SglangServer) -> float:
+    return metric(server.url, "specstore_speculation_lookups_total", result="hit")
+
+
+def described(seconds: np.ndarray) -> str:
+    p50, p99 = np.percentile(seconds, [50, 99])
+    return f"{len(seconds):7} steps, p50 {p50:.4f}, p99 {p99:.4f}, longest {seconds.max():.4f}"
