@@ -1,17 +1,20 @@
 """The table of drafting beside the target without servers: what is timed, what is forecast, what comes out."""
 
 import json
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from benchmarks.beside import window as timing
 from benchmarks.beside.costs import DraftTimes, TargetTimes, since
 from benchmarks.beside.forecast import Forecaster, policy_of, with_first_token
 from benchmarks.beside.models import by_length, pairs_of
 from benchmarks.beside.servers import VARIANTS, WITH_DRAFT, Setup, server_spec
 from benchmarks.beside.summary import records_of, summarise
-from benchmarks.beside.window import Course, window
+from benchmarks.beside.window import Course, decode, window
 from benchmarks.pipeline.pairs import Pair, synthetic
 from benchmarks.replay.methods import Corpus
 from benchmarks.report import beside as tables
@@ -19,6 +22,7 @@ from benchmarks.report import plots
 from benchmarks.report.records import dumps
 from benchmarks.serve.journal import Journal
 from benchmarks.traces import SHIPPED, Trace
+from sglang_patches.launch.servers import StreamFailedError
 
 K, ROWS, STEP = 4, 24, 1.0
 
@@ -38,6 +42,38 @@ def test_the_timed_part_begins_when_all_have_begun():
     assert window([early, late], warm=5, until=17) == {"seconds": 2, "tokens": 8 + 2, "steps": 4}
     with pytest.raises(ValueError, match="17 tokens before all have begun"):
         window([early, course(1, begin=9.0)], warm=5, until=17)
+
+
+class Server:
+    """Emits so many tokens a step for a prompt as its only token says, until it is told to stop; then it fails, as SGLang does."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+
+    def stream(self, prompt, **_):
+        for step in range(1000):
+            if self.told.is_set():
+                raise StreamFailedError("aborted")
+            yield {"output_ids": [1] * (1 + step * prompt[0])}
+            time.sleep(0.01)
+        raise AssertionError("never told to stop")
+
+
+def test_all_answers_are_cut_when_one_is_done(monkeypatch):
+    server = Server()
+    monkeypatch.setattr(timing, "_abort_all", lambda which: which.told.set())
+    quick, slow = decode(server, [[3], [1]], 31)
+    assert 31 <= quick.counts[-1] <= 40 and slow.counts[-1] < 20
+    assert len(quick.times) == len(quick.counts) and quick.tokens == [1] * quick.counts[-1]
+    timed = window([quick, slow], 10, 31)
+    assert timed["tokens"] == pytest.approx(28, abs=3)
+
+
+def test_an_answer_that_fails_before_is_an_error():
+    server = Server()
+    server.told.set()
+    with pytest.raises(StreamFailedError):
+        decode(server, [[3]], 31)
 
 
 def counters(forwards, seconds, rows) -> dict:
