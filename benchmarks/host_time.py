@@ -123,7 +123,9 @@ def draft_model_s(text: np.ndarray, seed: int) -> Pair:
     choices[np.arange(len(following)), np.where(right, 0, 1)] = following
     probabilities = np.full(choices.shape, 0.01, np.float32)
     probabilities[:, :2] = 0.5, 0.2
-    return Pair(following.astype(np.int32), choices.astype(np.int32), probabilities)
+    return Pair(
+        text[:1].astype(np.int32), following.astype(np.int32), choices.astype(np.int32), probabilities
+    )
 
 
 class Place:

@@ -28,17 +28,20 @@ from sglang_patches.drafting.saguaro import Rollouts
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.drafting.text import Text
 from sglang_patches.workers.acceptance import Acceptance
+from sglang_patches.workers.length import LengthPolicy
 
 KINDS = HIT, WAITED, FELL_BACK, NOTHING = "hit", "waited", "fell back", "nothing"
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds. target, draft: of a forward over so many rows. delay: of a message, either way."""
+    """Seconds. target, draft: of a forward over so many rows. delay: of a message, either way. prefill: of the draft model, over so
+    many tokens of a prompt."""
 
     target: Callable[[int], float]
     draft: Callable[[int], float]
     delay: float = 0.0
+    prefill: Callable[[int], float] = lambda tokens: 0.0
 
 
 @dataclass
@@ -51,11 +54,26 @@ class Clock:
 
 class PairModel(DraftModel):
     """The draft model of recorded pairs. At a node that left the target's text it says what it says at the same place of it: no
-    verification ever comes there. rows: that were run since it was last set to 0."""
+    verification ever comes there. rows, prefilled: rows and tokens of prompts that were run since they were last set to 0."""
 
     def __init__(self, pairs: dict[str, Pair]) -> None:
         self._pairs = pairs
-        self.rows = 0
+        self._filled: set[str] = set()
+        self.rows = self.prefilled = 0
+
+    def close(self, draft: Draft) -> None:
+        self._filled.discard(draft.session)
+
+    def ready(self, draft: Draft) -> bool:
+        return draft.session in self._filled or len(self._pairs[draft.session].prompt) == 1
+
+    def prefill(self, drafts: Sequence[Draft]) -> bool:
+        waiting = next((draft for draft in drafts if not self.ready(draft)), None)
+        if waiting is None:
+            return False
+        self._filled.add(waiting.session)
+        self.prefilled += waiting.text.length
+        return True
 
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
         self.rows += len(rows)
@@ -71,14 +89,14 @@ class TimedDraftSide(DraftChannel):
     """A draft side that has a forward's time for each forward. busy: when it had one running, begin and end."""
 
     def __init__(self, side: DraftSide, model: PairModel, clock: Clock, times: Times) -> None:
-        self._side, self._model, self._clock, self._times = side, model, clock, times
+        self._side, self._model, self._clock, self.times = side, model, clock, times
         self._messages: deque[tuple[float, Message]] = deque()
         self._answers: deque[tuple[float, Answer]] = deque()
         self._free = 0.0  # it begins its next round then
         self.busy: list[tuple[float, float]] = []
 
     def post(self, messages: Sequence[Message]) -> None:
-        self._messages += [(self._clock.now + self._times.delay, message) for message in messages]
+        self._messages += [(self._clock.now + self.times.delay, message) for message in messages]
 
     def collect(self, seconds: float) -> list[Answer]:
         clock, until = self._clock, self._clock.now + seconds
@@ -107,15 +125,18 @@ class TimedDraftSide(DraftChannel):
         heard = []
         while self._messages and self._messages[0][0] <= self._free:
             heard.append(self._messages.popleft()[1])
-        answers, self._model.rows = self._side.hear(heard), 0
+        answers, model = self._side.hear(heard), self._model
+        model.rows = model.prefilled = 0
         worked = self._side.work()
         if worked is None and not answers:
             self._free = min([until, *(arrival for arrival, _ in list(self._messages)[:1])])
             return self._free < until
-        if self._model.rows:
-            begun, self._free = self._free, self._free + self._times.draft(self._model.rows)
+        if model.rows or model.prefilled:
+            begun = self._free
+            self._free += self.times.draft(model.rows) if model.rows else 0.0
+            self._free += self.times.prefill(model.prefilled) if model.prefilled else 0.0
             self.busy.append((begun, self._free))
-        self._answers += [(self._free + self._times.delay, answer) for answer in answers + (worked or [])]
+        self._answers += [(self._free + self.times.delay, answer) for answer in answers + (worked or [])]
         return True
 
 
@@ -188,7 +209,8 @@ class Tally:
 @dataclass(frozen=True)
 class Setting:
     """lookahead: K. guesses: outcomes a request. hints: whether the datastore's proposals are guessed as well. feed: tells a
-    datastore of the texts, if the fallback asks one."""
+    datastore of the texts, if the fallback asks one. policy: chooses each step's rows, as the worker does; without one all nodes are
+    verified."""
 
     times: Times
     lookahead: int
@@ -198,6 +220,7 @@ class Setting:
     fallback: Callable[[dict[str, Pair], Clock], Fallback]
     hints: bool = True
     feed: DatastoreFeed | None = None
+    policy: LengthPolicy | None = None
 
 
 @dataclass
@@ -215,7 +238,7 @@ class Pipeline:
     next."""
 
     def __init__(self, setting: Setting, pairs: Sequence[Pair], batch: int) -> None:
-        self._setting, self._clock, self._all = setting, Clock(), pairs
+        self._setting, self._clock = setting, Clock()
         self._pairs: dict[str, Pair] = {}  # by session
         model, size = PairModel(self._pairs), setting.guesses * batch
         side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, batch), size)
@@ -223,19 +246,37 @@ class Pipeline:
         self._speculation = Speculation(self._draft, setting.lookahead, lambda state: GREEDY, self._clock)
         self._fallback = setting.fallback(self._pairs, self._clock)
         self._feeds = [self._speculation, *([setting.feed] if setting.feed else [])]
-        self._acceptance = Acceptance()
-        self._tallies = [Tally() for _ in pairs]
-        self._waiting = self._plays()
+        self._acceptance = setting.policy.acceptance if setting.policy else Acceptance()
         self._playing: dict[RequestState, _Play] = {}
         self._busy: list[tuple[float, float]] = []
+        self.begin(pairs, setting.times, batch)
+
+    def begin(self, pairs: Sequence[Pair], times: Times, batch: int) -> None:
+        """Other requests in place of those there are. What was learned stays. times: from now on."""
+        for state in list(self._playing):
+            self._end(state)
+        self._all, self._draft.times = pairs, times
+        self._tallies = [Tally() for _ in pairs]
+        self._waiting = self._plays()
         for _ in range(batch):
             self._begin()
+
+    @property
+    def decoded(self) -> tuple[float, list[int]]:
+        """Seconds by the clock, and the tokens of each request of the batch until now."""
+        lengths = [state.text.length - len(play.pair.prompt) for state, play in self._playing.items()]
+        return self._clock.now, lengths
+
+    @property
+    def tally(self) -> Tally:
+        """Of all pairs until now."""
+        return Tally.of(self._tallies, _shared(self._draft.busy, self._busy))
 
     def run(self, warm_up: int = 0) -> Tally:
         """Every pair is played once. The first `warm_up` pairs do not count."""
         left = set(map(id, self._tallies))
         while left & {id(play.tally) for play in self._playing.values()}:
-            for play in self._step():
+            for play in self.step():
                 left.discard(id(play.tally))
         return Tally.of(self._tallies[warm_up:], _shared(self._draft.busy, self._busy))
 
@@ -261,7 +302,7 @@ class Pipeline:
         for feed in self._feeds:
             feed.close([state])
 
-    def _step(self) -> list[_Play]:
+    def step(self) -> list[_Play]:
         """Those that are at their end."""
         states, lookahead = list(self._playing), self._setting.lookahead
         depths, begun = [lookahead] * len(states), self._clock.now
@@ -271,16 +312,25 @@ class Pipeline:
         others = self._fallback.trees(states, [not len(tree) for tree in found])
         if self._setting.hints:
             self._speculation.proposed(states, others)
-        for state, tree, other in zip(states, found, others, strict=True):
-            state.tree = self._acceptance.better("", tree, other)
+        trees, width = self._chosen(self._acceptance.better(found, others, [""] * len(states)))
+        for state, tree in zip(states, trees, strict=True):
+            state.tree = tree
         self._speculation.verification_launched(states)
-        trees = [state.tree for state in states]
-        rows = len(states) * (1 + max(map(len, trees)))
-        launched, self._clock.now = self._clock.now, self._clock.now + self._setting.times.target(rows)
+        took = self._draft.times.target(len(states) * width)
+        launched, self._clock.now = self._clock.now, self._clock.now + took
         self._busy.append((launched, self._clock.now))
+        if self._setting.policy is not None:
+            self._setting.policy.times.observe(len(states), width, took)
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
         self._count(outcomes, at_once, found, self._clock.now - begun, waited)
         return self._commit(outcomes)
+
+    def _chosen(self, trees: Sequence[DraftTree]) -> tuple[list[DraftTree], int]:
+        """What is verified of the trees, and each request's rows."""
+        if self._setting.policy is None:
+            return list(trees), 1 + max(map(len, trees))
+        width = self._setting.policy.choose(trees, [""] * len(trees))
+        return [tree.first(width - 1) for tree in trees], width
 
     def _emitted(self, state: RequestState) -> np.ndarray:
         """The target's tokens as far as the tree has them, and one more."""

@@ -351,7 +351,35 @@ def lanes(panel: Axes, rows: Rows) -> None:
     panel.set(ylim=(-0.5, 3.5), xlim=(0, max(row["to"] for row in by_kind["target"])))
 
 
+BESIDE = {
+    "sssd": ("SSSD", "C0-"), "standalone": ("STANDALONE", "C1-"), "saguaro": ("SAGUARO", "C2-"),
+    "forecast": ("SAGUARO, forecast", "C2:"),
+}  # fmt: skip
+
+
+def beside(record: dict) -> Iterator[tuple[str, Figure]]:
+    """Throughput over plain decoding by the emulated speed ratio, a panel a batch size."""
+    if len({row["speed"] for row in record["rows"]}) < 2:
+        return
+    batches = in_order(record["rows"], "batch")
+    figure, grid = panels(
+        [f"batch {batch}" for batch in batches], xlabel="EMULATED speed ratio", xscale="log"
+    )
+    for panel, batch in zip(grid, batches, strict=True):
+        for variant, (label, style) in BESIDE.items():
+            own = [row for row in record["rows"] if (row["batch"], row["variant"]) == (batch, variant)]
+            across = [row["speed"] for row in own]
+            middle, low, high = ([row["over_plain"][end] for row in own] for end in ("value", "low", "high"))
+            panel.plot(across, middle, style, marker=".", label=label)
+            if own and None not in low and variant != "forecast":
+                panel.fill_between(across, low, high, color=style[:2], alpha=0.12)
+        panel.axhline(1.0, color="k", linewidth=0.8)
+    grid[0].set_ylabel("throughput over plain decoding")
+    grid[0].legend(fontsize="x-small")
+    yield "ratios", figure
+
+
 DRAWN: dict[str, Callable[[dict], Iterator[tuple[str, Figure]]]] = {
     "replay": replay, "serve": serve, "engine": engine, "roofline": roofline, "split_latency": split_latency,
-    "pipeline": pipeline, "draft_trace": draft_trace,
+    "pipeline": pipeline, "draft_trace": draft_trace, "beside": beside,
 }  # fmt: skip
