@@ -65,6 +65,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("plain", "sssd"):
         if name not in given.variants:
             parser.error(f"--variants: the others are compared with {name}")
+    if given.speed and OURS not in given.variants:
+        parser.error(f"--speed: {OURS} is not there, of whose draft forwards it is a multiple")
     return given
 
 
@@ -105,6 +107,7 @@ class Run:
         self._pairs, self._corpus = [with_first_token(pair) for pair in pairs], corpus
         self._draft, self._target = DraftTimes(), TargetTimes()
         self._step_seconds = 0.0  # of SSSD's newest load
+        self._full_forward_ms = 0.0  # of the draft model: the unit of the speed ratios
         self._forecaster: Forecaster | None = None
 
     def warm_up(self) -> None:
@@ -121,6 +124,7 @@ class Run:
                     record = self._measure(variant, self._group(batch, 0), 2, 2 + self._given.warm)
                     self._journal.add("pilot", {"variant": variant, "batch": batch} | record)
         if OURS in self._servers:
+            self._full_forward_ms = 1e3 * self._draft.forward(self._given.rows)
             points = ", ".join(f"{rows:.1f} rows {1e3 * s:.0f} ms" for rows, s in self._draft.points())
             say(f"draft forwards: {points}; prefill {1e3 * self._draft.prefill(100):.0f} ms for 100 tokens")
 
@@ -139,7 +143,7 @@ class Run:
 
     def _point(self, speed: float, batch: int, group: int, turn: int) -> None:
         """One group on all servers. The forecast is made once plain decoding and SSSD are measured, before SAGUARO is."""
-        milliseconds = 1e3 * speed * self._draft.forward(self._given.rows)
+        milliseconds = speed * self._full_forward_ms
         self._emulate(milliseconds)
         labels = {"speed": speed, "batch": batch, "group": group}
         chosen = self._group(batch, group)
