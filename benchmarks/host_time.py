@@ -52,8 +52,8 @@ from sglang_patches.workers import base, decode
 
 # Parts of the time, each with the event that ends it.
 PARTS = ("entries", "datastore", "choose, pack", "lay out", "prepare")
-# Parts of these parts, and what is done after the launch: functions of the worker, or of its speculation.
-INNER = ("outcomes_known", "look_up", "_better", "verification_launched")
+# Parts of these parts, and what is done after the launch: functions of the worker, its speculation, or its acceptance.
+INNER = ("outcomes_known", "look_up", "better", "verification_launched")
 LONG = 128  # tokens of the answers that are taken
 VOCABULARY = 49152
 CONTEXT = 4096
@@ -123,7 +123,9 @@ def draft_model_s(text: np.ndarray, seed: int) -> Pair:
     choices[np.arange(len(following)), np.where(right, 0, 1)] = following
     probabilities = np.full(choices.shape, 0.01, np.float32)
     probabilities[:, :2] = 0.5, 0.2
-    return Pair(following.astype(np.int32), choices.astype(np.int32), probabilities)
+    return Pair(
+        text[:1].astype(np.int32), following.astype(np.int32), choices.astype(np.int32), probabilities
+    )
 
 
 class Place:
@@ -312,8 +314,9 @@ def measure(
     with configured(nodes, length), contextlib.ExitStack() as patches:
         load = Load(traces, size, engine, marks, method, draft_rows)
         for name in INNER:
-            owner = load.worker if hasattr(load.worker, name) else load.worker.speculation
-            if owner is not None:
+            worker = load.worker
+            owners = (worker, worker.speculation, worker.policy.acceptance)
+            if (owner := next((owner for owner in owners if hasattr(owner, name)), None)) is not None:
                 timed = _timed(getattr(owner, name), name, spent)
                 patches.enter_context(mock.patch.object(owner, name, timed))
         with (

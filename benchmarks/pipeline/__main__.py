@@ -1,25 +1,33 @@
 """`python -m benchmarks.pipeline`: throughput of drafting beside the target, on a virtual clock, before there is hardware for it.
 
 The draft side, the cache, the predictors and the fallbacks are the product's; times and models are given. Times come as points
-ROWS:MILLISECONDS of a forward, with a line between and beyond them. Models are synthetic, or recorded pairs (benchmarks.pipeline.pairs).
+ROWS:MILLISECONDS of a forward, with a line between and beyond them. Models are synthetic, or recorded pairs (benchmarks.pipeline.record), beside which
+a real datastore runs.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
 from benchmarks.options import check_positive, options
 from benchmarks.pipeline import experiments
-from benchmarks.pipeline.experiments import Question, break_even
+from benchmarks.pipeline.experiments import Case, Question, break_even
 from benchmarks.pipeline.pairs import Pair, load, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
 from benchmarks.report.records import finish
 from benchmarks.serve.prediction import StepTime
+from benchmarks.traces import SHIPPED_PRIOR, load_traces
+from datastore_service.client import Datastore
+from datastore_service.client.embedded import EmbeddedDatastore
+from datastore_service.engine.engine import Engine
+from datastore_service.engine.segment import build_segment
 
-ASKED = ("forecast", "misses", "spreads", "fallbacks", "ratios")
+ASKED = ("forecast", "misses", "spreads", "sources", "fallbacks", "ratios")
+GROUPS = 20  # synthetic pairs: intervals are over them
 
 
 def point(text: str) -> tuple[int, float]:
@@ -42,15 +50,27 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lookahead", type=int, default=7, help="K, drafted tokens of a speculation")
     parser.add_argument("--guesses", type=int, default=24, help="outcomes that are drafted for, a request")
     parser.add_argument("--e-miss", type=float, default=2.0, help="tokens a step of the datastore's trees")
-    parser.add_argument("--steps", type=int, default=1200, help="of single requests, for each figure")
-    parser.add_argument("--pairs", type=Path, help="recorded pairs; else synthetic ones with:")
+    parser.add_argument("--tokens", type=int, default=4000, help="of synthetic pairs, for each figure")
+    parser.add_argument(
+        "--prior", type=Path, nargs="*", default=[SHIPPED_PRIOR], help="recorded answers, for recorded pairs"
+    )
+    parser.add_argument("--vocab-size", type=int, default=49152, help="of recorded pairs")
+    parser.add_argument(
+        "--pairs",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="files of benchmarks.pipeline.record; else synthetic ones:",
+    )
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.5, 0.6, 0.7, 0.8, 0.9])
     parser.add_argument("--exponent", type=float, default=0.6, help="r: F guesses miss as F^-r")
     parser.add_argument(
         "--second", type=float, default=0.5, help="a wrong first choice's second is right so often"
     )
     given = parser.parse_args(argv)
-    check_positive(parser, given, "batch", "speed", "lookahead", "guesses", "steps", "acceptance", "exponent")
+    check_positive(
+        parser, given, "batch", "speed", "lookahead", "guesses", "tokens", "acceptance", "exponent"
+    )
     if not 1 <= given.e_miss < given.lookahead + 1:
         parser.error(f"--e-miss: {given.e_miss} is not between 1 and --lookahead + 1")
     return given
@@ -62,38 +82,55 @@ def forward_time(points: Sequence[str]) -> StepTime:
     return partial(StepTime(rows, [ms / 1e3 for ms in milliseconds]), context=0.0)
 
 
-def pairs_of(given: argparse.Namespace) -> tuple[list[float | None], object]:
-    """The acceptance rates to ask for, and what gives pairs of them."""
-    if given.pairs is None:
-        length = given.steps * (given.lookahead + 1)
-        make = lru_cache(
-            partial(synthetic_pairs, length=length, exponent=given.exponent, first=given.second, seed=0)
-        )
-        return given.acceptance, lambda acceptance, count: make(count, acceptance=acceptance)
-    recorded = [pair for pair in load(given.pairs) if len(pair) > given.lookahead + 1]
+def synthetic_cases(given: argparse.Namespace) -> tuple[list[Case], Callable[[Case, int], list[Pair]]]:
+    """The models to ask for, and what gives pairs of them."""
 
-    def some(acceptance: None, count: int) -> list[Pair]:
-        return [recorded[at % len(recorded)] for at in range(count)]
+    @lru_cache
+    def make(acceptance: float, count: int) -> list[Pair]:
+        length = given.tokens // count + given.lookahead + 1
+        return synthetic_pairs(count, length, acceptance, given.exponent, given.second, seed=0)
 
-    return [None], some
+    cases = [{"acceptance": acceptance} for acceptance in given.acceptance]
+    return cases, lambda case, batch: make(case["acceptance"], max(GROUPS, 2 * batch))
+
+
+def recorded_cases(given: argparse.Namespace) -> tuple[list[Case], Callable[[Case, int], list[Pair]]]:
+    """The same of files, in a random order that does not depend on the file."""
+    cases, found = [], {}
+    for path in given.pairs:
+        pairs, case = load(path)
+        pairs = [pair for pair in pairs if len(pair) > given.lookahead + 1]
+        random.Random(0).shuffle(pairs)
+        cases.append(case)
+        found[tuple(case.values())] = pairs
+    return cases, lambda case, batch: found[tuple(case.values())]
+
+
+def recorded_datastore(given: argparse.Namespace) -> Callable[[], Datastore]:
+    """Makes datastores with the prior, and nothing else yet."""
+    answers = [trace.output for trace in load_traces(*given.prior)]
+    prior = [build_segment(answers, given.vocab_size)] if answers else []
+    return lambda: EmbeddedDatastore(Engine(given.vocab_size, prior))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
-    rates, pairs = pairs_of(given)
+    cases, pairs = (recorded_cases if given.pairs else synthetic_cases)(given)
+    datastore = recorded_datastore(given) if given.pairs else None
     times = Times(forward_time(given.target), forward_time(given.draft), given.delay_ms / 1e3)
-    question = Question(times, given.lookahead, given.guesses, given.e_miss, given.steps, pairs)
-    middle, small = rates[len(rates) // 2], given.batch[0]
+    question = Question(times, given.lookahead, given.guesses, given.e_miss, pairs, datastore)
+    middle, small = cases[len(cases) // 2], given.batch[0]
     answers: dict[str, object] = {}
     if "forecast" in given.ask:
-        rows = [question.row(rate, batch, fallback="by b*") for rate in rates for batch in given.batch]
-        answers["forecast"] = rows
+        answers["forecast"] = experiments.forecast(question, cases, given.batch)
     if "misses" in given.ask:
-        answers["misses"] = experiments.misses(question, middle, 8)
+        answers["misses"] = experiments.misses(question, middle)
     if "spreads" in given.ask:
-        answers["spreads"] = list(experiments.spreads(question, rates, small))
+        answers["spreads"] = experiments.spreads(question, cases, small)
+    if "sources" in given.ask and datastore is not None:
+        answers["sources"] = experiments.sources(question, cases, small)
     if "fallbacks" in given.ask:
-        rows = list(experiments.fallbacks(question, middle, given.batch))
+        rows = experiments.fallbacks(question, cases if given.pairs else [middle], given.batch)
         found = {name: experiments.critical(question, middle, name) for name in ("none", "datastore")}
         answers["fallbacks"] = {"rows": rows, "critical": found}
     if "ratios" in given.ask:
@@ -103,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for batch in given.batch
         }
         answers["ratios"] = {"rows": rows, "break_even": pays}
-    finish("pipeline", given, [given.pairs] if given.pairs else [], **answers)
+    finish("pipeline", given, [*given.pairs, *(given.prior if given.pairs else [])], **answers)
 
 
 if __name__ == "__main__":

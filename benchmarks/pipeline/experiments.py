@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,15 +23,25 @@ from benchmarks.pipeline.simulation import (
     Tally,
     Times,
 )
-from benchmarks.report.statistics import Interval, ratio_of_sums
+from benchmarks.report.statistics import Interval, ratio_of_sums, throughput_ratio
+from datastore_service.client import Datastore
+from datastore_service.protocol.types import Budget
+from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
 from sglang_patches.drafting.draft import Draft
 from sglang_patches.drafting.fallback import Fallback, NoFallback
 from sglang_patches.drafting.predictor import Guess
 from sglang_patches.drafting.saguaro import GeometricFanOut, SaguaroFallback, WaitingFallback
 
 NO_LIMIT = 1e3  # seconds that a step may wait for the draft side
-WARM_UP = 0.3  # steps that the predictor learns from before those that count, over these
+WARM_UP = 0.2  # of the pairs
 FAN_OUTS = (1, 2, 3, 4, 6, 8, 12)
+AFTER = {HIT: (HIT,), FELL_BACK: (FELL_BACK,), "any": (HIT, FELL_BACK, NOTHING)}  # kinds of the step before
+DRAFT, BOTH = "draft", "draft and datastore"  # where guesses come from
+
+Count = Callable[[Tally], float]
+Case = Mapping[
+    str, float
+]  # which models: the acceptance of synthetic pairs, what a file says of recorded ones
 
 
 class UniformFanOut(GeometricFanOut):
@@ -49,33 +59,48 @@ class LikeliestFanOut(GeometricFanOut):
         return sorted(everything, key=lambda guess: -guess.probability)[:budget]
 
 
-FAN_OUT = {"uniform": UniformFanOut, "geometric": GeometricFanOut, "likeliest": LikeliestFanOut}
+FAN_OUT = {"geometric": GeometricFanOut, "uniform": UniformFanOut, "likeliest": LikeliestFanOut}
 
 
 @dataclass(frozen=True)
 class Question:
-    """What all experiments share. pairs: acceptance rate, or None where pairs were recorded -> as many pairs as asked for.
-    e_miss: tokens a step of the fallback that takes no time. steps: of single requests, in all."""
+    """What all experiments share.
+
+    pairs: the models and the batch -> pairs of them. datastore: makes an empty one for recorded pairs. Without one, e_miss tokens a step come from a fallback that takes no time.
+    """
 
     times: Times
     lookahead: int
     guesses: int
     e_miss: float
-    steps: int
-    pairs: Callable[[float | None, int], list[Pair]]
+    pairs: Callable[[Case, int], list[Pair]]
+    datastore: Callable[[], Datastore] | None = None
 
     def tally(
-        self, acceptance: float | None, batch: int, fan_out: str = "geometric", fallback: str = "datastore"
+        self,
+        case: Case,
+        batch: int,
+        fan_out: str = "geometric",
+        fallback: str = "datastore",
+        guesses_from: str = BOTH,
     ) -> Tally:
-        setting = Setting(
-            self.times, self.lookahead, self.guesses, FAN_OUT[fan_out], partial(self.fallback, fallback)
-        )
-        steps = -(-self.steps // batch)
-        return Pipeline(setting, self.pairs(acceptance, batch)).run(steps, int(WARM_UP * steps))
+        feed = DatastoreFeed(self.datastore(), NO_LIMIT) if self.datastore else None
+        answers = partial(self.fallback, fallback, feed)
+        predictor, hints = FAN_OUT[fan_out], guesses_from == BOTH
+        setting = Setting(self.times, self.lookahead, self.guesses, predictor, answers, hints, feed)
+        pairs = self.pairs(case, batch)
+        return Pipeline(setting, pairs, batch).run(warm_up(pairs))
 
-    def fallback(self, name: str, pairs: dict[str, Pair], clock: Clock) -> Fallback:
+    def fallback(
+        self, name: str, feed: DatastoreFeed | None, pairs: dict[str, Pair], clock: Clock
+    ) -> Fallback:
         """What the names of the results mean; `datastore` always, `by b*` where that is better than to wait."""
-        at_once = PairFallback(pairs, self.e_miss, self.lookahead, seed=0)
+        budget = Budget(self.lookahead, depth=self.lookahead)
+        at_once = (
+            DatastoreFallback(feed, budget)
+            if feed
+            else PairFallback(pairs, self.e_miss, self.lookahead, seed=0)
+        )
         return {
             "none": NoFallback(),
             "wait": WaitingFallback(NoFallback(), self.lookahead, NO_LIMIT),
@@ -87,68 +112,121 @@ class Question:
         """Tokens a second without drafts."""
         return batch / self.times.target(batch)
 
-    def synchronous(self, acceptance: float | None, batch: int) -> float:
-        """Tokens a second of drafting K tokens, then verifying them."""
-        tokens = np.mean([accepted(pair, self.lookahead) + 1 for pair in self.pairs(acceptance, batch)])
+    def synchronous(self, case: Case, batch: int) -> tuple[list[float], list[float]]:
+        """Tokens and seconds of drafting K tokens, then verifying them, of each pair that counts."""
         drafting = self.lookahead * (self.times.draft(batch))
-        return batch * float(tokens) / (drafting + self.times.target(batch * (self.lookahead + 1)))
+        seconds = drafting + self.times.target(batch * (self.lookahead + 1))
+        pairs = self.pairs(case, batch)
+        counts = [chained(pair, self.lookahead) for pair in pairs[warm_up(pairs) :]]
+        return [emitted for emitted, _ in counts], [steps * seconds / batch for _, steps in counts]
 
-    def row(self, acceptance: float | None, batch: int, **variant: str) -> dict:
-        tally = self.tally(acceptance, batch, **variant)
-        plain, synchronous = self.plain(batch), self.synchronous(acceptance, batch)
-        width_time = self.times.target(batch * (self.lookahead + 1))
+    def datastore_alone(self, case: Case, batch: int) -> tuple[list[float], list[float]]:
+        """Tokens and seconds of each pair that counts, where no draft is ever in time."""
+        if self.datastore is None:
+            step = self.times.target(batch * (self.lookahead + 1)) / batch
+            count = len(self.synchronous(case, batch)[0])
+            return [self.e_miss] * count, [step] * count
+        late = replace(self.times, draft=lambda rows: 1e9)
+        tally = replace(self, times=late).tally(case, batch)
+        return tally.each(tokens), tally.each(seconds)
+
+    def _figures(self, case: Case, batch: int, tally: Tally, alone: tuple[list[float], list[float]]) -> dict:
+        """alone: of the datastore."""
+        plain, speed = self.plain(batch), (tally.each(tokens), tally.each(seconds))
+        sync_tokens, sync_seconds = self.synchronous(case, batch)
         return {
-            **({} if acceptance is None else {"acceptance": acceptance}), "batch": batch, **variant,
-            "over_plain": tally.tokens_a_second / plain,
-            "over_synchronous": tally.tokens_a_second / synchronous,
-            "over_datastore": tally.tokens_a_second * width_time / (batch * self.e_miss),
-            "synchronous_over_plain": synchronous / plain,
-            "hit_rate": tally.hit_rate,
-            "tokens_a_step": tally.tokens_a_step(),
+            "over_plain": ratio_of_sums([count / plain for count in speed[0]], speed[1]),
+            "over_synchronous": throughput_ratio(*speed, sync_tokens, sync_seconds),
+            "over_datastore": throughput_ratio(*speed, *alone),
+            "synchronous_over_plain": ratio_of_sums([count / plain for count in sync_tokens], sync_seconds),
+            "hit_rate": ratio_of_sums(tally.each(hits), tally.each(steps)),
+            "tokens_a_step": ratio_of_sums(speed[0], tally.each(steps)),
             "waiting": tally.waiting / tally.seconds,
             "hidden": tally.hidden,
         }  # fmt: skip
 
+    def rows(self, case: Case, batch: int, name: str, values: Sequence[str], **variant: str) -> list[dict]:
+        """A row for each value of one part of the variant. What the others have over the first, pair by pair, is added."""
+        alone = self.datastore_alone(case, batch)
+        tallies = [self.tally(case, batch, **{name: value}, **variant) for value in values]
+        first = tallies[0]
+        return [
+            {
+                **case, "batch": batch, name: value, **variant, **self._figures(case, batch, tally, alone),
+                "hits_over_first": over(first, tally, hits, steps),
+                "speed_over_first": over(first, tally, tokens, seconds),
+            }
+            for value, tally in zip(values, tallies, strict=True)
+        ]  # fmt: skip
 
-def accepted(pair: Pair, lookahead: int) -> float:
-    """Mean accepted tokens of a step of synchronous decoding."""
+
+def over(first: Tally, tally: Tally, count: Count, of: Count) -> Interval:
+    return throughput_ratio(tally.each(count), tally.each(of), first.each(count), first.each(of))
+
+
+def tokens(tally: Tally) -> int:
+    return tally.tokens.total()
+
+
+def seconds(tally: Tally) -> float:
+    return tally.seconds
+
+
+def hits(tally: Tally) -> int:
+    return tally.steps[HIT]
+
+
+def steps(tally: Tally) -> int:
+    return tally.steps.total()
+
+
+def warm_up(pairs: Sequence[Pair]) -> int:
+    """The first pairs, which the predictor and the fallback learn from before those that count."""
+    return int(WARM_UP * len(pairs))
+
+
+def chained(pair: Pair, lookahead: int) -> tuple[int, int]:
+    """Tokens and steps of synchronous decoding."""
     right, at, steps = pair.ranks() == 0, 0, 0
     while at + lookahead < len(right):
         ends = np.flatnonzero(~right[at : at + lookahead])
         at += (int(ends[0]) if len(ends) else lookahead) + 1
         steps += 1
-    return at / max(1, steps) - 1
+    return at, steps
 
 
-def misses(
-    question: Question, acceptance: float | None, batch: int, fan_outs: Sequence[int] = FAN_OUTS
-) -> dict:
-    """Figure 3: the miss rate by guesses a position, after a step of either kind, and the power law through it."""
+def forecast(question: Question, cases: Sequence[Case], batches: Sequence[int]) -> list[dict]:
+    return [
+        row
+        for case in cases
+        for batch in batches
+        for row in question.rows(case, batch, "fallback", ["by b*"])
+    ]
+
+
+def misses(question: Question, case: Case, fan_outs: Sequence[int] = FAN_OUTS) -> dict:
+    """Figure 3: the miss rate by guesses a position, after a step of either kind and after any, and the power law through it."""
     times = replace(question.times, draft=lambda rows: 1e-6, delay=0.0)
-    fast = replace(question, times=times, steps=question.steps // 2)
     rows = []
     for fan_out in fan_outs:
-        guesses = fan_out * (question.lookahead + 1)
-        tallies = [
-            replace(fast, guesses=guesses, pairs=lambda a, _, pair=pair: [pair]).tally(
-                acceptance, 1, "uniform"
-            )
-            for pair in question.pairs(acceptance, batch)
-        ]
+        fast = replace(question, times=times, guesses=fan_out * (question.lookahead + 1))
+        tally = fast.tally(case, 1, "uniform")
         rows += [
-            {"after": kind, "fan_out": fan_out, "miss_rate": missed_after(tallies, kind)}
-            for kind in (HIT, FELL_BACK)
-            if any(tally.after[kind, FELL_BACK] for tally in tallies)
+            {**case, "after": name, "fan_out": fan_out, "miss_rate": missed_after(tally, kinds)}
+            for name, kinds in AFTER.items()
+            if sum(tally.after[kind, FELL_BACK] for kind in kinds)
         ]
-    laws = {kind: power_law([row for row in rows if row["after"] == kind]) for kind in (HIT, FELL_BACK)}
+    laws = {name: power_law([row for row in rows if row["after"] == name]) for name in AFTER}
     return {"rows": rows, "exponents": laws}
 
 
-def missed_after(tallies: Sequence[Tally], kind: str) -> Interval:
-    missed = [tally.after[kind, FELL_BACK] for tally in tallies]
-    return ratio_of_sums(
-        missed, [tally.after[kind, HIT] + here for tally, here in zip(tallies, missed, strict=True)]
-    )
+def missed_after(tally: Tally, kinds: Sequence[str]) -> Interval:
+    def after(part: Tally, *to: str) -> int:
+        return sum(part.after[kind, next_one] for kind in kinds for next_one in to)
+
+    parts = [part for part in tally.parts if after(part, HIT, FELL_BACK, NOTHING)]
+    missed = [after(part, FELL_BACK, NOTHING) for part in parts]
+    return ratio_of_sums(missed, [after(part, HIT, FELL_BACK, NOTHING) for part in parts])
 
 
 def power_law(rows: Sequence[dict]) -> Interval:
@@ -160,23 +238,29 @@ def power_law(rows: Sequence[dict]) -> Interval:
     return Interval(-line.slope, -line.slope - spread, -line.slope + spread)
 
 
-def spreads(question: Question, rates: Sequence[float | None], batch: int) -> Iterator[dict]:
-    """Figure 4: how guesses are spread, by acceptance."""
-    for acceptance in rates:
-        for name in FAN_OUT:
-            yield question.row(acceptance, batch, fan_out=name, fallback="none")
+def spreads(question: Question, cases: Sequence[Case], batch: int) -> list[dict]:
+    """Figure 4: how guesses are spread, by acceptance or temperature."""
+    return [
+        row for case in cases for row in question.rows(case, batch, "fan_out", list(FAN_OUT), fallback="none")
+    ]
 
 
-def fallbacks(question: Question, acceptance: float | None, batches: Sequence[int]) -> Iterator[dict]:
+def sources(question: Question, cases: Sequence[Case], batch: int) -> list[dict]:
+    """What guesses from the datastore's tree add to those of the draft model."""
+    return [row for case in cases for row in question.rows(case, batch, "guesses_from", [DRAFT, BOTH])]
+
+
+def fallbacks(question: Question, cases: Sequence[Case], batches: Sequence[int]) -> list[dict]:
     """Figure 6, left: what answers a miss, by batch."""
-    for batch in batches:
-        for name in ("none", "wait", "datastore", "by b*"):
-            yield question.row(acceptance, batch, fallback=name)
+    names = ["none", "wait", "datastore", "by b*"]
+    return [
+        row for case in cases for batch in batches for row in question.rows(case, batch, "fallback", names)
+    ]
 
 
-def critical(question: Question, acceptance: float | None, fallback: str) -> float:
+def critical(question: Question, case: Case, fallback: str) -> float:
     """Theorem 17's b* for the rates of a simulated batch of one, in which `fallback` answers a miss at once."""
-    tally, times = question.tally(acceptance, 1, fallback=fallback), question.times
+    tally, times = question.tally(case, 1, fallback=fallback), question.times
     in_time = question.lookahead * times.draft(1) + 2 * times.delay
     e_miss = tally.tokens_a_step(FELL_BACK, NOTHING)
     return theory.critical_batch(
@@ -184,9 +268,7 @@ def critical(question: Question, acceptance: float | None, fallback: str) -> flo
     )
 
 
-def ratios(
-    question: Question, acceptance: float | None, batches: Sequence[int], speeds: Sequence[float]
-) -> Iterator[dict]:
+def ratios(question: Question, case: Case, batches: Sequence[int], speeds: Sequence[float]) -> Iterator[dict]:
     """When it pays: by the target's time over the draft's, of one row each."""
     target = question.times.target(1)
     for batch in batches:
@@ -195,17 +277,20 @@ def ratios(
             times = replace(
                 question.times, draft=lambda rows, scale=scale: scale * question.times.draft(rows)
             )
-            yield {"speed": speed, **replace(question, times=times).row(acceptance, batch, fallback="by b*")}
+            for row in replace(question, times=times).rows(case, batch, "fallback", ["by b*"]):
+                yield {"speed": speed, **row}
 
 
 def break_even(rows: Sequence[dict], over: str) -> float | None:
     """The speed ratio from which on `over` is above 1; None if it is not at the highest."""
     rows = sorted(rows, key=lambda row: row["speed"])
-    above = [row[over] > 1 for row in rows]
+    above = [row[over].value > 1 for row in rows]
     first = len(above) - next((at for at, yes in enumerate(reversed(above)) if not yes), len(above))
     if first == len(above):
         return None
     if first == 0:
         return rows[0]["speed"]
-    xs, ys = zip(*((np.log(row["speed"]), row[over]) for row in rows[first - 1 : first + 1]), strict=True)
+    xs, ys = zip(
+        *((np.log(row["speed"]), row[over].value) for row in rows[first - 1 : first + 1]), strict=True
+    )
     return float(np.exp(np.interp(1.0, ys, xs)))

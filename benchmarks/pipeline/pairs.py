@@ -1,12 +1,13 @@
 """Pairs of a target and a draft model: what the target says, and the draft model's choices at each of its tokens.
 
 A file of pairs (.npz) holds `tokens` int32 [N], `choices` int32 [N, C], `probabilities` float32 [N, C] of all answers one after the
-other, and `ends` int64 [answers], the end of each. Choices are the likeliest first, as the draft model would draw them.
+other, and `ends` int64 [answers], the end of each; `prompts` int32 [M] and `prompt_ends` int64 [answers] likewise. Choices are the
+likeliest first, as the draft model would draw them. Numbers that say what the pairs are have fields of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,15 @@ import numpy as np
 
 CHOICES = 64
 VOCABULARY = 50_000  # of a synthetic pair
+_FIELDS = ("tokens", "choices", "probabilities")
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """One answer. tokens: int32 [n], the target's. choices: int32 [n, C], the draft model's in place of each, if all before it are
+    """One answer. prompt: int32 [m]. tokens: int32 [n], the target's. choices: int32 [n, C], the draft model's in place of each, if all before it are
     the target's. probabilities: float32 [n, C]."""
 
+    prompt: np.ndarray
     tokens: np.ndarray
     choices: np.ndarray
     probabilities: np.ndarray
@@ -35,32 +38,38 @@ class Pair:
 
 
 def recorded(
-    prompt: Sequence[int], output: Sequence[int], distributions: Callable[[np.ndarray], np.ndarray]
+    prompt: Sequence[int],
+    output: Sequence[int],
+    choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> Pair:
-    """An answer as the draft model sees it. distributions: int32 tokens [n] -> probabilities of the next token after each, float32
-    [n, vocabulary]; after the request's temperature and filters, and with the noise that it shares with the target, if it has any."""
-    text = np.array([*prompt, *output], np.int32)
-    found = distributions(text)[len(prompt) - 1 : -1]
-    choices = np.argsort(-found, axis=1, kind="stable")[:, :CHOICES].astype(np.int32)
-    return Pair(text[len(prompt) :], choices, np.take_along_axis(found, choices, 1).astype(np.float32))
+    """An answer as the draft model sees it. choose: int32 tokens [n] -> the draft model's choices for the next token after each, best
+    first, int [n, C], and their probabilities, float [n, C]; after the request's temperature and filters, and in the order of the
+    noise that it shares with the target, if it has any."""
+    text, begin = np.array([*prompt, *output], np.int32), len(prompt)
+    choices, probabilities = (found[begin - 1 : -1, :CHOICES] for found in choose(text))
+    return Pair(text[:begin], text[begin:], choices.astype(np.int32), probabilities.astype(np.float32))
 
 
-def save(path: Path, pairs: Sequence[Pair]) -> None:
-    fields = {
-        name: np.concatenate([getattr(pair, name) for pair in pairs])
-        for name in ("tokens", "choices", "probabilities")
-    }
-    np.savez_compressed(path, **fields, ends=np.cumsum([len(pair) for pair in pairs]))
+def save(path: Path, pairs: Sequence[Pair], **what: float) -> None:
+    """what: the numbers that say what the pairs are."""
+    fields = {name: np.concatenate([getattr(pair, name) for pair in pairs]) for name in _FIELDS}
+    prompts = np.concatenate([pair.prompt for pair in pairs])
+    ends, prompt_ends = np.cumsum([(len(pair), len(pair.prompt)) for pair in pairs], axis=0).T
+    np.savez_compressed(path, **fields, ends=ends, prompts=prompts, prompt_ends=prompt_ends, **what)
 
 
-def load(path: Path) -> list[Pair]:
-    """Raises ValueError for a file that is no file of pairs."""
+def load(path: Path) -> tuple[list[Pair], Mapping[str, float]]:
+    """The pairs, and what they are. Raises ValueError for a file that is no file of pairs."""
     with np.load(path) as file:
-        missing = {"tokens", "choices", "probabilities", "ends"} - set(file.files)
-        if missing:
-            raise ValueError(f"{path}: no field {min(missing)}")
-        fields = [np.split(file[name], file["ends"][:-1]) for name in ("tokens", "choices", "probabilities")]
-    return [Pair(*of) for of in zip(*fields, strict=True)]
+        found = dict(file)
+    missing = {*_FIELDS, "ends", "prompts", "prompt_ends"} - set(found)
+    if missing:
+        raise ValueError(f"{path}: no field {min(missing)}")
+    prompts = np.split(found.pop("prompts"), found.pop("prompt_ends")[:-1])
+    ends = found.pop("ends")[:-1]
+    fields = [np.split(found.pop(name), ends) for name in _FIELDS]
+    what = {name: float(value) for name, value in found.items()}
+    return [Pair(*of) for of in zip(prompts, *fields, strict=True)], what
 
 
 def synthetic(
@@ -80,7 +89,8 @@ def synthetic(
     choices[rows, ranks[rows].astype(int)] = tokens[rows]
     misses = np.append(1.0, (1 - first) * np.arange(1, CHOICES) ** -exponent)
     by_rank = np.append(acceptance, (1 - acceptance) * -np.diff(misses))
-    return Pair(tokens, choices, np.broadcast_to(by_rank.astype(np.float32), choices.shape))
+    begin = np.zeros(1, np.int32)
+    return Pair(begin, tokens, choices, np.broadcast_to(by_rank.astype(np.float32), choices.shape))
 
 
 def synthetic_pairs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from benchmarks.pipeline.theory import chain_tokens
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from datastore_service.protocol.types import Opening
 from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.draft_side import DraftSide
 from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback
@@ -26,18 +27,21 @@ from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.saguaro import Rollouts
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.drafting.text import Text
+from sglang_patches.workers.acceptance import Acceptance
+from sglang_patches.workers.length import LengthPolicy
 
-BEGIN = 0  # the token before every answer
 KINDS = HIT, WAITED, FELL_BACK, NOTHING = "hit", "waited", "fell back", "nothing"
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds. target, draft: of a forward over so many rows. delay: of a message, either way."""
+    """Seconds. target, draft: of a forward over so many rows. delay: of a message, either way. prefill: of the draft model, over so
+    many tokens of a prompt."""
 
     target: Callable[[int], float]
     draft: Callable[[int], float]
     delay: float = 0.0
+    prefill: Callable[[int], float] = lambda tokens: 0.0
 
 
 @dataclass
@@ -50,11 +54,26 @@ class Clock:
 
 class PairModel(DraftModel):
     """The draft model of recorded pairs. At a node that left the target's text it says what it says at the same place of it: no
-    verification ever comes there. rows: that were run since it was last set to 0."""
+    verification ever comes there. rows, prefilled: rows and tokens of prompts that were run since they were last set to 0."""
 
     def __init__(self, pairs: dict[str, Pair]) -> None:
         self._pairs = pairs
-        self.rows = 0
+        self._filled: set[str] = set()
+        self.rows = self.prefilled = 0
+
+    def close(self, draft: Draft) -> None:
+        self._filled.discard(draft.session)
+
+    def ready(self, draft: Draft) -> bool:
+        return draft.session in self._filled or len(self._pairs[draft.session].prompt) == 1
+
+    def prefill(self, drafts: Sequence[Draft]) -> bool:
+        waiting = next((draft for draft in drafts if not self.ready(draft)), None)
+        if waiting is None:
+            return False
+        self._filled.add(waiting.session)
+        self.prefilled += waiting.text.length
+        return True
 
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
         self.rows += len(rows)
@@ -62,7 +81,7 @@ class PairModel(DraftModel):
 
     def _candidates(self, draft: Draft, node: int) -> Candidates:
         pair = self._pairs[draft.session]
-        at = min(draft.text.length - 1 + len(draft.trie.path(node)), len(pair) - 1)
+        at = min(draft.text.length - len(pair.prompt) + len(draft.trie.path(node)), len(pair) - 1)
         return Candidates(pair.choices[at], pair.probabilities[at])
 
 
@@ -70,14 +89,14 @@ class TimedDraftSide(DraftChannel):
     """A draft side that has a forward's time for each forward. busy: when it had one running, begin and end."""
 
     def __init__(self, side: DraftSide, model: PairModel, clock: Clock, times: Times) -> None:
-        self._side, self._model, self._clock, self._times = side, model, clock, times
+        self._side, self._model, self._clock, self.times = side, model, clock, times
         self._messages: deque[tuple[float, Message]] = deque()
         self._answers: deque[tuple[float, Answer]] = deque()
         self._free = 0.0  # it begins its next round then
         self.busy: list[tuple[float, float]] = []
 
     def post(self, messages: Sequence[Message]) -> None:
-        self._messages += [(self._clock.now + self._times.delay, message) for message in messages]
+        self._messages += [(self._clock.now + self.times.delay, message) for message in messages]
 
     def collect(self, seconds: float) -> list[Answer]:
         clock, until = self._clock, self._clock.now + seconds
@@ -106,15 +125,18 @@ class TimedDraftSide(DraftChannel):
         heard = []
         while self._messages and self._messages[0][0] <= self._free:
             heard.append(self._messages.popleft()[1])
-        answers, self._model.rows = self._side.hear(heard), 0
+        answers, model = self._side.hear(heard), self._model
+        model.rows = model.prefilled = 0
         worked = self._side.work()
         if worked is None and not answers:
             self._free = min([until, *(arrival for arrival, _ in list(self._messages)[:1])])
             return self._free < until
-        if self._model.rows:
-            begun, self._free = self._free, self._free + self._times.draft(self._model.rows)
+        if model.rows or model.prefilled:
+            begun = self._free
+            self._free += self.times.draft(model.rows) if model.rows else 0.0
+            self._free += self.times.prefill(model.prefilled) if model.prefilled else 0.0
             self.busy.append((begun, self._free))
-        self._answers += [(self._free + self._times.delay, answer) for answer in answers + (worked or [])]
+        self._answers += [(self._free + self.times.delay, answer) for answer in answers + (worked or [])]
         return True
 
 
@@ -132,8 +154,9 @@ class PairFallback(Fallback):
         ]
 
     def _chain(self, state: RequestState) -> DraftTree:
-        begin = state.text.length - 1
-        tokens = self._pairs[state.session].tokens[begin : begin + self._length].copy()
+        pair = self._pairs[state.session]
+        begin = state.text.length - len(pair.prompt)
+        tokens = pair.tokens[begin : begin + self._length].copy()
         tokens[self._rng.random(len(tokens)) >= self._right] += 1
         return chain(tokens)
 
@@ -147,7 +170,8 @@ def chain(tokens: np.ndarray) -> DraftTree:
 @dataclass
 class Tally:
     """What happened. steps, tokens: of single requests, by what their tree was (KINDS). after: (kind before, kind) of each.
-    seconds: of all; waiting: of these, for the draft side. hidden: share of the draft model's time beside the target's."""
+    seconds: of all; waiting: of these, for the draft side. hidden: share of the draft model's time beside the target's.
+    parts: the same of each pair; a step's seconds belong to its requests in equal parts."""
 
     steps: Counter = field(default_factory=Counter)
     tokens: Counter = field(default_factory=Counter)
@@ -155,6 +179,15 @@ class Tally:
     seconds: float = 0.0
     waiting: float = 0.0
     hidden: float = 0.0
+    parts: list[Tally] = field(default_factory=list)
+
+    @staticmethod
+    def of(parts: Sequence[Tally], hidden: float) -> Tally:
+        counters = [
+            sum((getattr(part, name) for part in parts), Counter()) for name in ("steps", "tokens", "after")
+        ]
+        seconds, waiting = (sum(getattr(part, name) for part in parts) for name in ("seconds", "waiting"))
+        return Tally(*counters, seconds, waiting, hidden, list(parts))
 
     @property
     def tokens_a_second(self) -> float:
@@ -168,10 +201,16 @@ class Tally:
         kinds = kinds or KINDS
         return sum(self.tokens[kind] for kind in kinds) / max(1, sum(self.steps[kind] for kind in kinds))
 
+    def each(self, count: Callable[[Tally], float]) -> list[float]:
+        """Of each pair."""
+        return [count(part) for part in self.parts]
+
 
 @dataclass(frozen=True)
 class Setting:
-    """lookahead: K. guesses: outcomes a request. patience: seconds at most, where the fallback waits."""
+    """lookahead: K. guesses: outcomes a request. hints: whether the datastore's proposals are guessed as well. feed: tells a
+    datastore of the texts, if the fallback asks one. policy: chooses each step's rows, as the worker does; without one all nodes are
+    verified."""
 
     times: Times
     lookahead: int
@@ -179,65 +218,124 @@ class Setting:
     predictor: Callable[[], OutcomePredictor]
     # The pairs by session, and the clock -> what answers a miss.
     fallback: Callable[[dict[str, Pair], Clock], Fallback]
+    hints: bool = True
+    feed: DatastoreFeed | None = None
+    policy: LengthPolicy | None = None
+
+
+@dataclass
+class _Play:
+    """A request of the batch. tally: where it counts. before: what its last tree was, None before the first step, which nothing
+    could predict."""
+
+    pair: Pair
+    tally: Tally
+    before: str | None = None
 
 
 class Pipeline:
-    """A batch of requests, one a pair, decoded as the worker does it: look up, verify, commit, tell. A request that is at its end
-    makes place for the same one again."""
+    """Requests, one a pair, decoded as the worker does it: look up, verify, commit, tell. One that is at its end makes place for the
+    next."""
 
-    def __init__(self, setting: Setting, pairs: Sequence[Pair]) -> None:
-        self._setting, self._clock, self.tally = setting, Clock(), Tally()
-        self._pairs = {str(at): pair for at, pair in enumerate(pairs)}
-        model, size = PairModel(self._pairs), setting.guesses * len(pairs)
-        side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, len(pairs)), size)
+    def __init__(self, setting: Setting, pairs: Sequence[Pair], batch: int) -> None:
+        self._setting, self._clock = setting, Clock()
+        self._pairs: dict[str, Pair] = {}  # by session
+        model, size = PairModel(self._pairs), setting.guesses * batch
+        side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, batch), size)
         self._draft = TimedDraftSide(side, model, self._clock, setting.times)
         self._speculation = Speculation(self._draft, setting.lookahead, lambda state: GREEDY, self._clock)
         self._fallback = setting.fallback(self._pairs, self._clock)
-        self._states = [self._open(session) for session in self._pairs]
-        self._before: dict[RequestState, str] = {}
+        self._feeds = [self._speculation, *([setting.feed] if setting.feed else [])]
+        self._acceptance = setting.policy.acceptance if setting.policy else Acceptance()
+        self._playing: dict[RequestState, _Play] = {}
         self._busy: list[tuple[float, float]] = []
+        self.begin(pairs, setting.times, batch)
 
-    def run(self, steps: int, warm_up: int = 0) -> Tally:
-        """warm_up: steps before those that count."""
-        for _ in range(warm_up):
-            self._step()
-        begun, self.tally = self._clock.now, Tally()
-        for _ in range(steps):
-            self._step()
-        self.tally.seconds = self._clock.now - begun
-        self.tally.hidden = _shared(self._draft.busy, self._busy)
-        return self.tally
+    def begin(self, pairs: Sequence[Pair], times: Times, batch: int) -> None:
+        """Other requests in place of those there are. What was learned stays. times: from now on."""
+        for state in list(self._playing):
+            self._end(state)
+        self._all, self._draft.times = pairs, times
+        self._tallies = [Tally() for _ in pairs]
+        self._waiting = self._plays()
+        for _ in range(batch):
+            self._begin()
 
-    def _open(self, session: str) -> RequestState:
-        text = Text(np.array([BEGIN], np.int32))
-        state = RequestState(None, session, Opening(), "", None, 0, text, 1, 1)
-        self._speculation.open([state])
-        return state
+    @property
+    def decoded(self) -> tuple[float, list[int]]:
+        """Seconds by the clock, and the tokens of each request of the batch until now."""
+        lengths = [state.text.length - len(play.pair.prompt) for state, play in self._playing.items()]
+        return self._clock.now, lengths
 
-    def _step(self) -> None:
-        states, lookahead = self._states, self._setting.lookahead
+    @property
+    def tally(self) -> Tally:
+        """Of all pairs until now."""
+        return Tally.of(self._tallies, _shared(self._draft.busy, self._busy))
+
+    def run(self, warm_up: int = 0) -> Tally:
+        """Every pair is played once. The first `warm_up` pairs do not count."""
+        left = set(map(id, self._tallies))
+        while left & {id(play.tally) for play in self._playing.values()}:
+            for play in self.step():
+                left.discard(id(play.tally))
+        return Tally.of(self._tallies[warm_up:], _shared(self._draft.busy, self._busy))
+
+    def _plays(self) -> Iterator[_Play]:
+        """All pairs, then the same again to keep the batch full, which does not count."""
+        yield from map(_Play, self._all, self._tallies)
+        for pair in itertools.cycle(self._all):
+            yield _Play(pair, Tally())
+
+    def _begin(self) -> None:
+        play, session = next(self._waiting), str(len(self._pairs))
+        self._pairs[session] = play.pair
+        text = Text(play.pair.prompt)
+        length = text.length
+        opening = Opening(prompt_length=length)
+        state = RequestState(None, session, opening, "", None, 0, text, length, length)
+        self._playing[state] = play
+        for feed in self._feeds:
+            feed.open([state])
+
+    def _end(self, state: RequestState) -> None:
+        del self._playing[state]
+        for feed in self._feeds:
+            feed.close([state])
+
+    def step(self) -> list[_Play]:
+        """Those that are at their end."""
+        states, lookahead = list(self._playing), self._setting.lookahead
         depths, begun = [lookahead] * len(states), self._clock.now
         at_once = self._speculation.look_up(states, depths, lambda batch, misses: NO_PATIENCE)
         found = self._speculation.look_up(states, depths, self._fallback.patience)
-        self.tally.waiting += self._clock.now - begun
+        waited = self._clock.now - begun
         others = self._fallback.trees(states, [not len(tree) for tree in found])
-        for state, tree, other in zip(states, found, others, strict=True):
-            state.tree = tree if len(tree) else other
+        if self._setting.hints:
+            self._speculation.proposed(states, others)
+        trees, width = self._chosen(self._acceptance.better(found, others, [""] * len(states)))
+        for state, tree in zip(states, trees, strict=True):
+            state.tree = tree
         self._speculation.verification_launched(states)
-        trees = [state.tree for state in states]
-        width = 1 + max(map(len, trees))
-        begun, self._clock.now = (
-            self._clock.now,
-            self._clock.now + self._setting.times.target(len(states) * width),
-        )
-        self._busy.append((begun, self._clock.now))
+        took = self._draft.times.target(len(states) * width)
+        launched, self._clock.now = self._clock.now, self._clock.now + took
+        self._busy.append((launched, self._clock.now))
+        if self._setting.policy is not None:
+            self._setting.policy.times.observe(len(states), width, took)
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
-        self._count(outcomes, at_once, found)
-        self._commit(outcomes)
+        self._count(outcomes, at_once, found, self._clock.now - begun, waited)
+        return self._commit(outcomes)
+
+    def _chosen(self, trees: Sequence[DraftTree]) -> tuple[list[DraftTree], int]:
+        """What is verified of the trees, and each request's rows."""
+        if self._setting.policy is None:
+            return list(trees), 1 + max(map(len, trees))
+        width = self._setting.policy.choose(trees, [""] * len(trees))
+        return [tree.first(width - 1) for tree in trees], width
 
     def _emitted(self, state: RequestState) -> np.ndarray:
         """The target's tokens as far as the tree has them, and one more."""
-        tokens, parent, emitted = self._pairs[state.session].tokens[state.text.length - 1 :], -1, 0
+        pair, parent, emitted = self._pairs[state.session], -1, 0
+        tokens = pair.tokens[state.text.length - len(pair.prompt) :]
         below = {
             (int(p), int(t)): at
             for at, (p, t) in enumerate(zip(state.tree.parents, state.tree.tokens, strict=True))
@@ -246,30 +344,42 @@ class Pipeline:
             parent, emitted = child, emitted + 1
         return tokens[: emitted + 1]
 
-    def _commit(self, outcomes: Sequence[Outcome]) -> None:
+    def _commit(self, outcomes: Sequence[Outcome]) -> list[_Play]:
         for outcome in outcomes:
             state = outcome.request
             state.text.rewrite(state.settled, outcome.tokens)
             state.settled = state.confirmed = state.text.length
             state.tree = EMPTY_TREE
-        self._speculation.outcomes_known(outcomes)
-        self._fallback.outcomes_known(outcomes)
-        for row, state in enumerate(self._states):
-            if state.text.length + self._setting.lookahead + 1 > len(self._pairs[state.session]):
-                self._speculation.close([state])
-                self._states[row] = self._open(state.session)
+        for told in (*self._feeds, self._fallback):
+            told.outcomes_known(outcomes)
+        self._acceptance.learn(outcomes)
+        ended = []
+        for state, play in list(self._playing.items()):
+            if state.text.length - len(play.pair.prompt) + self._setting.lookahead + 1 > len(play.pair):
+                ended.append(play)
+                self._end(state)
+                self._begin()
+        return ended
 
     def _count(
-        self, outcomes: Sequence[Outcome], at_once: Sequence[DraftTree], found: Sequence[DraftTree]
+        self,
+        outcomes: Sequence[Outcome],
+        at_once: Sequence[DraftTree],
+        found: Sequence[DraftTree],
+        seconds: float,
+        waited: float,
     ) -> None:
-        tally = self.tally
         for outcome, *trees in zip(outcomes, at_once, found, strict=True):
             drafted = [len(tree) > 0 for tree in (*trees, outcome.tree)]
             kind = KINDS[drafted.index(True)] if any(drafted) else NOTHING
-            tally.steps[kind] += 1
-            tally.tokens[kind] += len(outcome.tokens)
-            tally.after[self._before.get(outcome.request), kind] += 1
-            self._before[outcome.request] = kind
+            play = self._playing[outcome.request]
+            before, play.before, tally = play.before, kind, play.tally
+            if before is not None:
+                tally.steps[kind] += 1
+                tally.tokens[kind] += len(outcome.tokens)
+                tally.after[before, kind] += 1
+                tally.seconds += seconds / len(outcomes)
+                tally.waiting += waited / len(outcomes)
 
 
 def _shared(draft: Sequence[tuple[float, float]], target: Sequence[tuple[float, float]]) -> float:

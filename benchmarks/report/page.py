@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report import drafting, pipelining, replaying, serving
+from benchmarks.report import beside, drafting, pipelining, replaying, serving
 from benchmarks.report.manifest import command
 from benchmarks.report.markdown import in_order
 from benchmarks.report.statistics import FEW
@@ -80,6 +80,8 @@ def page(run: Run) -> str:
         lines += pipelining.tables(record, partial(run.picture, name))
     for name, record in run.of("draft_trace").items():
         lines += drafting.tables(record, partial(run.picture, name))
+    for name, record in run.of("beside").items():
+        lines += beside.tables(record, partial(run.picture, name))
     for kind, tables in COSTS.items():
         for name, record in run.of(kind).items():
             lines += [*tables(record), *run.picture(name, "", name)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from benchmarks.report.markdown import Picture, interval, no_picture, pivot, table
 
@@ -28,7 +29,12 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         "",
         f"A virtual clock, not a measurement: a target forward takes {' '.join(settings['target'])} and a draft forward"
         f" {' '.join(settings['draft'])} (rows:ms), a message {settings['delay_ms']} ms; K = {settings['lookahead']},"
-        f" {settings['guesses']} guesses a request, {settings['e_miss']} tokens a step from the datastore after a miss.",
+        f" {settings['guesses']} guesses a request; "
+        + (
+            "recorded answers beside a real datastore."
+            if settings["pairs"]
+            else f"synthetic pairs, {settings['e_miss']} tokens a step from the datastore after a miss."
+        ),
         "",
     ]
     for name, (title, tabulate) in SECTIONS.items():
@@ -37,40 +43,49 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
     return lines
 
 
+def cell(value: object) -> str:
+    return interval(value) if isinstance(value, dict) else f"{value:.2f}"
+
+
+def models(rows: Sequence[dict]) -> list[str]:
+    """The fields that say which models a row is of."""
+    return [name for name in ("acceptance", "agreement", "temperature") if name in rows[0]]
+
+
 def forecast(rows: Sequence[dict]) -> list[str]:
-    by = [name for name in ("acceptance", "batch") if name in rows[0]]
+    by = [*models(rows), "batch"]
     return table(
         (*by, *HEADINGS),
-        ([*(row[name] for name in by), *(f"{row[name]:.2f}" for name in FIGURES)] for row in rows),
+        ([*(row[name] for name in by), *(cell(row[name]) for name in FIGURES)] for row in rows),
     )
 
 
 def misses(found: dict) -> list[str]:
     counts, cells = pivot(found["rows"], ("after",), "fan_out", lambda row: interval(row["miss_rate"]))
+    of = ", ".join(f"{name} {found['rows'][0][name]:g}" for name in models(found["rows"]))
     laws = "; ".join(f"after {kind}: {interval(law)}" for kind, law in found["exponents"].items())
     return [
         *table(("the step before", *(f"F = {count}" for count in counts)), cells),
-        f"r of c F^-r {laws}.",
+        f"{of}; r of c F^-r {laws}.",
         "",
     ]
 
 
-def spreads(rows: Sequence[dict]) -> list[str]:
-    names, cells = pivot(rows, ("acceptance",) if "acceptance" in rows[0] else (), "fan_out", hits_and_speed)
+def compared(rows: Sequence[dict], over: str) -> list[str]:
+    """Rows of which the first of each group is compared with the others."""
+    by = [*models(rows), "batch", over]
+    figures = ("hit_rate", "hits_over_first", "over_plain", "speed_over_first")
+    headings = "hits", f"hits over {rows[0][over]}", "over plain", f"speed over {rows[0][over]}"
     return table(
-        ("hits, speed over plain" if len(names) < 2 else "acceptance; hits, speed over plain:", *names), cells
+        (*by, *headings),
+        ([*(row[name] for name in by), *(cell(row[name]) for name in figures)] for row in rows),
     )
 
 
-def hits_and_speed(row: dict) -> str:
-    return f"{row['hit_rate']:.3f}, {row['over_plain']:.2f}"
-
-
 def fallbacks(found: dict) -> list[str]:
-    names, cells = pivot(found["rows"], ("batch",), "fallback", lambda row: f"{row['over_plain']:.2f}")
     critical = ", ".join(f"{value:.2f} for {name}" for name, value in found["critical"].items())
-    text = f"Speed over plain. Batch below which Theorem 17 waits instead, b*: {critical}."
-    return [*table(("batch", *names), cells), text, ""]
+    text = f"Batch below which Theorem 17 waits instead, b*: {critical}."
+    return [*compared(found["rows"], "fallback"), text, ""]
 
 
 def ratios(found: dict) -> list[str]:
@@ -78,7 +93,7 @@ def ratios(found: dict) -> list[str]:
         found["rows"],
         ("batch",),
         "speed",
-        lambda row: f"{row['over_synchronous']:.2f}, {row['over_datastore']:.2f}",
+        lambda row: f"{cell(row['over_synchronous'])}, {cell(row['over_datastore'])}",
     )
     pays = ", ".join(
         f"batch {batch}: {speed and f'{speed:.1f}'}" for batch, speed in found["break_even"].items()
@@ -90,7 +105,8 @@ def ratios(found: dict) -> list[str]:
 SECTIONS = {
     "forecast": ("Forecast", forecast),
     "misses": ("Misses by guesses (SAGUARO, figure 3)", misses),
-    "spreads": ("How guesses are spread (SAGUARO, figure 4)", spreads),
+    "spreads": ("How guesses are spread (SAGUARO, figure 4)", partial(compared, over="fan_out")),
+    "sources": ("Guesses from the datastore", partial(compared, over="guesses_from")),
     "fallbacks": ("What answers a miss (SAGUARO, figure 6)", fallbacks),
     "ratios": ("By the target's time over the draft's", ratios),
 }

@@ -59,14 +59,16 @@ def panels(names: Sequence[str], **axes: object) -> tuple[Figure, list[Axes]]:
     return figure, grid[: len(names)]
 
 
-def line(panel: Axes, rows: Rows, over: str, label: str, **style: Any) -> None:
-    """Tokens a step with its interval as a band."""
+def line(
+    panel: Axes, rows: Rows, over: str, label: str, field: str = "tokens_per_step", **style: Any
+) -> None:
+    """A field with its interval as a band."""
     rows = sorted(rows, key=lambda row: row[over])
     across = [row[over] for row in rows]
     middle, low, high = (
-        np.array([row["tokens_per_step"][end] for row in rows], float) for end in ("value", "low", "high")
+        np.array([row[field][end] for row in rows], float) for end in ("value", "low", "high")
     )
-    (drawn,) = panel.plot(across, middle, label=label, marker=".", **style)
+    (drawn,) = panel.plot(across, middle, label=label, **{"marker": ".", **style})
     panel.fill_between(across, low, high, color=drawn.get_color(), alpha=0.12)
 
 
@@ -250,12 +252,16 @@ def split_latency(record: dict) -> Iterator[tuple[str, Figure]]:
 def pipeline(record: dict) -> Iterator[tuple[str, Figure]]:
     if "misses" in record:
         yield "misses", missed(record["misses"])
-    for name, over, label in (
-        ("spreads", "acceptance", "fan_out"), ("fallbacks", "batch", "fallback"), ("ratios", "speed", "batch"),
-    ):  # fmt: skip
+    for name, label, axes in (
+        ("spreads", "fan_out", ("acceptance", "temperature")),
+        ("sources", "guesses_from", ("temperature",)),
+        ("fallbacks", "fallback", ("batch", "temperature")),
+        ("ratios", "batch", ("speed",)),
+    ):
         rows = record.get(name, [])
         rows = rows["rows"] if isinstance(rows, dict) else rows
-        if len({row.get(over) for row in rows}) > 1:
+        over = next((axis for axis in axes if len({row.get(axis) for row in rows}) > 1), None)
+        if over:
             yield name, speeds(rows, over, label)
 
 
@@ -280,20 +286,27 @@ def missed(found: dict) -> Figure:
 
 
 def speeds(rows: Rows, over: str, label: str) -> Figure:
-    """Throughput over plain decoding and hits (SAGUARO, figures 4 and 6)."""
-    figure, (left, right) = panels(
-        ["throughput", "hits"], xlabel=over, xscale="linear" if over == "acceptance" else "log"
-    )
-    left.set_ylabel("over plain decoding")
-    for value in in_order(rows, label):
-        own = [row for row in rows if row[label] == value]
-        across = [row[over] for row in own]
-        left.plot(
-            across, [row["over_plain"] for row in own], marker=".", label=f"{label.replace('_', '-')} {value}"
+    """Throughput over plain decoding and hits (SAGUARO, figures 4 and 6): a row of panels for each pair of models."""
+    names = [name for name in ("acceptance", "agreement", "temperature") if name in rows[0] and name != over]
+    pairs = list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
+    figure = Figure(figsize=(2 * PANEL, 0.8 * PANEL * len(pairs) + 0.8), layout="constrained")
+    for pair, (left, right) in zip(pairs, figure.subplots(len(pairs), 2, squeeze=False), strict=True):
+        of_pair = [row for row in rows if tuple(row[name] for name in names) == pair]
+        title = ", ".join(f"{name} {value:g}" for name, value in zip(names, pair, strict=True))
+        for panel, field, ylabel in (
+            (left, "over_plain", "over plain decoding"),
+            (right, "hit_rate", "hits"),
+        ):
+            for value in in_order(of_pair, label):
+                own = [row for row in of_pair if row[label] == value]
+                line(panel, own, over, f"{label.replace('_', ' ')} {value}", field)
+            scale = "log" if over in ("speed", "batch") else "linear"
+            panel.set(title=title, xlabel=over, ylabel=ylabel, xscale=scale)
+            panel.grid(alpha=0.3)
+        line(
+            left, own, over, "synchronous", "synchronous_over_plain", color="black", linestyle=":", marker=""
         )
-        right.plot(across, [row["hit_rate"] for row in own], marker=".")
-    left.plot(across, [row["synchronous_over_plain"] for row in own], "k:", label="synchronous")
-    left.legend(fontsize="x-small")
+        left.legend(fontsize="x-small")
     return figure
 
 
@@ -338,7 +351,35 @@ def lanes(panel: Axes, rows: Rows) -> None:
     panel.set(ylim=(-0.5, 3.5), xlim=(0, max(row["to"] for row in by_kind["target"])))
 
 
+BESIDE = {
+    "sssd": ("SSSD", "C0-"), "standalone": ("STANDALONE", "C1-"), "saguaro": ("SAGUARO", "C2-"),
+    "forecast": ("SAGUARO, forecast", "C2:"),
+}  # fmt: skip
+
+
+def beside(record: dict) -> Iterator[tuple[str, Figure]]:
+    """Throughput over plain decoding by the emulated speed ratio, a panel a batch size."""
+    if len({row["speed"] for row in record["rows"]}) < 2:
+        return
+    batches = in_order(record["rows"], "batch")
+    figure, grid = panels(
+        [f"batch {batch}" for batch in batches], xlabel="EMULATED speed ratio", xscale="log"
+    )
+    for panel, batch in zip(grid, batches, strict=True):
+        for variant, (label, style) in BESIDE.items():
+            own = [row for row in record["rows"] if (row["batch"], row["variant"]) == (batch, variant)]
+            across = [row["speed"] for row in own]
+            middle, low, high = ([row["over_plain"][end] for row in own] for end in ("value", "low", "high"))
+            panel.plot(across, middle, style, marker=".", label=label)
+            if own and None not in low and variant != "forecast":
+                panel.fill_between(across, low, high, color=style[:2], alpha=0.12)
+        panel.axhline(1.0, color="k", linewidth=0.8)
+    grid[0].set_ylabel("throughput over plain decoding")
+    grid[0].legend(fontsize="x-small")
+    yield "ratios", figure
+
+
 DRAWN: dict[str, Callable[[dict], Iterator[tuple[str, Figure]]]] = {
     "replay": replay, "serve": serve, "engine": engine, "roofline": roofline, "split_latency": split_latency,
-    "pipeline": pipeline, "draft_trace": draft_trace,
+    "pipeline": pipeline, "draft_trace": draft_trace, "beside": beside,
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.report import costs, drafting, pipelining, replaying, serving
+from benchmarks.report import beside, costs, drafting, pipelining, replaying, serving
 
 COSTS = {
     "engine": costs.engine,
@@ -19,6 +19,7 @@ TABLES = COSTS | {
     "serve": serving.tables,
     "pipeline": pipelining.tables,
     "draft_trace": drafting.tables,
+    "beside": beside.tables,
 }
 
 

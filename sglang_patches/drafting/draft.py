@@ -25,7 +25,9 @@ class Candidates(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Draft:
     """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies and that may be
-    followed by others, a parent before its children; None if that is not known. starts: nodes that a next speculation may begin at, and how likely that is.
+    followed by others, a parent before its children; None if that is not known. hints: other tokens that the datastore proposes at
+    those nodes and the root, by node, and how likely it thinks they are. starts: nodes that a next speculation may begin at, and how
+    likely that is.
     wanted: whether the target verifies drafts for the session, as far as it has said. frontier: the drafter's own, with the starts
     that it belongs to."""
 
@@ -35,6 +37,7 @@ class Draft:
     trie: Trie
     candidates: dict[int, Candidates] = field(default_factory=dict)
     verifying: list[int] | None = None
+    hints: dict[int, dict[int, float]] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
     wanted: bool = True
     told: bool = True  # a verification since the last commit
@@ -54,13 +57,14 @@ class Draft:
         verifying = set(self.verifying or ())
         return {token: child for child, token, _ in self.trie.children(node) if child in verifying}
 
-    def verify(self, nodes: list[int]) -> None:
+    def verify(self, nodes: list[int], hints: dict[int, dict[int, float]]) -> None:
         """nodes: a parent before its children."""
         open_ends = {self.trie.root}
         for node in nodes:
             if self.trie.parent(node) in open_ends and not self.finishes(node):
                 open_ends.add(node)
-        self.verifying, self.starts = [node for node in nodes if node in open_ends], {}
+        self.verifying, self.hints = [node for node in nodes if node in open_ends], hints
+        self.starts = {}
         self.wanted = self.told = True
 
     def commit(self, tokens: np.ndarray, epoch: int) -> list[int] | None:
@@ -81,6 +85,6 @@ class Draft:
             self.trie.restart(epoch)
             if before in self.candidates:
                 self.candidates[self.trie.root] = self.candidates.pop(before)
-        self.verifying, self.starts = None, {self.trie.root: 1.0}
+        self.verifying, self.hints, self.starts = None, {}, {self.trie.root: 1.0}
         self.wanted, self.told = self.told, False
         return path

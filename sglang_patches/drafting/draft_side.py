@@ -20,6 +20,7 @@ from sglang_patches.drafting.messages import (
     Closed,
     Committed,
     Growth,
+    Hints,
     Lost,
     Message,
     Opened,
@@ -121,7 +122,7 @@ class DraftSide:
                 return
             nodes.append(trie.add(node, parent, token, 1.0))
         if message.epoch == trie.epoch:
-            draft.verify(nodes[1:])
+            draft.verify(nodes[1:], _hints(trie, nodes, message.hints))
 
     def _guess(self) -> list[Answer]:
         """Of the sessions whose verification's ends are all known."""
@@ -181,6 +182,16 @@ def growth_of(draft: Draft, nodes: Sequence[int]) -> Growth:
         np.array([trie.token(node) for node in nodes], np.int32),
         np.array([trie.probability(node) for node in nodes], np.float32),
     )
+
+
+def _hints(trie: Trie, nodes: Sequence[int], hints: Hints) -> dict[int, dict[int, float]]:
+    """Those at these nodes, by node and token."""
+    found: dict[int, dict[int, float]] = {}
+    arrays = hints.parents.tolist(), hints.tokens.tolist(), hints.probabilities.tolist()
+    for parent, token, probability in zip(*arrays, strict=True):
+        if (node := trie.resolve(parent)) in nodes:
+            found.setdefault(node, {})[token] = probability
+    return found
 
 
 def _below(trie: Trie) -> list[int]:

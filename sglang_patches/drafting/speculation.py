@@ -30,6 +30,7 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.fallback import Patience
+from sglang_patches.drafting.hints import hints_of
 from sglang_patches.drafting.messages import Closed, Committed, Growth, Message, Opened, Sampling, Verifying
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.requests import RequestState
@@ -80,6 +81,7 @@ class Speculation:
         self._told: dict[RequestState, tuple[int, np.ndarray]] = {}
         # Node numbers of the trees that were handed out for this step.
         self._shown: dict[RequestState, np.ndarray] = {}
+        self._proposed: dict[RequestState, DraftTree] = {}  # the datastore's trees of this step
 
     def open(self, states: Iterable[RequestState]) -> None:
         """Begins with the requests' texts as far as their outcome is known."""
@@ -174,19 +176,24 @@ class Speculation:
                 (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
         return trees
 
+    def proposed(self, states: Sequence[RequestState], trees: Sequence[DraftTree]) -> None:
+        """The datastore's trees of this step, whichever trees will be verified: what they have beside those is guessed as well."""
+        self._proposed = dict(zip(states, trees, strict=True))
+
     def verification_launched(self, states: Iterable[RequestState]) -> None:
         """Tells the draft side which trees are verified, and puts those that came from elsewhere into the cache."""
         with self._lock:
             shown, self._shown = self._shown, {}
+            proposed, self._proposed = self._proposed, {}
             self._channel.post(
                 [
-                    self._verifying(state, shown[state])
+                    self._verifying(state, shown[state], proposed.get(state, EMPTY_TREE))
                     for state in states
                     if state in shown and state.session in self._cache
                 ]
             )
 
-    def _verifying(self, state: RequestState, numbers: np.ndarray) -> Verifying:
+    def _verifying(self, state: RequestState, numbers: np.ndarray, proposed: DraftTree) -> Verifying:
         """numbers: the nodes that the cache had."""
         trie, tree = self._cache.trie(state.session), state.tree
         own = len(tree) > 0 and tree.sources[0] == DRAFT_MODEL
@@ -196,7 +203,8 @@ class Speculation:
             parents[at] = trie.root if parent < 0 else nodes[parent]
             if not own:
                 nodes[at] = trie.graft(int(parents[at]), token, float(tree.probs[at]))
-        return Verifying(state.session, trie.epoch, nodes, parents, tree.tokens)
+        hints = hints_of(proposed, tree, trie.root, nodes)
+        return Verifying(state.session, trie.epoch, nodes, parents, tree.tokens, hints)
 
     def taken_back(self, states: Iterable[RequestState]) -> None:
         """Their last step did not happen: they begin again."""
@@ -215,6 +223,7 @@ class Speculation:
         self._cache.close(state.session)
         self._states.pop(state.session, None)
         self._shown.pop(state, None)
+        self._proposed.pop(state, None)
         self._told.pop(state, None)
         self._over.discard(state)
 

@@ -65,6 +65,19 @@ class Acceptance:
         starts = np.cumsum([0, *(len(tree) for tree in trees[:-1])])
         return np.add.reduceat(self.estimate(trees, tenants), starts)
 
+    def better(
+        self, trees: Sequence[DraftTree], others: Sequence[DraftTree], tenants: Sequence[str]
+    ) -> list[DraftTree]:
+        """Of each pair that of which more nodes are likely to be accepted. tenants: whose each pair is."""
+        better = [tree if len(tree) else other for tree, other in zip(trees, others, strict=True)]
+        rows = [row for row, tree in enumerate(trees) if len(tree) and len(others[row])]
+        if rows:
+            both = [*(trees[row] for row in rows), *(others[row] for row in rows)]
+            ours, theirs = self.expected(both, 2 * [tenants[row] for row in rows]).reshape(2, -1)
+            for row in np.array(rows)[theirs > ours].tolist():
+                better[row] = others[row]
+        return better
+
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         """From the steps that verified a tree."""
         drafted: dict[str, list[Outcome]] = defaultdict(list)

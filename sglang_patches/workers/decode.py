@@ -227,21 +227,9 @@ class DecodeWorker(TreeWorker):
             return self.parts.fallback.trees(states, [True] * len(states))
         found = self.speculation.look_up(states, depths, self.parts.fallback.patience)
         fallen_back = self.parts.fallback.trees(states, [not len(tree) for tree in found])
-        return self._better(states, found, fallen_back)
-
-    def _better(
-        self, states: list[RequestState], found: list[DraftTree], others: list[DraftTree]
-    ) -> list[DraftTree]:
-        """Of each request's two trees that of which more nodes are likely to be accepted."""
-        better = [tree if len(tree) else other for tree, other in zip(found, others, strict=True)]
-        rows = [row for row, tree in enumerate(found) if len(tree) and len(others[row])]
-        if rows:
-            pairs = [found[row] for row in rows] + [others[row] for row in rows]
-            tenants = 2 * [states[row].tenant for row in rows]
-            ours, theirs = self.policy.acceptance.expected(pairs, tenants).reshape(2, -1)
-            for row, other_is in zip(rows, (theirs > ours).tolist(), strict=True):
-                better[row] = others[row] if other_is else found[row]
-        return better
+        self.speculation.proposed(states, fallen_back)
+        tenants = [state.tenant for state in states]
+        return self.policy.acceptance.better(found, fallen_back, tenants)
 
     # Speculation length
 

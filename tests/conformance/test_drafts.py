@@ -167,9 +167,8 @@ def test_the_output_does_not_depend_on_the_death_of_a_liar(method, model, spelli
     assert killed
 
 
-@LAGS
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("setting", ["temperature 1", "temperature 0.7 and top-p"])
+@pytest.mark.parametrize(("setting", "lags"), [("temperature 1", True), ("temperature 0.7 and top-p", False)])
 def test_requests_with_seeds_keep_plain_decodings_stream(
     method, model, spelling_model, draft, lags, setting, monkeypatch
 ):
@@ -185,7 +184,9 @@ def test_requests_with_seeds_keep_plain_decodings_stream(
     assert answers == [plain_answer(model, p, **kind) for p, kind in zip(prompts, kinds, strict=True)]
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize(
+    "draft", ["1", LYING, *(pytest.param(d, marks=pytest.mark.long) for d in ("0.9", "0.6", "0.3"))]
+)
 def test_sampled_output_has_plain_decodings_distribution(method, model, spelling_model, draft):
     bench = workbench_of(pinned(method), model, draft, spelling_model)
     assert p_value_of(bench, model, "top-k and min-p", lags=True) > REJECT

@@ -6,42 +6,77 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 VARIABLE = "SPECSTORE_EMULATED_LATENCY_MS"
+FILE_VARIABLE = "SPECSTORE_EMULATED_LATENCY_FILE"
 TARGET = "sglang.srt.managers.tp_worker.TpModelWorker.__init__"
+
+Seconds = Callable[[], float]
 
 
 def register() -> None:
-    """Does nothing without the variable. Ends the process for a value that is no positive number: SGLang would only log an
+    """Does nothing without one of the variables. Ends the process for a value that cannot be used: SGLang would only log an
     error, and go on at full speed."""
-    value = os.environ.get(VARIABLE)
-    if value is None:
+    seconds, meaning = latency()
+    if seconds is None:
         return
-    try:
-        seconds = float(value) / 1e3
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise SystemExit(f"{VARIABLE}={value!r}: give a number of milliseconds above 0")
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(TARGET, lambda made, worker, *_, **__: slow_down(worker, seconds), HookType.AFTER)
+    HookRegistry.register(
+        TARGET, lambda made, worker, *_, **__: slow_down(worker, seconds, meaning), HookType.AFTER
+    )
 
 
-def slow_down(worker, seconds: float) -> None:
+def latency() -> tuple[Seconds | None, str]:
+    """What to ask for it before each forward, None where nothing is emulated; and its meaning in words."""
+    value, file = os.environ.get(VARIABLE), os.environ.get(FILE_VARIABLE)
+    if file is not None:
+        at = Path(file)
+        read_seconds(at)
+        return lambda: read_seconds(at), f"as many ms as {file} says"
+    if value is None:
+        return None, ""
+    seconds = number(value)
+    if not 0 < seconds < float("inf"):
+        raise SystemExit(f"{VARIABLE}={value!r}: give a number of milliseconds above 0")
+    return lambda: seconds, f"{seconds * 1e3:g} ms"
+
+
+def read_seconds(file: Path) -> float:
+    """Ends the process for a file without a number of milliseconds, 0 or more."""
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise SystemExit(f"{FILE_VARIABLE}: {error}") from error
+    seconds = number(text)
+    if not 0 <= seconds < float("inf"):
+        raise SystemExit(f"{FILE_VARIABLE}: {file} holds {text!r}, no number of milliseconds")
+    return seconds
+
+
+def number(milliseconds: str) -> float:
+    """In seconds, -1 for what is none."""
+    try:
+        return float(milliseconds) / 1e3
+    except ValueError:
+        return -1.0
+
+
+def slow_down(worker, seconds: Seconds, meaning: str) -> None:
     """Slows a worker's model runner, unless it is a draft's. A draft process has a model runner without such a worker."""
     if worker.is_draft_worker:
         return
     runner = worker.model_runner
     if runner.device != "cpu":
         raise SystemExit(f"{VARIABLE}: a forward on {runner.device} has not ended when it returns")
-    logger.warning("EMULATED latency: each decode or verify forward takes at least %g ms", seconds * 1e3)
+    logger.warning("EMULATED latency: each decode or verify forward takes at least %s", meaning)
     runner.forward = slowed(runner.forward, seconds)
 
 
-def slowed(forward: Callable, seconds: float) -> Callable:
+def slowed(forward: Callable, seconds: Seconds) -> Callable:
     """`ModelRunner.forward` that takes at least so long from its beginning for a decode or verify batch."""
 
     def slow(forward_batch, *arguments, **named):
@@ -49,7 +84,7 @@ def slowed(forward: Callable, seconds: float) -> Callable:
         result = forward(forward_batch, *arguments, **named)
         mode = forward_batch.forward_mode
         if mode.is_decode() or mode.is_target_verify():
-            time.sleep(max(0.0, began + seconds - time.monotonic()))
+            time.sleep(max(0.0, began + seconds() - time.monotonic()))
         return result
 
     return slow

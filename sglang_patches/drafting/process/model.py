@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Histogram, Summary
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -24,9 +24,16 @@ from sglang_patches.drafting.process.sequences import SequenceCache
 CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
 DEEPEST = 128  # levels below a text that its trie may have
 FORWARD_SECONDS = Histogram(
-    "specstore_draft_forward_seconds", "Draft forwards", buckets=[1e-3 * 1.5**step for step in range(20)]
+    "specstore_draft_forward_seconds",
+    "Draft forwards, by rows (rounded up to a power of two)",
+    ["rows"],
+    buckets=[1e-3 * 1.5**step for step in range(20)],
 )
-ROWS = Counter("specstore_draft_rows", "Rows of draft forwards")
+ROWS = Counter(
+    "specstore_draft_rows", "Rows of draft forwards, by rows of the forward (rounded up)", ["rows"]
+)
+PREFILL_SECONDS = Summary("specstore_draft_prefill_seconds", "Prefills of chunks of texts by the draft model")
+PREFILLED = Counter("specstore_draft_prefilled_tokens", "Tokens of these chunks")
 NOWHERE = 1 << 62  # no node's number
 
 
@@ -73,7 +80,10 @@ class SglangModel(DraftModel):
         if slots is None:
             return False
         self._sequences.extend(cached, slots)
+        began = time.monotonic()
         self._run(extend_batch(cached.row, draft.text.between(start, end), start, slots))
+        PREFILL_SECONDS.observe(time.monotonic() - began)
+        PREFILLED.inc(end - start)
         return True
 
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
@@ -85,8 +95,9 @@ class SglangModel(DraftModel):
             if done is None:
                 break
             found |= done
-        FORWARD_SECONDS.observe(time.monotonic() - began)
-        ROWS.inc(len(items))
+        rows_label = str(1 << (len(items) - 1).bit_length())
+        FORWARD_SECONDS.labels(rows_label).observe(time.monotonic() - began)
+        ROWS.labels(rows_label).inc(len(items))
         return [found.get(row) for row in rows]
 
     def _items(self, row: Row) -> list[_Item]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from sglang_patches.drafting.draft import Draft
 from sglang_patches.drafting.predictor import Guess, OutcomePredictor
+from sglang_patches.drafting.saguaro.hint_rates import HintRates
 
 RANKS = 32  # choices of the draft model after a node that may be guessed
 MEMORY = 4000  # the counts follow the last so many tokens
@@ -42,20 +43,21 @@ def rounded(shares: np.ndarray, most: np.ndarray) -> np.ndarray:
 
 class End(NamedTuple):
     """A node where the accepted path may end. reached, ends: probability that the path comes to it, and that it ends there with
-    a token after which the request goes on. choices: rank and token of the draft model's choices that are not verified and do
-    not end the request, the likeliest first."""
+    a token after which the request goes on. choices: rate and token of what is not verified and does not end the request, the
+    likeliest first."""
 
     node: int
     reached: float
     ends: float
-    choices: list[tuple[int, int]]
+    choices: list[tuple[float, int]]
 
 
 class GeometricFanOut(OutcomePredictor):
     """Learns how often the target's own token is the draft model's f-th choice.
 
     Every token that a verification emits is one observation, whether it was drafted or not: the path came to its node because
-    of the tokens before it. The rate of the first choice is the paper's acceptance rate a.
+    of the tokens before it. The rate of the first choice is the paper's acceptance rate a. What the datastore proposes at a node
+    is a choice too, with a rate of its own.
     """
 
     def __init__(self) -> None:
@@ -63,6 +65,7 @@ class GeometricFanOut(OutcomePredictor):
         ranks = np.arange(1, RANKS)
         others = np.append(1 / ranks - 1 / (ranks + 1), 1 / RANKS)
         self._counts = _PRIOR * np.append(0.7, 0.3 * others)
+        self._hints = HintRates()
 
     @property
     def rates(self) -> np.ndarray:
@@ -78,13 +81,13 @@ class GeometricFanOut(OutcomePredictor):
         return max(0.1, float(np.log(first / last) / np.log(RANKS - 1)))
 
     def guesses(self, draft: Draft, budget: int) -> list[Guess]:
-        ends, rates = self._ends(draft), self.rates
+        ends = self._ends(draft)
         chances = np.array([max(end.ends, 1e-9) for end in ends])
         most = np.array([len(end.choices) for end in ends])
         return [
-            Guess(end.node, token, float(end.reached * rates[rank]))
+            Guess(end.node, token, end.reached * rate)
             for end, count in zip(ends, rounded(self.shares(chances, budget), most).tolist(), strict=True)
-            for rank, token in end.choices[:count]
+            for rate, token in end.choices[:count]
         ]
 
     def shares(self, ends: np.ndarray, budget: int) -> np.ndarray:
@@ -98,8 +101,11 @@ class GeometricFanOut(OutcomePredictor):
         nodes = [draft.trie.root, *(node for node in path if node in verifying)]
         for node, token in zip(nodes, tokens, strict=False):  # the last node's token is the target's own
             if node in draft.candidates:
+                ranks = _ranks(draft, node)
                 self._counts *= 1 - 1 / MEMORY
-                self._counts[_ranks(draft, node).get(token, RANKS)] += 1
+                self._counts[ranks.get(token, RANKS)] += 1
+                for hint, estimate in draft.hints.get(node, {}).items():
+                    self._hints.learn(ranks.get(hint, RANKS), estimate, hint == token)
 
     def _ends(self, draft: Draft) -> list[End]:
         """The root and every verified node that may be followed."""
@@ -110,13 +116,13 @@ class GeometricFanOut(OutcomePredictor):
             accepted = {child: float(rates[ranks.get(token, RANKS)]) for token, child in verified.items()}
             reached |= {child: reached[node] * rate for child, rate in accepted.items()}
             over = sum(float(rates[rank]) for token, rank in ranks.items() if token in draft.sampling.ends)
-            choices = [
-                (rank, token)
-                for token, rank in ranks.items()
-                if token not in verified and token not in draft.sampling.ends
-            ]
+            choices = {token: float(rates[rank]) for token, rank in ranks.items() if token not in verified}
+            for token, estimate in draft.hints.get(node, {}).items():
+                choices[token] = self._hints.rate(ranks.get(token, RANKS), estimate)
+            likeliest = [(rate, token) for token, rate in choices.items() if token not in draft.sampling.ends]
+            likeliest.sort(key=lambda of: -of[0])
             ends = reached[node] * (1 - over - sum(accepted.values()))
-            found.append(End(node, reached[node], ends, choices))
+            found.append(End(node, reached[node], ends, likeliest))
         return found
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.emulated_latency import PLUGIN, emulated_latency
+from benchmarks.emulated_latency import PLUGIN, AdjustableLatency, emulated_latency
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def batch(kind: str) -> SimpleNamespace:
 def test_prefill_is_not_slowed(plugin, monkeypatch, kind, slept):
     sleeps = []
     monkeypatch.setattr(plugin.time, "sleep", sleeps.append)
-    slow = plugin.slowed(lambda forward_batch, flag=False: (forward_batch, flag), 1.0)
+    slow = plugin.slowed(lambda forward_batch, flag=False: (forward_batch, flag), lambda: 1.0)
     given = batch(kind)
     assert slow(given, flag=True) == (given, True)
     assert len(sleeps) == slept
@@ -41,7 +41,7 @@ def test_a_draft_is_not_slowed(plugin):
 
     for draft in (True, False):
         runner = SimpleNamespace(device="cpu", forward=forward)
-        plugin.slow_down(SimpleNamespace(is_draft_worker=draft, model_runner=runner), 1.0)
+        plugin.slow_down(SimpleNamespace(is_draft_worker=draft, model_runner=runner), lambda: 1.0, "1 s")
         assert (runner.forward is forward) == draft
 
 
@@ -61,3 +61,25 @@ except Exception:
     )
     assert done.returncode == 1
     assert f"SPECSTORE_EMULATED_LATENCY_MS={value!r}: give a number" in done.stderr
+
+
+def test_the_latency_of_a_running_server_can_be_changed(plugin, monkeypatch, tmp_path):
+    latency, sleeps = AdjustableLatency(tmp_path / "latency"), []
+    for name, value in latency.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(plugin.time, "sleep", sleeps.append)
+    slow = plugin.slowed(lambda forward_batch: forward_batch, plugin.latency()[0])
+    for milliseconds in (0, 2000, 500):
+        latency.set(milliseconds)
+        slow(batch("decode"))
+    assert sleeps == [0.0, pytest.approx(2.0, abs=0.1), pytest.approx(0.5, abs=0.1)]
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "soon", None])
+def test_a_file_without_a_latency_ends_the_process(plugin, monkeypatch, tmp_path, text):
+    file = tmp_path / "latency"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv("SPECSTORE_EMULATED_LATENCY_FILE", str(file))
+    with pytest.raises(SystemExit, match="SPECSTORE_EMULATED_LATENCY_FILE: "):
+        plugin.latency()

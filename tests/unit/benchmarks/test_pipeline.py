@@ -1,6 +1,7 @@
 """The simulation of drafting beside the target against what theory says of it."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -8,11 +9,15 @@ import pytest
 
 from benchmarks.pipeline import __main__ as command
 from benchmarks.pipeline import theory
-from benchmarks.pipeline.experiments import FAN_OUT, Question, break_even, critical, misses
+from benchmarks.pipeline.experiments import BOTH, FAN_OUT, Question, break_even, critical, misses
+from benchmarks.pipeline.experiments import DRAFT as DRAFT_ALONE
 from benchmarks.pipeline.pairs import CHOICES, load, recorded, save, synthetic, synthetic_pairs
 from benchmarks.pipeline.simulation import FELL_BACK, HIT, NOTHING, WAITED, Pipeline, Setting, Times
 from benchmarks.report import plots
 from benchmarks.report.page import Run, page
+from benchmarks.report.statistics import Interval
+from datastore_service.client.embedded import EmbeddedDatastore
+from datastore_service.engine.engine import Engine
 from sglang_patches.drafting.fallback import NoFallback
 from sglang_patches.drafting.saguaro import GeometricFanOut, WaitingFallback
 
@@ -22,21 +27,33 @@ TIMES = Times(lambda rows: STEP, lambda rows: DRAFT)
 
 
 def question(acceptance=0.8, times=TIMES, **changes):
-    def pairs(_, count):
-        return synthetic_pairs(count, 3000, acceptance, 0.6, 0.5, seed=1)
+    tokens = changes.pop("tokens", 1500)
 
-    return Question(
-        times, **{"lookahead": K, "guesses": 10, "e_miss": 2.0, "steps": 400, "pairs": pairs} | changes
-    )
+    def pairs(_, batch):
+        count = max(10, 2 * batch)
+        return synthetic_pairs(count, tokens // count + K + 1, acceptance, 0.6, 0.5, seed=1)
+
+    return Question(times, **{"lookahead": K, "guesses": 10, "e_miss": 2.0, "pairs": pairs} | changes)
 
 
 def test_the_clock_is_deterministic():
-    first, second = (question().tally(None, 3) for _ in range(2))
-    assert first == second and first.steps.total() == 402
+    first, second = (question().tally({}, 3) for _ in range(2))
+    assert first == second and len(first.parts) == 8
+
+
+def test_every_pair_is_played_to_its_end_and_counted_once():
+    asked = question()
+    for batch in (1, 4):
+        tally = asked.tally({}, batch)
+        pairs = asked.pairs({}, batch)[-len(tally.parts) :]
+        for part, pair in zip(tally.parts, pairs, strict=True):
+            assert len(pair) - 3 * (K + 1) < part.tokens.total() <= len(pair)
+        assert tally.seconds == pytest.approx(sum(part.seconds for part in tally.parts))
+        assert 0 < tally.steps.total() * STEP / batch <= tally.seconds * (1 + 1e-9)
 
 
 def test_a_draft_that_is_always_right_and_in_time_gives_a_whole_chain_every_step():
-    tally = question(acceptance=1.0).tally(None, 2)
+    tally = question(acceptance=1.0).tally({}, 2)
     assert tally.hit_rate == 1 and tally.hidden == pytest.approx(1)
     assert tally.tokens_a_second == pytest.approx(2 * (K + 1) / STEP)
 
@@ -45,7 +62,7 @@ def test_a_draft_that_is_always_right_and_in_time_gives_a_whole_chain_every_step
 def test_a_draft_that_is_too_slow_gives_as_much_as_it_has_time_for(draft):
     """Always right, one token a forward: the target emits what was drafted meanwhile and its own."""
     times = Times(lambda rows: STEP, lambda rows: draft)
-    tally = question(acceptance=1.0, times=times).tally(None, 1, fallback="none")
+    tally = question(acceptance=1.0, times=times).tally({}, 1, fallback="none")
     assert 1 / STEP <= tally.tokens_a_second <= 1 / STEP + 1 / draft
     assert tally.tokens_a_step() < K + 1
 
@@ -53,7 +70,7 @@ def test_a_draft_that_is_too_slow_gives_as_much_as_it_has_time_for(draft):
 @pytest.mark.parametrize("fallback", ["none", "datastore", "wait"])
 @pytest.mark.parametrize("acceptance", [0.6, 0.85])
 def test_theorem_7(acceptance, fallback):
-    tally = question(acceptance=acceptance, steps=800).tally(None, 1, fallback=fallback)
+    tally = question(acceptance=acceptance, tokens=3200).tally({}, 1, fallback=fallback)
     waited = tally.waiting / max(1, tally.steps[WAITED]) / STEP
     assert waited == pytest.approx(K * DRAFT if fallback == "wait" else 0, rel=0.1)
     e_miss = tally.tokens_a_step(WAITED, FELL_BACK, NOTHING)
@@ -63,14 +80,14 @@ def test_theorem_7(acceptance, fallback):
 
 def test_corollary_16():
     """All of a batch wait for one."""
-    batch, tally = 4, question(steps=1200).tally(None, 4, fallback="wait")
+    batch, tally = 4, question(tokens=4800).tally({}, 4, fallback="wait")
     e_miss = tally.tokens_a_step(WAITED)
     expected = theory.speedup(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, 0.5, K * DRAFT, batch)
     assert tally.tokens_a_second * STEP / batch == pytest.approx(expected, rel=0.03)
 
 
 def test_equation_1():
-    tally = question(steps=1000).tally(None, 1)
+    tally = question(tokens=4000).tally({}, 1)
     after = {
         kind: tally.after[kind, HIT] / sum(tally.after[kind, to] for to in (HIT, FELL_BACK))
         for kind in (HIT, FELL_BACK)
@@ -79,49 +96,49 @@ def test_equation_1():
 
 
 def test_hits_give_what_a_chain_gives():
-    tally = question(acceptance=0.7, steps=1200).tally(None, 1)
+    tally = question(acceptance=0.7, tokens=4800).tally({}, 1)
     assert tally.tokens_a_step(HIT) == pytest.approx(theory.chain_tokens(0.7, K), rel=0.08)
     assert tally.tokens_a_step(FELL_BACK) == pytest.approx(2.0, rel=0.15)
 
 
 def test_batches_beyond_b_star_do_not_wait():
     """The direction of Theorem 17; the rule that decides by it is about as good as the better of the two."""
-    asked = question(times=Times(lambda rows: STEP, lambda rows: 0.1), steps=800)
-    assert 1 < critical(asked, None, "none") < 16
+    asked = question(times=Times(lambda rows: STEP, lambda rows: 0.1), tokens=3200)
+    assert 1 < critical(asked, {}, "none") < 16
     for batch, waiting_is_better in ((1, True), (16, False)):
         names = ("none", "wait", "datastore", "by b*")
-        speed = {name: asked.tally(None, batch, fallback=name).tokens_a_second for name in names}
+        speed = {name: asked.tally({}, batch, fallback=name).tokens_a_second for name in names}
         assert (speed["wait"] > speed["none"]) is waiting_is_better
         assert speed["by b*"] > 0.96 * max(speed["wait"], speed["datastore"])
 
 
 def test_guesses_are_worth_more_where_the_path_ends():
     """Seven positions, of which the later ones are hardly reached."""
-    asked = question(acceptance=0.5, lookahead=7, guesses=16, steps=1000)
-    hits = {name: asked.tally(None, 1, name, "none").hit_rate for name in FAN_OUT}
+    asked = question(acceptance=0.5, lookahead=7, guesses=16, tokens=2000)
+    hits = {name: asked.tally({}, 1, name, "none").hit_rate for name in FAN_OUT}
     assert hits["geometric"] > hits["uniform"] + 0.02
     assert hits["likeliest"] > hits["uniform"] + 0.02
 
 
 def test_drafting_beside_the_target_beats_drafting_before_it():
-    row = question(steps=1000).row(None, 1, fallback="datastore")
-    e_sync = row["synchronous_over_plain"] * (1 + K * DRAFT)
-    least, most = theory.sandwich(row["hit_rate"], theory.chain_tokens(0.8, K), e_sync, K * DRAFT)
-    assert max(1, least) < row["over_synchronous"] < most and row["hidden"] > 0.95
+    (row,) = question(tokens=4000).rows({}, 1, "fallback", ["datastore"])
+    e_sync = row["synchronous_over_plain"].value * (1 + K * DRAFT)
+    least, most = theory.sandwich(row["hit_rate"].value, theory.chain_tokens(0.8, K), e_sync, K * DRAFT)
+    assert max(1, least) < row["over_synchronous"].value < most and row["hidden"] > 0.95
     expected = theory.chain_tokens(0.8, K) / (1 + K * DRAFT)
-    assert row["synchronous_over_plain"] == pytest.approx(expected, rel=0.05)
+    assert row["synchronous_over_plain"].value == pytest.approx(expected, rel=0.05)
 
 
 def test_messages_that_take_longer_than_a_step_miss():
     late = question(times=Times(lambda rows: STEP, lambda rows: DRAFT, delay=2 * STEP)).tally(
-        None, 1, fallback="none"
+        {}, 1, fallback="none"
     )
-    assert late.hit_rate < 0.5 * question().tally(None, 1, fallback="none").hit_rate
+    assert late.hit_rate < 0.5 * question().tally({}, 1, fallback="none").hit_rate
 
 
 def test_misses_fall_by_the_power_law_of_the_pair():
-    asked = question(acceptance=0.0, lookahead=1, e_miss=1.5, steps=800)
-    found = misses(asked, None, 4, fan_outs=(1, 2, 4, 8))
+    asked = question(acceptance=0.0, lookahead=1, e_miss=1.5, tokens=3200)
+    found = misses(asked, {}, fan_outs=(1, 2, 4, 8))
     law = found["exponents"][HIT]
     assert law.low < 0.6 + 0.1 and law.high > 0.6 - 0.1
     rates = [row["miss_rate"] for row in found["rows"] if row["after"] == HIT]
@@ -142,27 +159,33 @@ def test_synthetic_pairs_are_what_they_are_said_to_be():
 
 def test_recorded_pairs_come_back_from_their_file(tmp_path):
     table = np.random.default_rng(0).dirichlet(np.ones(100), 100).astype(np.float32)
-    pairs = [
-        recorded([1, 2], [3, 4, 5], lambda text: table[text]),
-        recorded([7], [8], lambda text: table[text]),
-    ]
+
+    def choose(text):
+        order = np.argsort(-table[text], axis=1)
+        return order, np.take_along_axis(table[text], order, 1)
+
+    pairs = [recorded([1, 2], [3, 4, 5], choose), recorded([7], [8], choose)]
+    assert pairs[0].prompt.tolist() == [1, 2]
     assert pairs[0].tokens.tolist() == [3, 4, 5]
     assert pairs[0].choices[0, 0] == table[2].argmax() and pairs[0].choices[2, 0] == table[4].argmax()
     assert pairs[0].probabilities[0].tolist() == sorted(table[2].tolist(), reverse=True)[:CHOICES]
-    save(tmp_path / "p.npz", pairs)
-    for made, read in zip(pairs, load(tmp_path / "p.npz"), strict=True):
-        for field in ("tokens", "choices", "probabilities"):
+    save(tmp_path / "p.npz", pairs, temperature=0.5)
+    read_back, what = load(tmp_path / "p.npz")
+    assert what == {"temperature": 0.5}
+    for made, read in zip(pairs, read_back, strict=True):
+        for field in ("prompt", "tokens", "choices", "probabilities"):
             assert (getattr(made, field) == getattr(read, field)).all()
     np.savez(tmp_path / "q.npz", tokens=[1])
     with pytest.raises(ValueError, match="choices"):
         load(tmp_path / "q.npz")
 
 
-def test_the_end_of_an_answer_begins_it_again():
+def test_the_end_of_an_answer_makes_place_for_the_next():
     pairs = [synthetic(np.random.default_rng(at), 40, 0.8, 0.6, 0.5) for at in range(3)]
     waiting = partial(WaitingFallback, NoFallback(), K, 10.0)
-    tally = Pipeline(Setting(TIMES, K, 16, GeometricFanOut, lambda pairs, clock: waiting()), pairs).run(100)
-    assert tally.tokens.total() > 3 * 3 * 40
+    setting = Setting(TIMES, K, 16, GeometricFanOut, lambda pairs, clock: waiting())
+    tally = Pipeline(setting, pairs, 2).run()
+    assert len(tally.parts) == 3 and all(part.tokens.total() > 20 for part in tally.parts)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +198,14 @@ def test_the_end_of_an_answer_begins_it_again():
     ],
 )
 def test_break_even(above, speed):
-    rows = [{"speed": at, "over": value} for at, value in zip((1, 2, 4), above, strict=True)]
+    rows = [
+        {"speed": at, "over": Interval(value, None, None)} for at, value in zip((1, 2, 4), above, strict=True)
+    ]
     assert break_even(rows, "over") == (speed and pytest.approx(speed))
 
 
 def test_the_command_answers_and_its_record_is_shown_and_drawn(tmp_path, capsys):
-    words = "--steps 200 --batch 1 2 --speed 4 8 --acceptance 0.6 0.8 --guesses 8 --lookahead 3"
+    words = "--tokens 300 --batch 1 2 --speed 4 8 --acceptance 0.6 0.8 --guesses 8 --lookahead 3"
     command.main([*words.split(), "--json", str(tmp_path / "pipeline.json")])
     out = capsys.readouterr().out
     for title in ("Forecast", "figure 3", "figure 4", "figure 6", "b*", "speed ratios"):
@@ -193,11 +218,28 @@ def test_the_command_answers_and_its_record_is_shown_and_drawn(tmp_path, capsys)
 
 
 def test_the_command_takes_recorded_pairs(tmp_path, capsys):
-    save(tmp_path / "p.npz", synthetic_pairs(2, 200, 0.8, 0.6, 0.5, 0))
-    command.main(
-        ["--pairs", str(tmp_path / "p.npz"), "--ask", "forecast", "--batch", "1", "3", "--steps", "60"]
-    )
-    assert "over plain" in capsys.readouterr().out
+    for temperature in (0, 1):
+        pairs = synthetic_pairs(3, 30, 0.8 - 0.2 * temperature, 0.6, 0.5, 0)
+        save(tmp_path / f"{temperature}.npz", pairs, agreement=0.8, temperature=temperature)
+    words = "--ask spreads sources fallbacks --batch 1 2 --lookahead 3 --guesses 8 --vocab-size 50000"
+    out = tmp_path / "recorded.json"
+    command.main([*words.split(), "--pairs", *map(str, tmp_path.glob("*.npz")), "--json", str(out)])
+    shown = capsys.readouterr().out
+    assert "temperature" in shown and "Guesses from the datastore" in shown
+    plots.draw("recorded", json.loads(out.read_text()), tmp_path)
+    assert len(list(tmp_path.glob("*.png"))) == 3
+
+
+def test_the_datastore_s_proposals_are_hits_that_the_draft_alone_cannot_have():
+    """The draft model never has the target's token among its choices; every other answer is a copy of the one before it."""
+    rng, pairs = np.random.default_rng(0), []
+    for _ in range(8):
+        pair = synthetic(rng, 60, 0.75, 1.0, 0.0)
+        pair.choices[pair.ranks() > 0] = np.arange(CHOICES)  # for no token is below it
+        pairs += [replace(pair, tokens=pair.tokens + CHOICES, choices=pair.choices + CHOICES)] * 2
+    asked = question(pairs=lambda case, batch: pairs, datastore=lambda: EmbeddedDatastore(Engine(60_000)))
+    alone, both = (asked.tally({}, 1, guesses_from=name) for name in (DRAFT_ALONE, BOTH))
+    assert both.hit_rate > alone.hit_rate + 0.02
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.drafting.fallback import NO_PATIENCE, Patience
 from sglang_patches.drafting.messages import GREEDY, Closed, Committed, Opened, Sampling, Verifying
 from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
 from tests.support.agreeing_model import VOCABULARY, model, target
-from tests.support.draft_side import InProcessDraftSide
+from tests.support.draft_side import COUNT, InProcessDraftSide
 from tests.unit.drafting.texts import make_book, make_req
 
 NODES = 7
@@ -28,6 +29,7 @@ class Run:
             req.output_ids.append(text[-1])
         self.steps = self.emitted = 0
         self.patience = lambda batch, misses: NO_PATIENCE
+        self.datastore = lambda text: EMPTY_TREE
 
     def step(self):
         states, taken_back = self.book.read(self.begin())
@@ -37,6 +39,7 @@ class Run:
         for state, tree in zip(states, trees, strict=True):
             tree.check_integrity(nodes=NODES)
             state.tree = tree
+        self.speculation.proposed(states, [*map(self.datastore, self.texts)])
         self.speculation.verification_launched(states)
         emitted = [self.verified(text, tree) for text, tree in zip(self.texts, trees, strict=True)]
         self.speculation.outcomes_known(self.book.settle(self.book.read_ahead(self.begin(emitted))))
@@ -72,6 +75,19 @@ class Run:
         return self.emitted / self.steps
 
 
+class Beside(InProcessDraftSide):
+    """Works between the launch and the outcome, and not in the look-up."""
+
+    def post(self, messages):
+        super().post(messages)
+        if any(isinstance(message, Verifying) for message in messages):
+            self.drafted = super().collect(0.0)
+
+    def collect(self, seconds):
+        drafted, self.drafted = getattr(self, "drafted", []), []
+        return drafted
+
+
 def lookups(result):
     return LOOKUPS.labels(result)._value.get()
 
@@ -101,6 +117,37 @@ def test_predicted_ends_are_hits():
     hits = lookups("hit")
     run.tokens_a_step(20)
     assert lookups("hit") - hits > 30
+
+
+@pytest.mark.parametrize(("proposes", "hits"), [(False, False), (True, True)])
+def test_what_the_datastore_proposes_is_guessed(proposes, hits):
+    """The draft model does not have the target's token among its choices where one is refused: alone it never hits."""
+
+    def blind(texts):
+        out = model(1.0)(texts)
+        for row, text in enumerate(texts):
+            if text[-1] % 2:
+                out[row] = np.where(np.arange(VOCABULARY) < COUNT + 1, 0.01, 0)
+                out[row, target(text)] = 0
+        return out
+
+    run = Run(Beside(blind, rounds=30), requests=1)
+    if proposes:
+        run.datastore = proposed_chain
+    run.tokens_a_step(60)  # it learns how far the datastore can be trusted
+    before = lookups("miss")
+    run.tokens_a_step(10)
+    assert (lookups("miss") - before < 5) is hits
+
+
+def proposed_chain(text):
+    """A datastore that is always right, as far as the draft's tree will go."""
+    tokens = []
+    for _ in range(NODES + 1):
+        tokens.append(target(text + tokens))
+    size = len(tokens)
+    sources, parents = np.full(size, Tier.LIVE, np.uint8), np.arange(-1, size - 1, dtype=np.int32)
+    return DraftTree(np.array(tokens, np.int32), parents, np.full(size, 0.9, np.float32), sources)
 
 
 def test_what_the_draft_side_is_told_is_what_happened():
@@ -191,18 +238,6 @@ def test_a_missing_tree_is_waited_for_until_it_is_large_enough(nodes):
 
 
 def test_what_was_drafted_beside_the_target_is_a_hit():
-    """The draft side works between the launch and the outcome, and not in the look-up."""
-
-    class Beside(InProcessDraftSide):
-        def post(self, messages):
-            super().post(messages)
-            if any(isinstance(message, Verifying) for message in messages):
-                self.drafted = super().collect(0.0)
-
-        def collect(self, seconds):
-            drafted, self.drafted = getattr(self, "drafted", []), []
-            return drafted
-
     run = Run(Beside(model(1.0), rounds=30), requests=1)
     run.tokens_a_step(2)
     misses = lookups("miss")

@@ -5,12 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("sglang")
-
-from datastore_service.protocol.tree import EMPTY_TREE, DraftTree  # noqa: E402
-from sglang_patches.drafting.source import DRAFT_MODEL  # noqa: E402
-from sglang_patches.workers.acceptance import Acceptance  # noqa: E402
-from sglang_patches.workers.decode import DecodeWorker  # noqa: E402
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from sglang_patches.drafting.source import DRAFT_MODEL
+from sglang_patches.workers.acceptance import Acceptance
 
 
 def tree(probs, source=1):
@@ -35,9 +32,7 @@ def test_the_estimates_of_a_batch_are_those_of_its_trees():
 def test_the_better_tree_is_taken():
     good, bad, none = tree([0.9, 0.8], DRAFT_MODEL), tree([0.3]), EMPTY_TREE
     pairs = [(good, bad), (bad, good), (none, bad), (bad, none), (none, none), (good, good)]
-    states = [SimpleNamespace(tenant="")] * len(pairs)
-    worker = SimpleNamespace(policy=SimpleNamespace(acceptance=Acceptance()))
-    found, others = map(list, zip(*pairs, strict=True))
-    taken = DecodeWorker._better(worker, states, found, others)
+    trees, others = zip(*pairs, strict=True)
+    taken = Acceptance().better(trees, others, [""] * len(pairs))
     assert list(map(id, taken)) == list(map(id, [good, good, bad, bad, none, good]))
-    assert DecodeWorker._better(worker, states[:1], [none], [bad]) == [bad]
+    assert Acceptance().better([none], [bad], [""]) == [bad]

@@ -31,7 +31,7 @@ def run(draft, drafter, only=None):
 def test_a_chain_of_the_lookahead_s_length_after_each_start():
     draft, drafter = make_draft(), Rollouts(LOOKAHEAD)
     guesses = [draft.trie.add(node, 0, 50 + node, 0.5) for node in (1, 2)]
-    draft.verify([])
+    draft.verify([], {})
     draft.candidates[0] = Candidates(np.array([51], np.int32), np.array([1.0]))
     draft.starts = dict.fromkeys(guesses, 0.5)
     assert run(draft, drafter) == {1: 0.5, 2: 0.5}
@@ -45,7 +45,7 @@ def test_a_chain_of_the_lookahead_s_length_after_each_start():
 def test_the_ends_of_a_verification_come_first():
     draft, drafter = make_draft(), Rollouts(LOOKAHEAD)
     run(draft, drafter)
-    draft.verify([draft.trie.child(0, 0)])
+    draft.verify([draft.trie.child(0, 0)], {})
     assert drafter.leaves(draft) == [(1, 1.0)]
 
 
@@ -80,5 +80,5 @@ def test_a_verification_has_no_ends_where_the_request_is_over():
     draft, drafter = make_draft(ENDING), Rollouts(LOOKAHEAD)
     #  root -> 5 -> 6 ; root -> END -> 7
     nodes = [draft.trie.add(*row, 0.5) for row in ((1, 0, 5), (2, 0, END), (3, 2, 7), (4, 1, 6))]
-    draft.verify(nodes)
+    draft.verify(nodes, {})
     assert sorted(leaf.node for leaf in drafter.leaves(draft)) == [0, 1, 4]

@@ -1,0 +1,85 @@
+"""What is served, and on which core.
+
+plain        no speculation
+plain_two    the same with both cores, which is what an operator without a draft model would give it
+sssd         the datastore drafts, with the prior of recorded answers
+saguaro      the draft model drafts beside the target, in a process with a core of its own
+standalone   SGLang's own drafting with that model, before each step
+
+All but plain_two have one core for the target. Nothing that is answered is published to the datastore: every variant meets the same
+prompts at every speed ratio, and must know no more of them the second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.serve.variants import STANDALONE_CHAIN
+from sglang_patches.launch.servers import ServerSpec, SglangServer
+
+VARIANTS = ("plain", "plain_two", "sssd", "saguaro", "standalone")
+WITH_DRAFT = ("saguaro", "standalone")
+ALGORITHMS = {"sssd": "SSSD", "saguaro": "SAGUARO", "standalone": "STANDALONE"}
+DRAFT_PROGRAM = "sglang_patches.drafting.process"
+TARGET_CORE, DRAFT_CORE = 0, 1
+KV_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Setup:
+    """nodes: drafted tokens a step of SSSD and SAGUARO, and of the draft process after each guess. rows: of a draft forward. length:
+    whether all are verified (static) or as many as pay (adaptive). prior: directory of `specstore build`."""
+
+    model: Path
+    draft: Path
+    prior: Path
+    nodes: int
+    rows: int
+    length: str
+    batch: int
+    environment: dict[str, str]
+
+
+def server_spec(variant: str, setup: Setup) -> ServerSpec:
+    ours = (
+        *("--specstore-prior", str(setup.prior), "--specstore-publish", "off"),
+        *("--specstore-length", setup.length),
+    )
+    process = (
+        *("--specstore-draft-rows", str(setup.rows), "--specstore-draft-lookahead", str(setup.nodes)),
+        *("--specstore-draft-tokens", str(KV_TOKENS)),
+    )
+    flags = {"sssd": ours, "saguaro": (*ours, *process)}.get(variant, ())
+    threads = "2" if variant == "plain_two" else "1"
+    return ServerSpec(
+        variant,
+        setup.model,
+        ALGORITHMS.get(variant),
+        "float32",
+        STANDALONE_CHAIN if variant == "standalone" else setup.nodes,
+        setup.draft if variant in WITH_DRAFT else None,
+        flags=(*flags, "--enable-metrics"),
+        environment={**setup.environment, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"},
+        max_running_requests=setup.batch,
+        max_total_tokens=KV_TOKENS,
+    )
+
+
+def pin(variant: str, server: SglangServer) -> None:
+    """The draft process to one core, all else of the server to the other; a server for two cores to both."""
+    for process in [(root := psutil.Process(server.pid)), *root.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            draft = any(DRAFT_PROGRAM in word for word in process.cmdline())
+            cores = (
+                {TARGET_CORE, DRAFT_CORE}
+                if variant == "plain_two"
+                else {DRAFT_CORE if draft else TARGET_CORE}
+            )
+            for thread in process.threads():
+                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.sched_setaffinity(thread.id, cores)

@@ -1,0 +1,163 @@
+"""`python -m benchmarks.pipeline.record`: pairs of the demo model and noisy copies of it, to be simulated.
+
+The target's answers at temperature 0 are recorded ones (benchmarks.record), at others its own to the same prompts, drawn with the
+noise that it shares with its drafts. One file for each copy
+and temperature, NOISE-t TEMPERATURE.npz, says `agreement` (the share of the target's tokens that are the copy's first choice) and
+`temperature`. Minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.options import check_positive
+from benchmarks.pipeline.pairs import CHOICES, Pair, recorded, save
+from benchmarks.traces import SHIPPED, load_traces
+from sglang_patches.demo.model import ensure
+from sglang_patches.demo.noise import STRENGTHS, add_noise
+from sglang_patches.verification.shared_noise import NO_NOISE, best
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BATCH = 16  # answers at once
+
+
+class Request(NamedTuple):
+    """seed: of the noise."""
+
+    prompt: list[int]
+    answer: list[int]
+    seed: int
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline.record", description=__doc__)
+    parser.add_argument("--agreement", type=float, nargs="+", choices=STRENGTHS, default=[0.9, 0.7, 0.5])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--traces", type=Path, nargs="+", default=[SHIPPED], help="the demo model's answers")
+    parser.add_argument("--count", type=int, default=64, help="of them, drawn at random")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, required=True, help="folder")
+    given = parser.parse_args(argv)
+    check_positive(parser, given, "count", "max_tokens")
+    return given
+
+
+def load(strength: float = 0.0) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(ensure(), dtype=torch.bfloat16)
+    if strength:
+        add_noise(model.state_dict(), strength)
+    return model.float().eval()
+
+
+def drawn(
+    logits: torch.Tensor, temperature: float, seeds: torch.Tensor, positions: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and probabilities of each row, best first. At temperature 0 the likeliest."""
+    probabilities = torch.softmax(logits.float() / (temperature or 1.0), dim=-1)
+    return best(probabilities, seeds if temperature else torch.full_like(seeds, NO_NOISE), positions, count)
+
+
+@torch.inference_mode()
+def answers(
+    model: PreTrainedModel, prompts: Sequence[list[int]], temperature: float, seeds: Sequence[int], most: int
+) -> list[list[int]]:
+    """The model's answers of at most so many tokens, the last one the end token if there is one. One batch, padded on the left."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = (torch.arange(longest) >= torch.tensor([[longest - len(prompt)] for prompt in prompts])).long()
+    lengths, seed = torch.tensor([len(prompt) for prompt in prompts]), torch.tensor(seeds)
+    out, cache, ends = [], None, model.generation_config.eos_token_id
+    for step in range(most):
+        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        found = model(
+            ids,
+            attention_mask=mask,
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache = found.past_key_values
+        ids = drawn(found.logits[:, -1], temperature, seed, lengths + step, 1)[0]
+        mask = torch.cat([mask, torch.ones_like(ids)], 1)
+        out.append(ids)
+    rows = torch.cat(out, 1).tolist()
+    return [row[: row.index(ends) + 1] if ends in row else row for row in rows]
+
+
+def chooser(
+    model: PreTrainedModel, temperature: float, seed: int
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """The model's choices after each token of a text."""
+
+    @torch.inference_mode()
+    def choose(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        logits = model(torch.from_numpy(text[None].astype(np.int64))).logits[0]
+        positions = torch.arange(len(text)) + 1
+        tokens, chances = drawn(logits, temperature, torch.full_like(positions, seed), positions, CHOICES)
+        return tokens.numpy(), chances.numpy()
+
+    return choose
+
+
+def target_answers(given: argparse.Namespace) -> Iterator[tuple[float, list[Request]]]:
+    """For each temperature the requests."""
+    traces = load_traces(*given.traces)
+    random.Random(0).shuffle(traces)
+    traces = sorted(traces[: given.count], key=lambda trace: len(trace.prompt))
+    prompts = [trace.prompt.tolist() for trace in traces]
+    seeds = np.random.default_rng(0).integers(0, 2**62, len(traces)).tolist()
+    model = load() if any(given.temperature) else None
+    for temperature in given.temperature:
+        if model is None or not temperature:
+            yield (
+                temperature,
+                [
+                    Request(trace.prompt.tolist(), trace.output[: given.max_tokens].tolist(), 0)
+                    for trace in traces
+                ],
+            )
+            continue
+        found: list[list[int]] = []
+        for begin in track(
+            range(0, len(prompts), BATCH), f"answers at {temperature}", console=Console(stderr=True)
+        ):
+            part = slice(begin, begin + BATCH)
+            found += answers(model, prompts[part], temperature, seeds[part], given.max_tokens)
+        yield temperature, [*map(Request, prompts, found, seeds)]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
+    given.out.mkdir(parents=True, exist_ok=True)
+    texts = dict(target_answers(given))
+    for agreement in given.agreement:
+        model = load(STRENGTHS[agreement])
+        for temperature, requests in texts.items():
+            pairs: list[Pair] = [
+                recorded(prompt, answer, chooser(model, temperature, seed))
+                for prompt, answer, seed in track(
+                    requests, f"draft of {agreement}", console=Console(stderr=True)
+                )
+            ]
+            agreed = float(np.concatenate([pair.ranks() == 0 for pair in pairs]).mean())
+            out = given.out / f"{agreement}-t{temperature:g}.npz"
+            save(out, pairs, agreement=round(agreed, 2), temperature=temperature)
+            print(out.name, f"agreement {agreed:.3f}", sum(map(len, pairs)), "tokens", flush=True)
+
+
+if __name__ == "__main__":
+    main()

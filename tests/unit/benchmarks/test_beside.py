@@ -1,0 +1,267 @@
+"""The table of drafting beside the target without servers: what is timed, what is forecast, what comes out."""
+
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks.beside import window as timing
+from benchmarks.beside.costs import DraftTimes, TargetTimes, since
+from benchmarks.beside.forecast import Forecaster, policy_of, with_first_token
+from benchmarks.beside.models import by_length, pairs_of
+from benchmarks.beside.servers import VARIANTS, WITH_DRAFT, Setup, server_spec
+from benchmarks.beside.summary import records_of, summarise
+from benchmarks.beside.window import Course, decode, window
+from benchmarks.pipeline.pairs import Pair, synthetic
+from benchmarks.replay.methods import Corpus
+from benchmarks.report import beside as tables
+from benchmarks.report import plots
+from benchmarks.report.records import dumps
+from benchmarks.serve.journal import Journal
+from benchmarks.traces import SHIPPED, Trace
+from sglang_patches.launch.servers import StreamFailedError
+
+K, ROWS, STEP = 4, 24, 1.0
+
+
+def course(*counts: int, begin: float = 0.0) -> Course:
+    return Course([begin + at for at in range(len(counts))], list(counts), [])
+
+
+def test_the_timed_part_ends_with_the_fastest_answer():
+    fast, slow = course(1, 5, 9, 13, 17, 18), course(1, 2, 3, 4, 5, 6)
+    timed = window([fast, slow], warm=5, until=17)
+    assert timed == {"seconds": 3, "tokens": 12 + 3, "steps": 6}
+
+
+def test_the_timed_part_begins_when_all_have_begun():
+    early, late = course(1, 5, 9, 13, 17), course(1, 2, 3, begin=2.0)
+    assert window([early, late], warm=5, until=17) == {"seconds": 2, "tokens": 8 + 2, "steps": 4}
+    with pytest.raises(ValueError, match="17 tokens before all have begun"):
+        window([early, course(1, begin=9.0)], warm=5, until=17)
+
+
+class Server:
+    """Emits so many tokens a step for a prompt as its only token says, until it is told to stop; then it fails, as SGLang does."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+
+    def stream(self, prompt, **_):
+        for step in range(1000):
+            if self.told.is_set():
+                raise StreamFailedError("aborted")
+            yield {"output_ids": [1] * (1 + step * prompt[0])}
+            time.sleep(0.01)
+        raise AssertionError("never told to stop")
+
+
+def test_all_answers_are_cut_when_one_is_done(monkeypatch):
+    server = Server()
+    monkeypatch.setattr(timing, "_abort_all", lambda which: which.told.set())
+    quick, slow = decode(server, [[3], [1]], 31)
+    assert 31 <= quick.counts[-1] <= 40 and slow.counts[-1] < 20
+    assert len(quick.times) == len(quick.counts) and quick.tokens == [1] * quick.counts[-1]
+    timed = window([quick, slow], 10, 31)
+    assert timed["tokens"] == pytest.approx(28, abs=3)
+
+
+def test_an_answer_that_fails_before_is_an_error():
+    server = Server()
+    server.told.set()
+    with pytest.raises(StreamFailedError):
+        decode(server, [[3]], 31)
+
+
+def counters(forwards, seconds, rows) -> dict:
+    return {
+        "forwards": forwards,
+        "seconds": seconds,
+        "rows": rows,
+        "prefill": {"seconds": 2.0, "tokens": 400.0},
+    }
+
+
+def test_draft_times_are_those_of_all_loads():
+    times = DraftTimes()
+    times.learn(counters({"8": 2}, {"8": 0.2}, {"8": 12}))
+    times.learn(counters({"8": 2, "32": 5}, {"8": 0.2, "32": 1.0}, {"8": 12, "32": 120}))
+    assert times.points() == [(6, 0.1), (24, 0.2)]
+    assert times.forward(15) == pytest.approx(0.15) and times.prefill(100) == pytest.approx(0.5)
+
+
+def test_more_rows_of_a_draft_forward_are_never_thought_quicker():
+    times = DraftTimes()
+    times.learn(counters({"1": 1, "8": 1}, {"1": 0.3, "8": 0.1}, {"1": 1, "8": 8}))
+    assert times.forward(1) == times.forward(8) == pytest.approx(0.2)
+
+
+def test_what_a_load_adds():
+    before, after = {"lookups": {"hit": 2.0}}, {"lookups": {"hit": 5.0, "miss": 1.0}, "rows": {"8": 3.0}}
+    assert since(before, after) == {"lookups": {"hit": 3.0, "miss": 1.0}, "rows": {"8": 3.0}}
+
+
+def test_step_times_are_of_one_batch_size():
+    times = TargetTimes()
+    times.learn([[4, 1, 10, 1.0], [4, 5, 5, 1.0], [1, 5, 5, 0.1]])
+    times.learn([[4, 5, 5, 2.0]])
+    assert [times.of(4)(rows, 0.0) for rows in (1, 5)] == pytest.approx([0.1, 0.3])
+    with pytest.raises(ValueError, match="no step of batch 8"):
+        times.of(8)
+
+
+def synthetic_pairs(count: int, acceptance: float) -> list[Pair]:
+    made = [synthetic(np.random.default_rng([3, at]), 400, acceptance, 0.6, 0.5) for at in range(count)]
+    return [
+        with_first_token(Pair(np.arange(9, dtype=np.int32), p.tokens, p.choices, p.probabilities))
+        for p in made
+    ]
+
+
+def draft_times(seconds: float, prefill: float = 0.0) -> DraftTimes:
+    times = DraftTimes()
+    times.learn(
+        counters({"32": 1}, {"32": seconds}, {"32": ROWS}) | {"prefill": {"seconds": prefill, "tokens": 1.0}}
+    )
+    return times
+
+
+def forecast(acceptance: float, draft: DraftTimes, batch: int = 1, until: int = 100) -> dict:
+    pairs = synthetic_pairs(batch, acceptance)
+    policy = policy_of("static", K, lambda rows: STEP)
+    forecaster = Forecaster(Corpus([], vocab_size=50_000), K, ROWS, policy, pairs[0], 0.0)
+    return forecaster.load(pairs, lambda rows: STEP, draft, 20, until)
+
+
+def test_a_perfect_draft_in_time_is_forecast_to_fill_every_step():
+    timed = forecast(1.0, draft_times(STEP / 8))
+    assert timed["tokens"] / timed["seconds"] == pytest.approx(K + 1)
+    assert timed["kinds"]["hit"] >= 15
+
+
+def test_a_draft_that_is_too_slow_is_forecast_to_give_nothing():
+    """Nothing recurs in these texts: the datastore has no trees either."""
+    timed = forecast(0.7, draft_times(50 * STEP), until=40)
+    assert timed["tokens"] / timed["seconds"] < 1.3
+
+
+def test_the_prefill_of_the_draft_model_counts():
+    slow, quick = (forecast(1.0, draft_times(STEP / 8, seconds)) for seconds in (2.0, 0.0))
+    assert sum(slow["kinds"].values()) > sum(quick["kinds"].values()) + 5
+
+
+def test_a_second_load_begins_with_other_requests():
+    pairs = synthetic_pairs(3, 1.0)
+    forecaster = Forecaster(
+        Corpus([], vocab_size=50_000), K, ROWS, policy_of("static", K, lambda rows: STEP), pairs[0], 0.0
+    )
+    for chosen in (pairs[:1], pairs[1:]):
+        timed = forecaster.load(chosen, lambda rows: STEP, draft_times(STEP / 8), 20, 60)
+        assert timed["tokens"] / timed["seconds"] == pytest.approx(len(chosen) * (K + 1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_servers(variant, tmp_path):
+    setup = Setup(tmp_path, tmp_path / "draft", tmp_path / "prior", K, ROWS, "static", 8, {"EMULATED": "yes"})
+    spec = server_spec(variant, setup)
+    words = spec.command(1)
+    assert ("--speculative-draft-model-path" in words) == (variant in WITH_DRAFT)
+    assert ("off" in words) == (variant in ("sssd", "saguaro"))
+    assert spec.environment["OMP_NUM_THREADS"] == ("2" if variant == "plain_two" else "1")
+    assert spec.environment["EMULATED"] == "yes"
+
+
+def test_the_shortest_prompts_with_long_answers():
+    traces = by_length([SHIPPED], 64)
+    lengths = [len(trace.prompt) for trace in traces]
+    assert lengths == sorted(lengths) and len(lengths) > 24
+    assert {len(trace.output) for trace in traces} == {64}
+
+
+class NextNumber:
+    """A model that goes on with the next number, but for one."""
+
+    def __init__(self, wrong: int) -> None:
+        self._wrong = wrong
+
+    def __call__(self, ids):
+        import torch
+
+        return SimpleNamespace(logits=torch.nn.functional.one_hot(self._next(ids), 50).float())
+
+    def generate(self, ids, max_new_tokens, **_):
+        import torch
+
+        for _ in range(max_new_tokens):
+            ids = torch.cat([ids, self._next(ids[:, -1:])], dim=1)
+        return ids
+
+    def _next(self, ids):
+        return ids + 1 + (ids == self._wrong)
+
+
+def test_recorded_answers_become_the_targets_own():
+    pytest.importorskip("torch")
+    begin = np.arange(3, dtype=np.int32)
+    traces = [Trace("any", begin, np.array(output, np.int32)) for output in ([3, 4, 5], [3, 5, 6])]
+    for pair in pairs_of(NextNumber(-1), NextNumber(4), traces):
+        assert pair.tokens.tolist() == [3, 4, 5] and pair.prompt.tolist() == [0, 1, 2]
+        assert (pair.ranks() == 0).tolist() == [True, True, False]
+
+
+RATES = {"plain": 1.0, "sssd": 2.0, "saguaro": 3.0, "standalone": 1.5, "forecast": 2.85}
+
+
+def group(speed: float, batch: int, number: int, variant: str) -> dict:
+    rate = 1.5 if (speed, variant) == (2, "saguaro") else RATES[variant]
+    record = {
+        "speed": speed,
+        "batch": batch,
+        "group": number,
+        "variant": variant,
+        "seconds": 10.0,
+        "steps": 10 * batch,
+    }
+    record["tokens"] = (10 + number) * rate * batch
+    if variant == "saguaro":
+        record["draft"] = {"lookups": {"hit": 3.0, "miss": 1.0}}
+    return record | ({"kinds": {"hit": 1, "nothing": 1}} if variant == "forecast" else {})
+
+
+def records() -> list[dict]:
+    return [group(s, b, g, v) for s in (2, 8) for b in (1, 4) for g in range(3) for v in RATES]
+
+
+def test_the_table_says_what_was_measured_and_what_was_forecast():
+    made = summarise(records())
+    rows = {(row["speed"], row["batch"], row["variant"]): row for row in made["rows"]}
+    assert rows[8, 4, "saguaro"]["over_plain"].value == pytest.approx(3.0)
+    assert rows[8, 4, "saguaro"]["over_sssd"].value == pytest.approx(1.5)
+    assert rows[8, 4, "saguaro"]["forecast_over_measured"] == pytest.approx(0.95)
+    assert rows[8, 4, "saguaro"]["hit_share"] == 0.75 and rows[8, 4, "forecast"]["hit_share"] == 0.5
+    assert rows[2, 1, "saguaro"]["forecast_over_measured"] == pytest.approx(1.9)
+    for row in made["break_even"]:  # .75 of SSSD at 2, 1.5 at 8
+        assert 2 < row["saguaro"] < 8 and row["forecast"] == 2
+
+
+def test_the_table_can_be_read(tmp_path):
+    settings = {"speed": [2.0, 8.0], "rows": ROWS, "nodes": K, "model": "m", "draft": "d"}
+    manifest = {"command": "beside", "settings": settings}
+    record = json.loads(dumps({"manifest": manifest, **summarise(records())}))
+    plots.draw("named", record, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["named-ratios.png"]
+    text = "\n".join(tables.tables(record))
+    assert text.count("EMULATED") >= 4 and "**missed**" in text and "| met |" in text
+    real = tables.tables(record | {"manifest": {"settings": settings | {"speed": []}}})
+    assert "EMULATED" not in "\n".join(real)
+
+
+def test_a_group_that_was_cut_off_does_not_count(tmp_path):
+    journal = Journal(tmp_path / "journal", {})
+    for record in records()[:-2]:
+        journal.add("group", record)
+    kept = records_of(tmp_path / "journal")
+    assert len(kept) == len(records()) - len(RATES)
