@@ -21,6 +21,7 @@ from tests.unit.engine.model import EngineModel, Sight, Text
 
 # SPECSTORE_FUZZ=20 tries twenty times as many sequences, each twice as long.
 EFFORT = int(os.environ.get("SPECSTORE_FUZZ", "1"))
+pytestmark = pytest.mark.timeout(900 * EFFORT)
 FRESH_TOKENS = 32  # of a fresh text here, so that sealing and merging happen all the time
 WIDE = Budget(nodes=64, depth=8, children=16)
 PROBED = 4  # tokens of a context that is looked up in a text known to have it
