@@ -22,4 +22,6 @@ replay, serve and roofline in a short form and makes their page. What docs/ show
     docs/benchmarks/NAME/README.md  report docs/benchmarks/NAME; the page lists the commands that measure again
     docs/engine.png                 engine --tokenizer FILE --millions 1 2 4 8 16 32 64 --json var/E/engine.json, report var/E
     docs/split-latency.png          split_latency --json var/S/split-latency.json, report var/S
+    docs/draft-timeline.png         draft_trace --model DEMO --draft NOISY --emulated-ms 500 --count 5 --max-tokens 32 --rows 8 --lookahead 4
+                                    --json var/T/draft-trace.json, report var/T
 """

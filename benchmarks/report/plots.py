@@ -337,7 +337,13 @@ def lanes(panel: Axes, rows: Rows) -> None:
                 [(row["from"], row["to"] - row["from"])], (low, 0.6), color=COLOURS[kind], alpha=0.7
             )
             panel.text(
-                (row["from"] + row["to"]) / 2, low + 0.3, row["label"], ha="center", va="center", fontsize=6
+                (row["from"] + row["to"]) / 2,
+                low + 0.3,
+                row["label"],
+                ha="center",
+                va="center",
+                fontsize=6,
+                clip_on=True,
             )
     for kind, (begin, end), colour in (("message", (1.7, 0.3), "C4"), ("answer", (0.3, 1.7), "C5")):
         for row in by_kind.get(kind, []):
