@@ -44,7 +44,9 @@ class Forecaster:
             return SaguaroFallback(datastore, nodes, LONGEST_WAIT, clock)
 
         self._times = Times(lambda rows: 1.0, lambda rows: 1.0, delay)
-        setting = Setting(self._times, nodes, rows, GeometricFanOut, fallback, feed=feed, policy=policy)
+        setting = Setting(
+            self._times, nodes, rows, GeometricFanOut, fallback, feed=feed, policy=policy, publish=False
+        )
         self._pipeline = Pipeline(setting, [pair], batch=1)
 
     def load(

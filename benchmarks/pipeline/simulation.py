@@ -210,7 +210,7 @@ class Tally:
 class Setting:
     """lookahead: K. guesses: outcomes a request. hints: whether the datastore's proposals are guessed as well. feed: tells a
     datastore of the texts, if the fallback asks one. policy: chooses each step's rows, as the worker does; without one all nodes are
-    verified."""
+    verified. publish: whether a request that has ended is known to the datastore from then on."""
 
     times: Times
     lookahead: int
@@ -221,6 +221,7 @@ class Setting:
     hints: bool = True
     feed: DatastoreFeed | None = None
     policy: LengthPolicy | None = None
+    publish: bool = True
 
 
 @dataclass
@@ -291,7 +292,7 @@ class Pipeline:
         self._pairs[session] = play.pair
         text = Text(play.pair.prompt)
         length = text.length
-        opening = Opening(prompt_length=length)
+        opening = Opening(publish=self._setting.publish, prompt_length=length)
         state = RequestState(None, session, opening, "", None, 0, text, length, length)
         self._playing[state] = play
         for feed in self._feeds:

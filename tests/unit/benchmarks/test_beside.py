@@ -163,6 +163,15 @@ def test_a_second_load_begins_with_other_requests():
         assert timed["tokens"] / timed["seconds"] == pytest.approx(len(chosen) * (K + 1))
 
 
+def test_what_was_answered_is_not_known_the_second_time():
+    pairs = synthetic_pairs(1, 0.7)
+    policy = policy_of("static", K, lambda rows: STEP)
+    forecaster = Forecaster(Corpus([], vocab_size=50_000), K, ROWS, policy, pairs[0], 0.0)
+    for _ in range(3):
+        timed = forecaster.load(pairs, lambda rows: STEP, draft_times(50 * STEP), 20, 60)
+        assert timed["tokens"] / timed["seconds"] < 1.3
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_servers(variant, tmp_path):
     setup = Setup(tmp_path, tmp_path / "draft", tmp_path / "prior", K, ROWS, "static", 8, {"EMULATED": "yes"})
