@@ -18,6 +18,7 @@ def model(tmp_path_factory):
     return write_spelling_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.long
 def test_a_replay_counts_what_the_server_counted(model, logs, tmp_path):
     traces, draft_folder = tmp_path / "traces", tmp_path / "draft"
     traces.mkdir()
