@@ -167,7 +167,7 @@ class Speculation:
             ]
             seconds, nodes = patience(len(states), len(missing))
             until = self._now() + seconds
-            while any(len(trees[row]) < min(nodes, depths[row]) for row in missing):
+            while any(len(trees[row]) < min(nodes, depths[row], self._nodes) for row in missing):
                 if (wait := until - self._now()) <= 0 or not self._take(wait):
                     break
                 trees = self._trees(states, depths)

@@ -237,6 +237,27 @@ def test_a_missing_tree_is_waited_for_until_it_is_large_enough(nodes):
     assert lookups("waited") == waited + 1 and lookups("hit") == hits
 
 
+def test_a_missing_tree_that_is_full_is_waited_for_no_longer():
+    """The patience may ask for more nodes than a tree has room for."""
+
+    class Late(InProcessDraftSide):
+        asked = 0
+
+        def collect(self, seconds):
+            self.asked += seconds > 0
+            return super().collect(seconds) if seconds else []
+
+    asked = []
+    for nodes in (2, 4):
+        side = Late(model(1.0), rounds=1)
+        run = Run(side, requests=1)
+        run.speculation._nodes = 2
+        run.patience = lambda batch, misses, nodes=nodes: Patience(30.0, nodes)
+        assert run.tokens_a_step(1) == 3
+        asked.append(side.asked)
+    assert asked[0] == asked[1]
+
+
 def test_what_was_drafted_beside_the_target_is_a_hit():
     run = Run(Beside(model(1.0), rounds=30), requests=1)
     run.tokens_a_step(2)
