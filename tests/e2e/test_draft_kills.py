@@ -34,7 +34,7 @@ CALM_SECONDS = 30.0  # of load without a kill
 AT_ONCE = 3  # kills as soon as the process is ready; the delay before the next start doubles
 HEALTHY_SECONDS = 11.0  # that it lives before the other kills: the delay is the first again
 PATIENCE = 300.0  # with a start on a busy machine
-SILENCE = 60.0  # without a byte: a request hangs
+SILENCE = 300.0  # without a byte, which comes at the end of what is not streamed: a request hangs
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
