@@ -243,15 +243,6 @@ class _RecordedModel(DraftModel):
         if next(self._ready, None) is not None:
             raise MismatchError("the draft side asked the model for less than it had")
 
-    def open(self, draft: Draft) -> None:
-        pass
-
-    def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
-        pass
-
-    def close(self, draft: Draft) -> None:
-        pass
-
     def ready(self, draft: Draft) -> bool:
         return self._said(next(self._ready, None))
 

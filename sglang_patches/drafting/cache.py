@@ -9,6 +9,7 @@ import numpy as np
 from prometheus_client import Counter
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import MAX_VOCAB
 from sglang_patches.drafting.messages import Growth
 
 ROOT = 0  # of an epoch's trie, before it advances
@@ -175,7 +176,7 @@ class SpeculationCache:
 
     vocabulary: number of token ids."""
 
-    def __init__(self, vocabulary: int = 1 << 31) -> None:
+    def __init__(self, vocabulary: int = MAX_VOCAB) -> None:
         self._vocabulary = vocabulary
         self._tries: dict[str, Trie] = {}
 

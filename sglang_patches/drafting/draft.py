@@ -27,9 +27,8 @@ class Draft:
     """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies and that may be
     followed by others, a parent before its children; None if that is not known. hints: other tokens that the datastore proposes at
     those nodes and the root, by node, and how likely it thinks they are. starts: nodes that a next speculation may begin at, and how
-    likely that is.
-    wanted: whether the target verifies drafts for the session, as far as it has said. frontier: the drafter's own, with the starts
-    that it belongs to."""
+    likely that is. wanted: whether the target verifies drafts for the session, as far as it has said. frontier: the drafter's own,
+    with the starts that it belongs to."""
 
     session: str
     text: Text
@@ -58,7 +57,7 @@ class Draft:
         return {token: child for child, token, _ in self.trie.children(node) if child in verifying}
 
     def verify(self, nodes: list[int], hints: dict[int, dict[int, float]]) -> None:
-        """nodes: a parent before its children."""
+        """nodes: a parent before its children. hints: by node and token."""
         open_ends = {self.trie.root}
         for node in nodes:
             if self.trie.parent(node) in open_ends and not self.finishes(node):

@@ -1,4 +1,4 @@
-"""The datastore's proposals as guesses: they cost nothing, for it is asked in every step."""
+"""The datastore's proposals as guesses. It is asked in every step anyway, so they need no further question and no draft forward."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ def hints_of(proposed: DraftTree, verified: DraftTree, root: int, nodes: np.ndar
 
     root, nodes: the numbers of the root and of the nodes of `verified` in the session's trie.
     """
+    if not len(proposed) or proposed is verified:
+        return NO_HINTS
     there = {
         edge: at
         for at, edge in enumerate(zip(verified.parents.tolist(), verified.tokens.tolist(), strict=True))

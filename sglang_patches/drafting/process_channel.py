@@ -36,7 +36,7 @@ _DOWN, _LOST, _UNCOLLECTED = map(DROPPED.labels, ("down", "lost", "uncollected")
 
 READY_SECONDS = 600.0  # a large model is loaded from a slow disk
 STALL_SECONDS = 30.0  # far longer than a draft forward
-LATE_SECONDS = 3.0  # more than a draft process is silent that goes on, but for a very slow one
+LATE_SECONDS = 3.0  # silence after which no step waits; a live process says something every second, unless a forward takes longer
 STOP_SECONDS = 5.0
 PAUSE_SECONDS = 0.02  # between two readings of a draft process that says more than is collected
 
@@ -56,9 +56,9 @@ class ProcessChannel(DraftChannel):
     - `close` hangs up, and is called at the interpreter's exit. A draft process that does not end within `STOP_SECONDS` is killed.
     - The kernel kills it when this process is gone (`ParentConnection` asks for that).
 
-    A draft process that hangs is killed and started again: one that has said nothing for `stall_seconds` after a message. All read
-    and work in turn, and show that they go on (`ParentConnection`). So this finds one that does not read, and one whose device
-    does not return.
+    A draft process that hangs is killed and started again: one that has said nothing for `stall_seconds` after a message. A live one
+    reads and works in turn, and says something every second meanwhile (`ParentConnection`). So this finds a process that does not
+    read, and one whose device does not return.
 
     A session that the draft process cannot have, because it was down when the session was told of, is reported as lost as soon as
     it is ready again. Until it is opened again, nothing is sent of it.

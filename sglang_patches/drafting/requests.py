@@ -42,9 +42,8 @@ class RequestState:
     """One running request.
 
     session: its name with the datastore and the draft side. plain_reason: why nothing may be drafted for it, None if it may.
-    ends: tokens that end it.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
-    known. confirmed: tokens that no retraction can take back. ended: its session is closed.
+    known. confirmed: tokens that no retraction can take back. ended: its session is closed. ends: tokens that end it.
     Overlap scheduling may launch a request once more after the step that ended it.
     """
 

@@ -27,6 +27,7 @@ import numpy as np
 from prometheus_client import Counter
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import MAX_VOCAB
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.fallback import Patience
@@ -66,7 +67,7 @@ class Speculation:
         nodes: int,
         sampling_of: Callable[[RequestState], Sampling],
         now: Callable[[], float] = time.monotonic,
-        vocabulary: int = 1 << 31,
+        vocabulary: int = MAX_VOCAB,
     ) -> None:
         self._channel, self._now = channel, now
         self._nodes = nodes

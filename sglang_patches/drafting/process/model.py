@@ -47,7 +47,9 @@ class _Item(NamedTuple):
 
 
 class SglangModel(DraftModel):
-    """A session's KV begins when it is drafted for. rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's."""
+    """A session's KV begins when it is drafted for.
+
+    rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's."""
 
     def __init__(self, runner: ModelRunner, rows: int, chunk: int, vocabulary: int) -> None:
         self._runner = runner

@@ -33,7 +33,7 @@ class DraftServer:
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
         drafter = Rollouts(settings.lookahead)
         self._side = DraftSide(model, GeometricFanOut(), drafter, settings.rows, settings.rows)
-        self._warm_up()
+        self._warm_up(rounds=2 + settings.lookahead)
 
     def serve(self, began: float) -> None:
         """Until the parent is gone. began: by `time.monotonic`, when the process did."""
@@ -46,11 +46,12 @@ class DraftServer:
         except EOFError:
             logger.info("specstore: the worker is gone")
 
-    def _warm_up(self) -> None:
-        """One prefill and some forwards, which compile what was not compiled before: the worker takes a long silence for a hang."""
+    def _warm_up(self, rounds: int) -> None:
+        """A prefill and forwards compile what was not compiled before: the worker takes a long silence for a hang. rounds: at most;
+        a KV cache without room for them ends none."""
         self._side.hear([Opened("", np.zeros(CHUNK, np.int32), 0)])
-        while self._side.work() is not None:
-            pass
+        for _ in range(rounds):
+            self._side.work()
         self._side.hear([Closed("")])
 
     def _rounds(self) -> None:
