@@ -7,7 +7,7 @@ import pytest
 
 from sglang_patches.launch import processes
 
-DRAFTS, DRAFT = ("1", "0.9", "0.6", "0.3", "lying"), "0.9"
+DRAFTS, DRAFT = ("1", "0.9", "0.6", "0.3", "lying"), "0.9"  # of the conformance suite; what CI runs it with
 LONG_FUZZ = "10"  # times the examples of every change
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -17,23 +17,27 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_patches.drafting.registry import METHODS
 from sglang_patches.launch.processes import Child
+from tests.conftest import DRAFT, DRAFTS
 
 # Of each lane the runs of pytest, one after the other. The conformance suite imports SGLang for a CPU, others must not.
 LANES = {
     "servers": {"conformance": ["tests/conformance"], "e2e": ["tests/e2e"]},
     "units": {"units": ["tests/unit", "tests/integration"]},
 }
-# With --long also these: the suite again, with the drafts that its first run does not have. Not what tries all drafts in any run.
-DRAFTS = ("lying", "1", "0.6", "0.3")
-AGAIN = [
-    "tests/conformance",
-    "--method",
-    "SAGUARO",
-    "-k",
-    "not (test_drafts or pinned or toy or every_width)",
-]
-LONG = {"servers": {f"conformance-{draft}": [*AGAIN, "--draft", draft] for draft in DRAFTS}}
+# With --long also the suite again for each method with a draft process, with the drafts that its first run does not have. What
+# tries all drafts in any run is left out.
+AGAIN = ["tests/conformance", "-k", "not (test_drafts or pinned or toy or every_width)"]
+LONG = {
+    "servers": {
+        f"conformance-{method.name}-{draft}": [*AGAIN, "--method", method.name, "--draft", draft]
+        for method in METHODS.values()
+        if method.draft_process
+        for draft in DRAFTS
+        if draft != DRAFT
+    }
+}
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "var" / "tests"
 ONE_CORE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

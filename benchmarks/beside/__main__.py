@@ -1,4 +1,4 @@
-"""`python -m benchmarks.beside`: drafting beside the target against plain decoding, SSSD and STANDALONE, and against the simulator's forecast.
+"""`python -m benchmarks.beside`: drafting beside the target against plain decoding, SSSD, STANDALONE and the simulator's forecast.
 
 With --speed the target's latency is EMULATED, by a sleep inside its forwards (benchmarks.emulated_latency): so many times a full
 draft forward. Without it, what is measured is what the processor computes. Each process has one core. Prompts come from a file of

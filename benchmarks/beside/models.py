@@ -36,8 +36,8 @@ def by_length(files: Sequence[Path], tokens: int) -> list[Trace]:
 
 
 def own_answer(target, trace: Trace) -> np.ndarray:
-    """int32: the target's greedy answer, as long as the recorded one, which may be of another precision: what both have in common need not be
-    generated. target: a causal model of transformers."""
+    """int32: the target's greedy answer, as long as the recorded one. That one may be of another precision. Only what follows their
+    first difference is generated. target: a causal model of transformers."""
     import torch
 
     size, tokens = len(trace.prompt), len(trace.output)

@@ -1,8 +1,8 @@
 """`python -m benchmarks.pipeline`: throughput of drafting beside the target, on a virtual clock, before there is hardware for it.
 
 The draft side, the cache, the predictors and the fallbacks are the product's; times and models are given. Times come as points
-ROWS:MILLISECONDS of a forward, with a line between and beyond them. Models are synthetic, or recorded pairs (benchmarks.pipeline.record), beside which
-a real datastore runs.
+ROWS:MILLISECONDS of a forward, with a line between and beyond them. Models are synthetic, or recorded pairs
+(benchmarks.pipeline.record), beside which a real datastore runs.
 """
 
 from __future__ import annotations

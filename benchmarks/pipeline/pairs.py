@@ -20,8 +20,8 @@ _FIELDS = ("tokens", "choices", "probabilities")
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """One answer. prompt: int32 [m]. tokens: int32 [n], the target's. choices: int32 [n, C], the draft model's in place of each, if all before it are
-    the target's. probabilities: float32 [n, C]."""
+    """One answer. prompt: int32 [m]. tokens: int32 [n], the target's. choices: int32 [n, C], the draft model's in place of each, if
+    all before it are the target's. probabilities: float32 [n, C]."""
 
     prompt: np.ndarray
     tokens: np.ndarray

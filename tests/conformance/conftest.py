@@ -1,6 +1,7 @@
 """The suite's parameters: every method of the registry. A method that is added there inherits every test.
 
-`--method NAME` runs it for one. `--draft DRAFT` takes another draft for methods that have a draft process (`drafts.py`). `--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS.
+`--method NAME` runs it for one. `--draft DRAFT` takes another draft for methods that have a draft process (`drafts.py`).
+`--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from sglang_patches.drafting.draft import Candidates
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.process.candidates import choose
 from sglang_patches.drafting.process_channel import Backoff, ProcessChannel
+from tests.conftest import DRAFTS
 from tests.support.draft_side import FunctionModel, InProcessDraftSide, follow_pairs, text_of
 
-AGREEMENTS = {"1": 1, "0.9": 0.9, "0.6": 0.6, "0.3": 0.3}  # with the target's likeliest token
-LYING = "lying"
+*_COPIES, LYING = DRAFTS
+AGREEMENTS = {name: float(name) for name in _COPIES}  # with the target's likeliest token
 SEED = 1
 
 ROOT = Path(__file__).parents[2]

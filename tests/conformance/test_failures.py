@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 
 from sglang_patches.launch.metrics import metric
 from tests.conformance.conftest import DEADLINE_MS
-from tests.support.servers import SglangServer
+from tests.support.servers import SglangServer, draft_processes
 from tests.support.tiny_model import SPELLING_VOCABULARY
 
 NEW_TOKENS = 400
@@ -145,8 +144,7 @@ def test_draft_side_killed(method, drafting, expected):
         pytest.skip(f"{method.name} drafts in no process of its own")
 
     def kill() -> None:
-        processes = psutil.Process(drafting.pid).children(recursive=True)
-        next(p for p in processes if "draft" in " ".join(p.cmdline()[:3])).kill()
+        draft_processes(drafting)[0].kill()
 
     _assert_undisturbed(drafting, expected, kill)
     assert [answer["output_ids"] for answer in _generate(drafting)] == expected

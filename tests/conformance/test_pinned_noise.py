@@ -8,13 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from sglang_patches.drafting.registry import METHODS
 from tests.conformance.conftest import LYING_PLUGIN, Setup, drafting_spec, plugin_path, start
 from tests.conformance.drafts import AGREEMENTS, LYING
-from tests.support.servers import SglangServer
+from tests.support.servers import SglangServer, draft_processes
 from tests.support.tiny_drafts import spelling_draft
 
 PINNED_PLUGIN = Path(__file__).parent / "pinned_plugin"
@@ -84,8 +83,7 @@ def _kill(server: SglangServer) -> None:
     """The draft process, and if it is back within the second, again."""
     limit, killed = time.monotonic() + 1.0, 0
     while time.monotonic() < limit or not killed:
-        for process in psutil.Process(server.pid).children(recursive=True):
-            if "draft" in " ".join(process.cmdline()[:3]):
-                process.kill()
-                killed += 1
+        for process in draft_processes(server):
+            process.kill()
+            killed += 1
         time.sleep(0.05)

@@ -15,10 +15,9 @@ import psutil
 import pytest
 import requests
 
-from sglang_patches.drafting.process.start import PROGRAM
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import Endpoint, ServerSpec
-from tests.support.servers import SglangServer, running
+from tests.support.servers import SglangServer, draft_processes, running
 from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_model import texts_of, write_spelling_model
 from tests.waiting import eventually
@@ -161,15 +160,7 @@ def watch(server: SglangServer, seconds: float) -> None:
 
 def pid_of_draft(server: SglangServer) -> int:
     """0 if there is none."""
-    children = psutil.Process(server.pid).children(recursive=True)
-    return next((child.pid for child in children if is_draft(child)), 0)
-
-
-def is_draft(process: psutil.Process) -> bool:
-    try:
-        return PROGRAM[-1] in process.cmdline()
-    except psutil.NoSuchProcess:
-        return False
+    return next((process.pid for process in draft_processes(server)), 0)
 
 
 def is_up(server: SglangServer) -> bool:

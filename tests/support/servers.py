@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import psutil
+
 from sglang_patches.launch import servers, split
 from sglang_patches.launch.processes import Child
 from sglang_patches.launch.serve import CPU_SPLIT_ENVIRONMENT
@@ -33,6 +35,7 @@ SGLANG = (
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.managers.scheduler",
 )
+DRAFT_PROCESS, DRAFT_PROGRAMS = "sglang_patches.drafting.process", "tests.support.draft_programs"
 PASSIVE = {"OMP_WAIT_POLICY": CPU_SPLIT_ENVIRONMENT["OMP_WAIT_POLICY"]}  # the halves of a split ask for it
 # Variables that a server reads while it runs. The others are read while SGLang or a library is imported: servers that
 # want them set otherwise are forked from a process of their own.
@@ -148,6 +151,18 @@ class SglangServer(servers.SglangServer):
     def stop(self) -> None:
         """At once: SGLang looks every five seconds whether it has been told to end, and a test has nothing to lose."""
         self.kill()
+
+
+def draft_processes(server: SglangServer) -> list[psutil.Process]:
+    """Its draft processes, and the programs that stand in for one."""
+    return [child for child in psutil.Process(server.pid).children(recursive=True) if _drafts(child)]
+
+
+def _drafts(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[1:3] in (["-m", DRAFT_PROCESS], ["-m", DRAFT_PROGRAMS])
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Split(split.Split):
