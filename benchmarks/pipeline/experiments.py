@@ -161,7 +161,10 @@ class Question:
         ]  # fmt: skip
 
 
-def over(first: Tally, tally: Tally, count: Count, of: Count) -> Interval:
+def over(first: Tally, tally: Tally, count: Count, of: Count) -> Interval | None:
+    """None where the first has none."""
+    if not any(first.each(count)):
+        return None
     return throughput_ratio(tally.each(count), tally.each(of), first.each(count), first.each(of))
 
 
