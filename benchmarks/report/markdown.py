@@ -36,9 +36,8 @@ def in_order(rows: Iterable[dict], key: str) -> list:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def interval(value: dict | None) -> str:
-    """A dash for what has no value."""
-    return "–" if value is None else str(Interval(**value))
+def interval(value: dict) -> str:
+    return str(Interval(**value))
 
 
 def show(lines: Sequence[str]) -> None:

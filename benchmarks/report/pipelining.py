@@ -44,6 +44,9 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
 
 
 def cell(value: object) -> str:
+    """A dash where there is none."""
+    if value is None:
+        return "–"
     return interval(value) if isinstance(value, dict) else f"{value:.2f}"
 
 

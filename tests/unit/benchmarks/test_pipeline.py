@@ -1,6 +1,7 @@
 """The simulation of drafting beside the target against what theory says of it."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -8,12 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline import theory
+from benchmarks.pipeline import experiments, theory
 from benchmarks.pipeline.experiments import BOTH, FAN_OUT, Question, break_even, critical, misses
 from benchmarks.pipeline.experiments import DRAFT as DRAFT_ALONE
 from benchmarks.pipeline.pairs import CHOICES, load, recorded, save, synthetic, synthetic_pairs
-from benchmarks.pipeline.simulation import FELL_BACK, HIT, NOTHING, WAITED, Pipeline, Setting, Times
-from benchmarks.report import plots
+from benchmarks.pipeline.simulation import FELL_BACK, HIT, NOTHING, WAITED, Pipeline, Setting, Tally, Times
+from benchmarks.report import pipelining, plots
 from benchmarks.report.page import Run, page
 from benchmarks.report.statistics import Interval
 from datastore_service.client.embedded import EmbeddedDatastore
@@ -249,3 +250,9 @@ def test_bad_input_is_named(words, named, capsys):
     with pytest.raises(SystemExit):
         command.main(words)
     assert named in capsys.readouterr().err
+
+
+def test_without_hits_there_is_nothing_to_compare_them_with():
+    nothing, some = Tally(parts=[Tally()]), Tally(parts=[Tally(Counter({HIT: 3}), seconds=1.0)])
+    assert experiments.over(nothing, some, experiments.hits, experiments.steps) is None
+    assert pipelining.cell(None) == "–"
