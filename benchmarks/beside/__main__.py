@@ -72,14 +72,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def all_running(given: argparse.Namespace, setup: Setup, folder: Path) -> Iterator[dict[str, SglangServer]]:
-    """The servers, all started at once, and each on its core once all are up; this process on the draft model's."""
+    """The servers, each on its core once all are up; this process on the draft model's. One starts after the other: a server takes
+    what another one loads meanwhile for its own weights, and finds no room for its KV cache."""
     with contextlib.ExitStack() as stack:
         servers = {}
         for variant in given.variants:
             servers[variant] = SglangServer(server_spec(variant, setup), folder / f"{variant}.log")
             stack.callback(servers[variant].stop)
-        for variant, server in servers.items():
-            server.wait_until_healthy()
+            servers[variant].wait_until_healthy()
             say(f"{variant} is up")
         for variant, server in servers.items():
             pin(variant, server)
