@@ -55,7 +55,8 @@ class Operator:
             reply = method(request, timeout=CALL_SECONDS, metadata=self._metadata)
         except grpc.RpcError as error:
             code = error.code().name
-            if code == "UNAVAILABLE":
+            # A service that is told to stop cancels what it has not answered after ten seconds.
+            if code in ("UNAVAILABLE", "CANCELLED"):
                 return None
             if code not in expected:
                 self._tenant.find(f"operator: {type(request).__name__}: {code}: {error.details()}")
