@@ -74,7 +74,8 @@ def worker(service, tokenizer, corpus):
 
 
 def test_drafts_from_the_prior(worker):
-    worker.until(lambda: all(worker.drafted_from_prior() for _ in range(20)))  # a busy machine misses a deadline
+    # A busy machine misses a deadline.
+    worker.until(lambda: all(worker.drafted_from_prior() for _ in range(20)))
 
 
 def test_kill_and_restart(service, worker, caplog):
