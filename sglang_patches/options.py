@@ -57,6 +57,9 @@ class Options:
         24, f"rows of a draft forward, and outcomes of a step that are drafted for, 1 to {MAX_DRAFT_ROWS}"
     )
     draft_lookahead: int = _option(7, f"tokens drafted after each guessed outcome, 1 to {MAX_NODES}")
+    draft_phrase: int = _option(
+        10, f"tokens of the datastore that a draft forward checks at most, 0 to {MAX_NODES} (DOUBLE)"
+    )
     fallback: str = _option(
         "datastore",
         "after an outcome that was not guessed: datastore (the draft model if it is worth the wait), draft (always waits), none",
@@ -81,13 +84,15 @@ class Options:
             raise ValueError(
                 f"specstore option draft_lookahead: {self.draft_lookahead} is outside 1..{MAX_NODES}"
             )
+        if not 0 <= self.draft_phrase <= MAX_NODES:
+            raise ValueError(f"specstore option draft_phrase: {self.draft_phrase} is outside 0..{MAX_NODES}")
         if not 0 < self.deadline_ms <= 10_000:
             raise ValueError(f"specstore option deadline_ms: {self.deadline_ms} is outside (0, 10000]")
         if self.prior and self.endpoint != "embedded":
             raise ValueError(
                 "specstore option prior: only with endpoint 'embedded'; a service has its own prior"
             )
-        if self.tls_ca and self.endpoint.partition(":")[0] == "embedded":
+        if self.tls_ca and self.embedded:
             raise ValueError(f"specstore option tls_ca: endpoint {self.endpoint!r} has no connection")
         for option in dataclasses.fields(self):
             choices = option.metadata["choices"]
@@ -95,6 +100,11 @@ class Options:
                 raise ValueError(
                     f"specstore option {option.name}: {getattr(self, option.name)!r} is not one of {choices}"
                 )
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the datastore is in this process."""
+        return self.endpoint.partition(":")[0] == "embedded"
 
     def tls(self) -> Tls | None:
         """The TLS files for a service, None without TLS. Raises ValueError that names the option of an unusable file."""

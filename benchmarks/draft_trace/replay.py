@@ -22,12 +22,13 @@ from datastore_service.protocol.types import Opening
 from sglang_patches.drafting import outcome, verified
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.draft import Candidates, Draft
-from sglang_patches.drafting.draft_side import DraftSide
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide
 from sglang_patches.drafting.fallback import Patience
 from sglang_patches.drafting.messages import Answer, Message, Sampling
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.requests import RequestState
-from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
+from sglang_patches.drafting.rollouts import Rollouts
+from sglang_patches.drafting.saguaro import GeometricFanOut
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.drafting.text import Text
 
@@ -215,7 +216,9 @@ def replay_draft(recorded: Sequence[Event]) -> None:
     assert isinstance(settled, events.Settled)
     model = _RecordedModel()
     # As `DraftServer` makes it.
-    side = DraftSide(model, GeometricFanOut(), Rollouts(settled.lookahead), settled.rows, settled.rows)
+    side = DraftSide(
+        model, DraftParts(GeometricFanOut(), Rollouts(settled.lookahead)), settled.rows, settled.rows
+    )
     for number, event in enumerate(rounds):
         compare = functools.partial(_compare_draft, number)
         if isinstance(event, events.Heard):

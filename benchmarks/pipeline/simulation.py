@@ -17,14 +17,14 @@ from datastore_service.protocol.types import Opening
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.draft import Candidates, Draft
-from sglang_patches.drafting.draft_side import DraftSide
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide
 from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback
 from sglang_patches.drafting.messages import GREEDY, Answer, Message
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.outcome import Outcome, settle
 from sglang_patches.drafting.predictor import OutcomePredictor
 from sglang_patches.drafting.requests import RequestState
-from sglang_patches.drafting.saguaro import Rollouts
+from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.drafting.text import Text
 from sglang_patches.workers.acceptance import Acceptance
@@ -148,9 +148,9 @@ class PairFallback(Fallback):
         self._rng = np.random.default_rng(seed)
         self._right = brentq(lambda rate: chain_tokens(rate, length) - tokens, 0.0, 1.0)
 
-    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
+    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
         return [
-            self._chain(state) if miss else EMPTY_TREE for state, miss in zip(states, misses, strict=True)
+            EMPTY_TREE if len(tree) else self._chain(state) for state, tree in zip(states, found, strict=True)
         ]
 
     def _chain(self, state: RequestState) -> DraftTree:
@@ -242,7 +242,9 @@ class Pipeline:
         self._setting, self._clock = setting, Clock()
         self._pairs: dict[str, Pair] = {}  # by session
         model, size = PairModel(self._pairs), setting.guesses * batch
-        side = DraftSide(model, setting.predictor(), Rollouts(setting.lookahead), max(size, batch), size)
+        side = DraftSide(
+            model, DraftParts(setting.predictor(), Rollouts(setting.lookahead)), max(size, batch), size
+        )
         self._draft = TimedDraftSide(side, model, self._clock, setting.times)
         self._speculation = Speculation(self._draft, setting.lookahead, lambda state: GREEDY, self._clock)
         self._fallback = setting.fallback(self._pairs, self._clock)
@@ -310,7 +312,7 @@ class Pipeline:
         at_once = self._speculation.look_up(states, depths, lambda batch, misses: NO_PATIENCE)
         found = self._speculation.look_up(states, depths, self._fallback.patience)
         waited = self._clock.now - begun
-        others = self._fallback.trees(states, [not len(tree) for tree in found])
+        others = self._fallback.trees(states, found)
         if self._setting.hints:
             self._speculation.proposed(states, others)
         trees, width = self._chosen(self._acceptance.better(found, others, [""] * len(states)))

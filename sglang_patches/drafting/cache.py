@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from prometheus_client import Counter
@@ -118,6 +118,18 @@ class Trie:
         self._tokens[node] = token
         self._probabilities[node] = probability
         return node
+
+    def weigh(self, node: int, probability: float) -> None:
+        """Sets the probability of a node below the root, after its parent."""
+        self._probabilities[node] = probability
+
+    def remove(self, nodes: Iterable[int]) -> None:
+        """Takes out nodes below the root. What is below them must be among them."""
+        for node in nodes:
+            parent, token = self._parents.pop(node), self._tokens.pop(node)
+            del self._probabilities[node], self._children[node]
+            if parent in self._children:
+                del self._children[parent][token]
 
     def graft(self, parent: int, token: int, probability: float) -> int:
         """Adds a node of the worker's; returns its number."""
@@ -247,28 +259,27 @@ class SpeculationCache:
             return False
         return trie.advance(tokens[trie.length - start :].tolist())
 
-    def subtree(self, session: str, nodes: int, depth: int, source: int) -> tuple[DraftTree, np.ndarray]:
-        """The likeliest `nodes` nodes below the root down to `depth`, best first, and their numbers (int64)."""
+    def subtree(self, session: str, nodes: int, depth: int, source: int) -> DraftTree:
+        """The likeliest `nodes` nodes below the root down to `depth`, best first."""
         trie = self._tries[session]
         waiting = [(-p, node, -1, token, 1) for node, token, p in trie.children(trie.root)]
         heapq.heapify(waiting)
-        found: list[tuple[int, int, int, float]] = []
+        found: list[tuple[int, int, float]] = []
         while waiting and len(found) < nodes and depth > 0:
             negative, node, parent, token, level = heapq.heappop(waiting)
             if level < depth:
                 for child, below, p in trie.children(node):
                     heapq.heappush(waiting, (negative * p, child, len(found), below, level + 1))
-            found.append((node, parent, token, -negative))
+            found.append((parent, token, -negative))
         if not found:
-            return EMPTY_TREE, np.empty(0, np.int64)
-        numbers, parents, tokens, probabilities = zip(*found, strict=True)
-        tree = DraftTree(
+            return EMPTY_TREE
+        parents, tokens, probabilities = zip(*found, strict=True)
+        return DraftTree(
             np.array(tokens, np.int32),
             np.array(parents, np.int32),
             np.array(probabilities, np.float32),
             np.full(len(found), source, np.uint8),
         )
-        return tree, np.array(numbers, np.int64)
 
 
 def _may_have(trie: Trie, node: int, parent: int, token: int) -> bool:

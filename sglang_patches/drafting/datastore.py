@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from datastore_service.client import Datastore
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Rejected
+from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Query, Rejected
 from sglang_patches.drafting.fallback import Fallback
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.requests import RequestState
@@ -45,15 +45,24 @@ class DatastoreFeed:
 
     def step(self, states: Sequence[RequestState], budgets: Sequence[Budget]) -> list[DraftTree]:
         """One message for the whole batch: what is new of each request, and how large a tree it asks for."""
+        return [tree for tree, _ in self.ask(states, budgets, [()] * len(states))]
+
+    def ask(
+        self,
+        states: Sequence[RequestState],
+        budgets: Sequence[Budget],
+        queries: Sequence[tuple[Query, ...]],
+    ) -> list[tuple[DraftTree, tuple[DraftTree, ...]]]:
+        """As `step`, and the trees of each request's queries. There are none if the datastore has not the text."""
         running = [row for row, state in enumerate(states) if not state.ended]
-        entries = [self._entry(states[row], budgets[row]) for row in running]
+        entries = [self._entry(states[row], budgets[row], queries[row]) for row in running]
         clock = PhaseClock()
         replies = self.datastore.step(entries, self._deadline) if entries else []
         clock.end(RETRIEVE)
-        trees = [EMPTY_TREE] * len(states)
+        answers: list[tuple[DraftTree, tuple[DraftTree, ...]]] = [(EMPTY_TREE, ())] * len(states)
         for row, reply in zip(running, replies, strict=True):
-            trees[row] = reply.tree
-        return trees
+            answers[row] = reply.tree, reply.trees
+        return answers
 
     def close(self, states: Iterable[RequestState]) -> None:
         """Sends what is not sent yet, and that the sessions end."""
@@ -65,7 +74,7 @@ class DatastoreFeed:
         self._refused.clear()
         self._post([Entry(state.session, closing=True) for state in states])
 
-    def _entry(self, state: RequestState, budget: Budget) -> Entry:
+    def _entry(self, state: RequestState, budget: Budget, queries: tuple[Query, ...]) -> Entry:
         sent, text = self._sent.get(state), state.text
         self._sent[state] = text.length
         refused = self._refused.pop(state, ())
@@ -77,6 +86,7 @@ class DatastoreFeed:
             budget=NO_DRAFT if state.plain_reason else budget,
             opening=state.opening if sent is None else None,
             expected=state.expected if sent is None else 0,
+            queries=() if state.plain_reason else queries,
         )
 
     def _closing(self, state: RequestState) -> Entry:
@@ -96,5 +106,5 @@ class DatastoreFallback(Fallback):
         self._feed = feed
         self._budget = budget
 
-    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
+    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
         return self._feed.step(states, [self._budget] * len(states))

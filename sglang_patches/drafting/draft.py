@@ -27,8 +27,10 @@ class Draft:
     """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies and that may be
     followed by others, a parent before its children; None if that is not known. hints: other tokens that the datastore proposes at
     those nodes and the root, by node, and how likely it thinks they are. starts: nodes that a next speculation may begin at, and how
-    likely that is. wanted: whether the target verifies drafts for the session, as far as it has said. frontier: the drafter's own,
-    with the starts that it belongs to."""
+    likely that is. confirmed: tokens of the text that no retraction takes back; the datastore was sent them. published_from: as in
+    `Opened`. wanted: whether the target verifies drafts for the session, as far as it has said. verified_at: when its verification
+    began, None while there is none. forwards: that were run for it since then. frontier: the drafter's own, with the starts that it
+    belongs to."""
 
     session: str
     text: Text
@@ -38,9 +40,16 @@ class Draft:
     verifying: list[int] | None = None
     hints: dict[int, dict[int, float]] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
+    confirmed: int = 0
+    published_from: int | None = None
+    verified_at: float | None = None
+    forwards: int = 0
     wanted: bool = True
     told: bool = True  # a verification since the last commit
     frontier: tuple[dict[int, float], list[tuple[int, float, int]]] = field(default_factory=lambda: ({}, []))
+
+    def __post_init__(self) -> None:
+        self.confirmed = self.text.length
 
     def finishes(self, node: int) -> bool:
         """Whether the request ends with the token of this node. Nothing follows it."""
@@ -63,7 +72,8 @@ class Draft:
             if self.trie.parent(node) in open_ends and not self.finishes(node):
                 open_ends.add(node)
         self.verifying, self.hints = [node for node in nodes if node in open_ends], hints
-        self.starts = {}
+        self.starts, self.confirmed = {}, self.text.length
+        self.forwards = 0
         self.wanted = self.told = True
 
     def commit(self, tokens: np.ndarray, epoch: int) -> list[int] | None:
@@ -85,5 +95,6 @@ class Draft:
             if before in self.candidates:
                 self.candidates[self.trie.root] = self.candidates.pop(before)
         self.verifying, self.hints, self.starts = None, {}, {self.trie.root: 1.0}
+        self.forwards = 0
         self.wanted, self.told = self.told, False
         return path

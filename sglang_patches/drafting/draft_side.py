@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import collections
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from prometheus_client import Counter
 
 from sglang_patches.drafting.cache import ROOT, Trie
 from sglang_patches.drafting.draft import Draft
-from sglang_patches.drafting.drafter import Drafter, Grown
+from sglang_patches.drafting.drafter import Drafter, Grown, Leaf
 from sglang_patches.drafting.messages import (
     Answer,
     Closed,
@@ -28,6 +29,8 @@ from sglang_patches.drafting.messages import (
 )
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.predictor import OutcomePredictor
+from sglang_patches.drafting.retriever import Retriever
+from sglang_patches.drafting.speed_ratio import SpeedRatio
 from sglang_patches.drafting.text import Text
 
 STALE = Counter(
@@ -39,13 +42,22 @@ GUESSES = Counter(
 )
 
 
+class DraftParts(NamedTuple):
+    """What makes a method's draft side. retriever: proposes what the draft model checks in the forwards of `drafter`, None without.
+    ratio: is told how long verifications and forwards take."""
+
+    predictor: OutcomePredictor
+    drafter: Drafter
+    retriever: Retriever | None = None
+    ratio: SpeedRatio | None = None
+
+
 class DraftSide:
     """rows: of a draft forward over all sessions. outcomes: that are guessed for a verification, over all sessions."""
 
-    def __init__(
-        self, model: DraftModel, predictor: OutcomePredictor, drafter: Drafter, rows: int, outcomes: int
-    ) -> None:
-        self._model, self._predictor, self._drafter = model, predictor, drafter
+    def __init__(self, model: DraftModel, parts: DraftParts, rows: int, outcomes: int) -> None:
+        self._model, self._predictor, self._drafter = model, parts.predictor, parts.drafter
+        self._retriever, self._ratio = parts.retriever, parts.ratio or SpeedRatio()
         self._rows, self._outcomes = rows, outcomes
         self._drafts: dict[str, Draft] = {}
 
@@ -82,15 +94,24 @@ class DraftSide:
         return any(draft.wanted and not self._model.ready(draft) for draft in self._drafts.values())
 
     def _open(self, message: Opened) -> None:
-        self._close(message.session)
+        self._forget(message.session)
         trie = Trie(len(message.tokens))
         trie.begin_epoch(message.epoch)
-        self._drafts[message.session] = Draft(message.session, Text(message.tokens), message.sampling, trie)
+        draft = Draft(message.session, Text(message.tokens), message.sampling, trie)
+        draft.published_from = message.published_from
+        self._drafts[message.session] = draft
 
     def _close(self, session: str) -> None:
+        if self._retriever is not None:
+            self._retriever.closed(self._drafts[session])
+        self._forget(session)
+
+    def _forget(self, session: str) -> None:
         draft = self._drafts.pop(session, None)
         if draft is not None:
             self._model.close(draft)
+            if self._retriever is not None:
+                self._retriever.forgotten(draft)
 
     def _commit(self, message: Committed) -> list[Answer]:
         draft = self._drafts[message.session]
@@ -103,8 +124,11 @@ class DraftSide:
             self._predictor.learn(draft, draft.trie.follow(tokens.tolist()), tokens.tolist())
             path = draft.commit(tokens, message.epoch)
         if path is None:
-            self._close(message.session)
+            self._forget(message.session)
             return [Lost(message.session)]
+        if draft.verified_at is not None:
+            self._ratio.verification_took(self._ratio.now() - draft.verified_at)
+            draft.verified_at = None
         self._model.commit(draft, draft.text.length - len(tokens), path)
         # The worker had not heard of the nodes when it began the epoch.
         return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
@@ -123,13 +147,14 @@ class DraftSide:
             nodes.append(trie.add(node, parent, token, 1.0))
         if message.epoch == trie.epoch:
             draft.verify(nodes[1:], _hints(trie, nodes, message.hints))
+            draft.verified_at = self._ratio.now()
 
     def _guess(self) -> list[Answer]:
         """Of the sessions whose verification's ends are all known."""
         asked = [draft for draft in self._drafts.values() if draft.verifying is not None and draft.wanted]
         answers: list[Answer] = []
         for draft in asked:
-            if not draft.starts and not draft.missing():
+            if not draft.starts and not self._predictor.missing(draft):
                 guesses = self._predictor.guesses(draft, max(1, self._outcomes // len(asked)))
                 nodes = self._add(draft, [Grown(*guess) for guess in guesses])
                 _count_guesses(draft, nodes)
@@ -141,26 +166,100 @@ class DraftSide:
     def _plan(self, drafts: Sequence[Draft]) -> list[Row]:
         """The most valuable leaves of all sessions."""
         leaves = [
-            (leaf.value, at, leaf.node)
-            for at, draft in enumerate(drafts)
-            for leaf in self._drafter.leaves(draft)
+            (leaf.value, at, leaf.node) for at, draft in enumerate(drafts) for leaf in self._leaves(draft)
         ]
         return [Row(drafts[at], node) for _, at, node in heapq.nlargest(self._rows, leaves)]
 
+    def _leaves(self, draft: Draft) -> list[Leaf]:
+        if draft.verifying is not None and not draft.starts:
+            return [Leaf(node, 1.0) for node in self._predictor.missing(draft)]
+        return self._drafter.leaves(draft)
+
     def _forward(self, rows: Sequence[Row]) -> list[Answer]:
-        grown: dict[Draft, list[int]] = {}
+        phrases = self._retrieve(rows)
+        began = self._ratio.now()
+        self._run([*rows, *(Row(draft, node) for draft, nodes in phrases.items() for node in nodes)])
+        self._ratio.forward_took(self._ratio.now() - began)
+        answers: list[Answer] = []
+        for draft, nodes in _by_draft(rows).items():
+            draft.forwards += 1
+            tentative = phrases.get(draft, {})
+            grown = [new for node in nodes for new in self._grow(draft, node, tentative)]
+            refused = [node for node, is_new in tentative.items() if is_new and node not in grown]
+            if refused:
+                self._discard(draft, refused)
+            if grown:
+                answers.append(growth_of(draft, grown))
+        return answers
+
+    def _run(self, rows: Sequence[Row]) -> None:
         for (draft, node), candidates in zip(rows, self._model.forward(rows), strict=True):
             if candidates is not None:
                 draft.candidates[node] = candidates
-                if node not in (draft.verifying or ()):
-                    new = self._add(draft, self._drafter.grow(node, candidates))
-                    grown.setdefault(draft, []).extend(new)
-        return [growth_of(draft, nodes) for draft, nodes in grown.items() if nodes]
+
+    def _retrieve(self, rows: Sequence[Row]) -> dict[Draft, dict[int, bool]]:
+        """Puts what the retriever proposes behind the rows into their tries, to be checked in the rows' forward. Of each draft these
+        nodes that were not run, a parent before its children, and whether they are new."""
+        ends = _without_children(rows)
+        room = (self._rows - len(rows)) // max(1, len(ends))
+        if self._retriever is None or room < 1:
+            return {}
+        found: dict[Draft, dict[int, bool]] = {}
+        for (draft, node), tree in zip(ends, self._retriever.phrases(ends, room), strict=True):
+            place: list[int] = []
+            trie = draft.trie
+            rows_of_tree = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+            for parent, token in rows_of_tree:
+                above = node if parent < 0 else place[parent]
+                there = trie.child(above, token)
+                place.append(trie.add(trie.next_node, above, token, 0.0) if there is None else there)
+                if place[-1] not in draft.candidates:
+                    found.setdefault(draft, {})[place[-1]] = there is None
+        return found
+
+    def _grow(self, draft: Draft, node: int, phrases: Container[int]) -> list[int]:
+        """Adds what is drafted after a node that was run, and after the nodes of its phrases that are drafted so. What follows a
+        verified node is the predictor's to guess, unless it was run already."""
+        verified = node in (draft.verifying or ())
+        found, waiting = [], [node]
+        while waiting:
+            at = waiting.pop()
+            if at not in draft.candidates or draft.finishes(at):
+                continue
+            for grown in self._drafter.grow(at, draft.candidates[at]):
+                there = draft.trie.child(at, grown.token)
+                if there is not None and there in phrases:
+                    draft.trie.weigh(there, grown.probability)
+                    waiting.append(there)
+                elif verified and at == node:
+                    continue
+                found += self._add(draft, [grown])
+        return found
+
+    def _discard(self, draft: Draft, nodes: Sequence[int]) -> None:
+        draft.trie.remove(reversed(nodes))
+        for node in nodes:
+            draft.candidates.pop(node, None)
+        self._model.discard(draft, nodes)
 
     @staticmethod
     def _add(draft: Draft, grown: Iterable[Grown]) -> list[int]:
         trie = draft.trie
         return [trie.add(trie.next_node, *new) for new in grown]
+
+
+def _by_draft(rows: Iterable[Row]) -> dict[Draft, list[int]]:
+    """The rows' nodes."""
+    nodes: dict[Draft, list[int]] = {}
+    for draft, node in rows:
+        nodes.setdefault(draft, []).append(node)
+    return nodes
+
+
+def _without_children(rows: Sequence[Row]) -> list[Row]:
+    """The rows that are no other row's parent, and that another token may follow."""
+    parents = {(draft, draft.trie.parent(node)) for draft, node in rows if node != draft.trie.root}
+    return [row for row in rows if row not in parents and not row.draft.finishes(row.node)]
 
 
 def _count_guesses(draft: Draft, nodes: Iterable[int]) -> None:

@@ -25,9 +25,9 @@ NO_PATIENCE = Patience(0.0)
 
 class Fallback(ABC):
     @abstractmethod
-    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
-        """A tree for each request; where it is not missed it may be empty, and is taken if it promises more than the one there is.
-        Within the deadline of a step, and never raises."""
+    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
+        """A tree for each request. found: the trees that the draft side has prepared, empty for requests that are missed; where one is
+        found the fallback's may be empty, and is taken if it promises more. Within the deadline of a step, and never raises."""
 
     def patience(self, batch: int, misses: int) -> Patience:
         """How long a step of `batch` requests, of which so many are missed, waits for the draft side before it falls back."""
@@ -40,5 +40,5 @@ class Fallback(ABC):
 class NoFallback(Fallback):
     """A miss is decoded without a draft."""
 
-    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
+    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
         return [EMPTY_TREE] * len(states)

@@ -23,6 +23,9 @@ class DraftModel(ABC):
         """The draft's text has grown from `start` tokens on, by the tokens of these nodes and then others. Nodes that its trie no
         longer has are gone."""
 
+    def discard(self, draft: Draft, nodes: Sequence[int]) -> None:  # noqa: B027
+        """These nodes are no longer in the trie."""
+
     def close(self, draft: Draft) -> None:  # noqa: B027
         """The session ends. Idempotent."""
 

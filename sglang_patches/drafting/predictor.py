@@ -20,8 +20,12 @@ class Guess(NamedTuple):
 class OutcomePredictor(ABC):
     @abstractmethod
     def guesses(self, draft: Draft, budget: int) -> list[Guess]:
-        """The likeliest outcomes of `draft.verifying`, at most `budget`. The candidates of the root and of each of those nodes
-        are known."""
+        """The likeliest outcomes of `draft.verifying`, at most `budget`. No candidates that it needs are `missing`."""
+
+    def missing(self, draft: Draft) -> list[int]:
+        """Nodes whose candidates have to be known before it can guess, as far as that is known; by default all where the
+        verification may end."""
+        return draft.missing()
 
     def learn(self, draft: Draft, path: Sequence[int], tokens: Sequence[int]) -> None:  # noqa: B027 - may be nothing
         """Called with each outcome, before the draft moves on. path: the trie's nodes that carry the first of the tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,21 +12,38 @@ from datastore_service.protocol.types import Budget
 if TYPE_CHECKING:
     from sglang.srt.layers.sampler import Sampler
 
+    from datastore_service.client import Datastore
     from sglang_patches.drafting.channel import DraftChannel
     from sglang_patches.drafting.datastore import DatastoreFeed
+    from sglang_patches.drafting.draft_side import DraftParts
     from sglang_patches.drafting.fallback import Fallback
     from sglang_patches.options import Options
     from sglang_patches.verification.verifier import Verifier
+    from sglang_patches.workers.acceptance import Acceptance
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a worker has when it makes a method's parts. budget: of a tree. start_draft: starts the draft process."""
+    """What a worker has when it makes a method's parts. budget: of a tree. acceptance: learned of drafts. start_draft: starts the
+    draft process."""
 
     options: Options
     datastore: DatastoreFeed
     budget: Budget
+    acceptance: Acceptance
     start_draft: Callable[[], DraftChannel]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSurroundings:
+    """What a draft process has when it makes a method's parts. lookahead: tokens drafted after each guess. nodes: of the target's
+    tree. open_datastore: the worker's, or one of this process's own where the worker's is embedded. now: seconds by a steady clock."""
+
+    options: Options
+    lookahead: int
+    nodes: int
+    open_datastore: Callable[[], Datastore]
+    now: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +58,20 @@ class Parts:
 class Method:
     """name: its value of `--speculative-algorithm`. summary: what it does, in a line. parts: makes them, on the first
     tensor-parallel rank. supported: server arguments and the one value it works with; any other is refused. verifier: makes its
-    sampling scheme, None for the target's own draws. draft_process: whether it drafts in a process of its own, with the model
-    of `--speculative-draft-model-path`."""
+    sampling scheme, None for the target's own draws. draft_parts: makes what drafts in a process of its own, with the model of
+    `--speculative-draft-model-path`; None if nothing does."""
 
     name: str
     summary: str
     parts: Callable[[Surroundings], Parts]
     supported: Mapping[str, object] = field(default_factory=dict)
     verifier: Callable[[Sampler], Verifier] | None = None
-    draft_process: bool = False
+    draft_parts: Callable[[DraftSurroundings], DraftParts] | None = None
+
+    @property
+    def draft_process(self) -> bool:
+        """Whether it drafts in a process of its own."""
+        return self.draft_parts is not None
 
 
 def _sssd(around: Surroundings) -> Parts:
@@ -65,6 +88,41 @@ def _saguaro(around: Surroundings) -> Parts:
     datastore = DatastoreFallback(around.datastore, around.budget)
     fallback = fallback_of(options.fallback, datastore, options.draft_lookahead)
     return Parts(fallback, around.start_draft())
+
+
+def _saguaro_draft(around: DraftSurroundings) -> DraftParts:
+    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.rollouts import Rollouts
+    from sglang_patches.drafting.saguaro import GeometricFanOut
+
+    return DraftParts(GeometricFanOut(), Rollouts(around.lookahead))
+
+
+def _double(around: Surroundings) -> Parts:
+    from sglang_patches.drafting.double import Guidance
+    from sglang_patches.drafting.saguaro import fallback_of
+
+    options = around.options
+    guidance = Guidance(around.datastore, around.budget, around.acceptance.estimate)
+    return Parts(fallback_of(options.fallback, guidance, lookahead=1), around.start_draft())
+
+
+def _double_draft(around: DraftSurroundings) -> DraftParts:
+    from sglang_patches.drafting.double import (
+        AllAccepted,
+        DatastorePhrases,
+        OwnDatastorePhrases,
+        RetrievalChains,
+    )
+    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.speed_ratio import SpeedRatio
+
+    options, ratio = around.options, SpeedRatio(around.now)
+    phrases = None
+    if options.draft_phrase:
+        retriever = OwnDatastorePhrases if options.embedded else DatastorePhrases
+        phrases = retriever(around.open_datastore(), options.draft_phrase, options.deadline_ms / 1e3)
+    return DraftParts(AllAccepted(), RetrievalChains(around.nodes, ratio), phrases, ratio)
 
 
 def _shared_noise(sampler: Sampler) -> Verifier:
@@ -87,7 +145,14 @@ METHODS = {
             summary="a draft model prepares for the likeliest outcomes of a step while the target verifies it",
             parts=_saguaro,
             verifier=_shared_noise,
-            draft_process=True,
+            draft_parts=_saguaro_draft,
+        ),
+        Method(
+            name="DOUBLE",
+            summary="a draft model checks what the datastore proposes, and the target verifies more of it behind the draft",
+            parts=_double,
+            verifier=_shared_noise,
+            draft_parts=_double_draft,
         ),
     )
 }

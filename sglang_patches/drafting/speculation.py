@@ -80,8 +80,7 @@ class Speculation:
         self._flight: Flight | None = None  # that a courier may tell of
         # What a courier told of, and the worker has not read: tokens before the step, and its own.
         self._told: dict[RequestState, tuple[int, np.ndarray]] = {}
-        # Node numbers of the trees that were handed out for this step.
-        self._shown: dict[RequestState, np.ndarray] = {}
+        self._shown: set[RequestState] = set()  # that were looked up for this step
         self._proposed: dict[RequestState, DraftTree] = {}  # the datastore's trees of this step
 
     def open(self, states: Iterable[RequestState]) -> None:
@@ -184,26 +183,24 @@ class Speculation:
     def verification_launched(self, states: Iterable[RequestState]) -> None:
         """Tells the draft side which trees are verified, and puts those that came from elsewhere into the cache."""
         with self._lock:
-            shown, self._shown = self._shown, {}
+            shown, self._shown = self._shown, set()
             proposed, self._proposed = self._proposed, {}
             self._channel.post(
                 [
-                    self._verifying(state, shown[state], proposed.get(state, EMPTY_TREE))
+                    self._verifying(state, proposed.get(state, EMPTY_TREE))
                     for state in states
                     if state in shown and state.session in self._cache
                 ]
             )
 
-    def _verifying(self, state: RequestState, numbers: np.ndarray, proposed: DraftTree) -> Verifying:
-        """numbers: the nodes that the cache had."""
+    def _verifying(self, state: RequestState, proposed: DraftTree) -> Verifying:
         trie, tree = self._cache.trie(state.session), state.tree
-        own = len(tree) > 0 and tree.sources[0] == DRAFT_MODEL
-        parents = np.empty(len(tree), np.int64)
-        nodes = numbers[: len(tree)] if own else np.empty(len(tree), np.int64)
-        for at, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
-            parents[at] = trie.root if parent < 0 else nodes[parent]
-            if not own:
-                nodes[at] = trie.graft(int(parents[at]), token, float(tree.probs[at]))
+        parents, nodes = np.empty(len(tree), np.int64), np.empty(len(tree), np.int64)
+        rows = zip(tree.parents.tolist(), tree.tokens.tolist(), tree.probs.tolist(), strict=True)
+        for at, (parent, token, estimate) in enumerate(rows):
+            above = trie.root if parent < 0 else int(nodes[parent])
+            there = trie.child(above, token)
+            parents[at], nodes[at] = above, trie.graft(above, token, estimate) if there is None else there
         hints = hints_of(proposed, tree, trie.root, nodes)
         return Verifying(state.session, trie.epoch, nodes, parents, tree.tokens, hints)
 
@@ -223,7 +220,7 @@ class Speculation:
     def _forget(self, state: RequestState) -> None:
         self._cache.close(state.session)
         self._states.pop(state.session, None)
-        self._shown.pop(state, None)
+        self._shown.discard(state)
         self._proposed.pop(state, None)
         self._told.pop(state, None)
         self._over.discard(state)
@@ -237,9 +234,9 @@ class Speculation:
         self._told.pop(state, None)
         trie = self._cache.open(state.session, state.settled)
         self._states[state.session] = state
-        return Opened(
-            state.session, state.text.between(0, state.settled), trie.epoch, self._sampling_of(state)
-        )
+        text, sampling = state.text.between(0, state.settled), self._sampling_of(state)
+        published_from = state.opening.prompt_length if state.opening.publish else None
+        return Opened(state.session, text, trie.epoch, sampling, published_from)
 
     def _take(self, seconds: float) -> bool:
         """Puts growth into the cache; whether anything came."""
@@ -265,5 +262,5 @@ class Speculation:
     def _tree(self, state: RequestState, depth: int) -> DraftTree:
         if state.session not in self._cache:
             return EMPTY_TREE
-        tree, self._shown[state] = self._cache.subtree(state.session, self._nodes, depth, DRAFT_MODEL)
-        return tree
+        self._shown.add(state)
+        return self._cache.subtree(state.session, self._nodes, depth, DRAFT_MODEL)

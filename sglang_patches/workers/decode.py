@@ -102,7 +102,13 @@ class DecodeWorker(TreeWorker):
         )
         self.datastore = DatastoreFeed(store, options.deadline_ms / 1e3)
         self.parts = self.method.parts(
-            Surroundings(options, self.datastore, self.budget, lambda: self.start_draft(vocab_size))
+            Surroundings(
+                options,
+                self.datastore,
+                self.budget,
+                self.policy.acceptance,
+                lambda: self.start_draft(vocab_size),
+            )
         )
         if self.parts.channel is not None:
             self.speculation = Speculation(
@@ -120,7 +126,9 @@ class DecodeWorker(TreeWorker):
     def start_draft(self, vocab_size: int) -> DraftChannel:
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
         context_length = self.last_position + 1
-        settings = draft_settings(resolving_view(self.server_args), self.options, context_length, vocab_size)
+        view, name = resolving_view(self.server_args), self.method.name
+        namespace = namespace_of(self.server_args, self.options)
+        settings = draft_settings(view, self.options, name, namespace, context_length, vocab_size)
         return start_draft_process(settings)
 
     def _sampling_of(self, state: RequestState) -> Sampling:
@@ -224,9 +232,9 @@ class DecodeWorker(TreeWorker):
                 self.datastore.step(states, [NO_DRAFT] * len(states))
             return [EMPTY_TREE] * len(states)
         if self.speculation is None:
-            return self.parts.fallback.trees(states, [True] * len(states))
+            return self.parts.fallback.trees(states, [EMPTY_TREE] * len(states))
         found = self.speculation.look_up(states, depths, self.parts.fallback.patience)
-        fallen_back = self.parts.fallback.trees(states, [not len(tree) for tree in found])
+        fallen_back = self.parts.fallback.trees(states, found)
         self.speculation.proposed(states, fallen_back)
         tenants = [state.tenant for state in states]
         return self.policy.acceptance.better(found, fallen_back, tenants)

@@ -12,6 +12,7 @@ import torch
 
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.draft import Candidates
+from sglang_patches.drafting.draft_side import DraftParts
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.process.candidates import choose
 from sglang_patches.drafting.process_channel import Backoff, ProcessChannel
@@ -26,8 +27,13 @@ ROOT = Path(__file__).parents[2]
 Logits = Callable[[Sequence[int]], torch.Tensor]  # text -> float32 [vocabulary]
 
 
-def start_liar(vocabulary: int, backoff: Backoff = Backoff(0.2, 0.2, 60.0)) -> ProcessChannel:  # noqa: B008 - a constant
-    """Whatever it is told, it says what is not so. vocabulary: number of the target's token ids."""
+def start_liar(
+    vocabulary: int,
+    parts: Callable[[], DraftParts] | None = None,
+    backoff: Backoff = Backoff(0.2, 0.2, 60.0),  # noqa: B008 - a constant
+) -> ProcessChannel:
+    """Whatever it is told, it says what is not so. vocabulary: number of the target's token ids. parts: of a draft side that does not
+    lie, not used."""
     program = [sys.executable, "-m", "tests.support.draft_programs", LYING, str(vocabulary), str(SEED)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     log = Path(tempfile.gettempdir()) / f"specstore-liar-{os.getpid()}.log"
@@ -50,9 +56,9 @@ class DrawingDraftSide(InProcessDraftSide):
     """A draft side of this process with a draft model of known quality. It can be killed: what it is told then is lost, and when it
     rises it knows nothing."""
 
-    def __init__(self, logits: Logits) -> None:
+    def __init__(self, logits: Logits, parts: Callable[[], DraftParts]) -> None:
         self._logits, self._dead = logits, False
-        super().__init__(follow_pairs)
+        super().__init__(follow_pairs, parts=parts)
 
     def new_model(self) -> DraftModel:
         return DrawingModel(self._logits)
@@ -85,8 +91,8 @@ class Copy:
         return found if agrees else found.roll(1)
 
 
-def draft_side(name: str, logits: Logits, vocabulary: int) -> DraftChannel:
+def draft_side(name: str, logits: Logits, vocabulary: int, parts: Callable[[], DraftParts]) -> DraftChannel:
     """name: of `AGREEMENTS`, or `LYING`. logits: the target's."""
     if name == LYING:
         return start_liar(vocabulary)
-    return DrawingDraftSide(Copy(logits, AGREEMENTS[name]))
+    return DrawingDraftSide(Copy(logits, AGREEMENTS[name]), parts)

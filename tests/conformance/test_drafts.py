@@ -68,7 +68,7 @@ def pinned(method: Method, **others) -> Method:
 
 def alone(method: Method) -> Method:
     """With nothing that drafts."""
-    return pinned(method, parts=lambda around: Parts(NoFallback()), draft_process=False)
+    return pinned(method, parts=lambda around: Parts(NoFallback()), draft_parts=None)
 
 
 def with_datastore(method: Method) -> Method:
@@ -77,7 +77,7 @@ def with_datastore(method: Method) -> Method:
     def parts(around) -> Parts:
         return Parts(DatastoreFallback(around.datastore, around.budget))
 
-    return pinned(method, parts=parts, draft_process=False)
+    return pinned(method, parts=parts, draft_parts=None)
 
 
 def workbench_of(method: Method, model: Markov, draft: str, tokenizer) -> Workbench:

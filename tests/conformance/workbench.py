@@ -8,6 +8,7 @@ the trees, their depth, the budget and the cached text.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from array import array
@@ -32,8 +33,11 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from transformers import PretrainedConfig
 
+from datastore_service.client import Datastore, open_datastore
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.registry import Method
+from sglang_patches.drafting.draft_side import DraftParts
+from sglang_patches.drafting.registry import DraftSurroundings, Method
+from sglang_patches.namespace import namespace_of
 from sglang_patches.workers.decode import DecodeWorker
 from tests.support.draft_side import InProcessDraftSide, follow_pairs
 from tests.unit.verification.plain_decoding import make_request, plain_token, sampler_on_cpu
@@ -41,6 +45,9 @@ from tests.unit.verification.plain_decoding import make_request, plain_token, sa
 EOS = 1
 TOKENIZER = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=EOS)
 CONTEXT = 128
+LOOKAHEAD = 4
+# Given the number of token ids and what makes the parts that it drafts with.
+DraftSideOf = Callable[[int, Callable[[], DraftParts]], DraftChannel]
 DEADLINE_MS = "5000"  # a step waits for its draft however busy the machine: the same drafts in every run
 
 
@@ -49,12 +56,14 @@ def build_worker(
     method: Method,
     server_args: SimpleNamespace,
     target: Target,
-    draft_side: Callable[[int], DraftChannel],
+    draft_side: DraftSideOf,
 ) -> Iterator[BaseSpecWorker]:
     """The method's worker, as a server makes it. The one place that knows how a method becomes a worker. draft_side: stands in for the
-    draft process, given the number of token ids."""
+    draft process."""
     worker_class = DecodeWorker.of(method)
-    worker_class.start_draft = lambda worker, vocab_size: draft_side(vocab_size)
+    worker_class.start_draft = lambda worker, vocab_size: draft_side(
+        vocab_size, draft_parts(worker, vocab_size)
+    )
     worker = worker_class(server_args=server_args, gpu_id=0, nccl_port=0, target_worker=target)
     worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
     try:
@@ -63,6 +72,22 @@ def build_worker(
         worker.datastore.datastore.close()
         if worker.parts.channel is not None:
             worker.parts.channel.close()
+
+
+def draft_parts(worker: DecodeWorker, vocab_size: int) -> Callable[[], DraftParts]:
+    """Makes what the worker's method drafts with."""
+
+    def open_store() -> Datastore:
+        return open_datastore(
+            worker.options.endpoint, namespace_of(worker.server_args, worker.options), vocab_size
+        )
+
+    around = DraftSurroundings(worker.options, LOOKAHEAD, worker.budget.nodes, open_store)
+    return functools.partial(worker.method.draft_parts, around)
+
+
+def in_process(vocabulary: int, parts: Callable[[], DraftParts]) -> DraftChannel:
+    return InProcessDraftSide(follow_pairs, parts=parts)
 
 
 class Markov:
@@ -378,13 +403,13 @@ class Scheduler:
 
 class Workbench:
     """Workers of one method over one model. tokenizer: folder with the `tokenizer.json` that names their namespace. draft_side: in the
-    place of a draft process, given the number of token ids."""
+    place of a draft process."""
 
     def __init__(
         self,
         method: Method,
         tokenizer: Path,
-        draft_side: Callable[[int], DraftChannel] = lambda vocabulary: InProcessDraftSide(follow_pairs),
+        draft_side: DraftSideOf = in_process,
     ) -> None:
         self._method, self._tokenizer, self._draft_side = method, tokenizer, draft_side
 

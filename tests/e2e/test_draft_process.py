@@ -28,6 +28,7 @@ def model(tmp_path_factory):
 
 def settings(model, tokenizer, vocabulary):
     return DraftSettings(
+        method="SAGUARO",
         model_path=str(model),
         tokenizer=str(tokenizer),
         device="cpu",
@@ -35,6 +36,8 @@ def settings(model, tokenizer, vocabulary):
         sessions=8,
         rows=16,
         lookahead=LOOKAHEAD,
+        namespace="model",
+        fingerprint="",
         context_length=1024,
         vocabulary=vocabulary,
         dtype="float32",

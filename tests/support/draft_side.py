@@ -8,10 +8,11 @@ import numpy as np
 
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.draft import Candidates, Draft
-from sglang_patches.drafting.draft_side import DraftSide
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide
 from sglang_patches.drafting.messages import Answer, Message
 from sglang_patches.drafting.model import DraftModel, Row
-from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
+from sglang_patches.drafting.rollouts import Rollouts
+from sglang_patches.drafting.saguaro import GeometricFanOut
 
 COUNT = 32  # candidates of a node
 Function = Callable[
@@ -42,15 +43,25 @@ def _likeliest(distribution: np.ndarray) -> Candidates:
     return Candidates(tokens, distribution[tokens].astype(np.float32))
 
 
+def saguaro_parts(lookahead: int = 4) -> DraftParts:
+    return DraftParts(GeometricFanOut(), Rollouts(lookahead))
+
+
 class InProcessDraftSide(DraftChannel):
-    """Drafts when its answers are collected. rounds: of work, a collection. lookahead: tokens after each guess."""
+    """Drafts when its answers are collected. rounds: of work, a collection. parts: makes what it drafts with, SAGUARO's unless it is
+    given."""
 
     def __init__(
-        self, function: Function, rounds: int = 8, rows: int = 8, outcomes: int = 8, lookahead: int = 4
+        self,
+        function: Function,
+        rounds: int = 8,
+        rows: int = 8,
+        outcomes: int = 8,
+        parts: Callable[[], DraftParts] = saguaro_parts,
     ) -> None:
         self._function, self._rounds = function, rounds
         self._shape = rows, outcomes
-        self._lookahead = lookahead
+        self._parts = parts
         self.seen: list[Message] = []
         self._answers: list[Answer] = []
         self.forget()
@@ -76,7 +87,7 @@ class InProcessDraftSide(DraftChannel):
 
     def forget(self) -> None:
         """As after a restart."""
-        self._side = DraftSide(self.new_model(), GeometricFanOut(), Rollouts(self._lookahead), *self._shape)
+        self._side = DraftSide(self.new_model(), self._parts(), *self._shape)
 
 
 def follow_pairs(texts: list[list[int]]) -> np.ndarray:

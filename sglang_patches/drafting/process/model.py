@@ -60,6 +60,9 @@ class SglangModel(DraftModel):
     def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
         self._sequences.commit(draft, start, path)
 
+    def discard(self, draft: Draft, nodes: Sequence[int]) -> None:
+        self._sequences.discard(draft, nodes)
+
     def close(self, draft: Draft) -> None:
         self._sequences.drop(draft)
 

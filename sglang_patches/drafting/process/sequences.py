@@ -84,8 +84,13 @@ class SequenceCache:
                     break
                 kept.append(cached.nodes.pop(node))
         self.extend(cached, torch.tensor(kept, dtype=torch.int64))
-        gone = [node for node in cached.nodes if node not in draft.trie]
-        self._free([cached.nodes.pop(node) for node in gone])
+        self.discard(draft, [node for node in cached.nodes if node not in draft.trie])
+
+    def discard(self, draft: Draft, nodes: Sequence[int]) -> None:
+        """Frees the slots of these nodes, as far as they were run."""
+        cached = self._cached.get(draft)
+        if cached is not None:
+            self._free([cached.nodes.pop(node) for node in nodes if node in cached.nodes])
 
     def drop(self, draft: Draft) -> None:
         cached = self._cached.pop(draft, None)

@@ -7,19 +7,41 @@ import time
 
 import numpy as np
 
-from sglang_patches.drafting.draft_side import DraftSide
+from datastore_service.client import Datastore, open_datastore
+from datastore_service.protocol.types import Namespace
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide
 from sglang_patches.drafting.messages import Closed, Opened, Ready
 from sglang_patches.drafting.process.connection import ParentConnection
 from sglang_patches.drafting.process.model import SglangModel
 from sglang_patches.drafting.process.runner import load_runner
 from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.drafting.process.vocabulary import refuse_other_vocabulary
-from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
+from sglang_patches.drafting.registry import METHODS, DraftSurroundings
+from sglang_patches.options import load_options
 
 logger = logging.getLogger(__name__)
 
 CHUNK = 256  # tokens of a prompt between two draft forwards
 ROOM_SECONDS = 0.5  # after which room is looked for again
+
+
+def draft_parts(settings: DraftSettings) -> DraftParts:
+    """Of the method that the settings name."""
+    options = load_options()
+
+    def open_store() -> Datastore:
+        namespace = Namespace(settings.namespace, settings.fingerprint, options.tenant)
+        return open_datastore(
+            options.endpoint,
+            namespace,
+            settings.vocabulary,
+            prior=options.prior or None,
+            tls=options.tls(),
+        )
+
+    make = METHODS[settings.method].draft_parts
+    assert make is not None, settings.method
+    return make(DraftSurroundings(options, settings.lookahead, options.nodes, open_store))
 
 
 class DraftServer:
@@ -31,8 +53,7 @@ class DraftServer:
             refuse_other_vocabulary(settings.tokenizer, settings.model_path)
         self._runner = load_runner(settings)
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
-        drafter = Rollouts(settings.lookahead)
-        self._side = DraftSide(model, GeometricFanOut(), drafter, settings.rows, settings.rows)
+        self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows)
         self._warm_up(rounds=2 + settings.lookahead)
 
     def serve(self, began: float) -> None:

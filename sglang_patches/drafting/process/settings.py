@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from datastore_service.protocol.types import Namespace
 from sglang_patches.options import Options
 
 if TYPE_CHECKING:
@@ -18,11 +19,13 @@ _PARSERS: dict[str, Callable[[str], object]] = {"str": str, "int": int, "bool": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings:
-    """model_path, dtype, trust_remote_code: as SGLang's flags of those names. tokenizer: folder of the target's, "" where requests
-    bring token ids alone. device: `cpu`, `cuda` or `cuda:N`. tokens: slots of the draft model's KV cache. sessions: most that are
-    drafted for at once. rows: of a draft forward, and outcomes guessed at once. lookahead: tokens drafted after each.
-    context_length, vocabulary: the target's."""
+    """method: its name in the registry. model_path, dtype, trust_remote_code: as SGLang's flags of those names. tokenizer: folder of
+    the target's, "" where requests bring token ids alone. device: `cpu`, `cuda` or `cuda:N`. tokens: slots of the draft model's KV
+    cache. sessions: most that are drafted for at once. rows: of a draft forward, and outcomes guessed at once. lookahead: tokens drafted after each. namespace,
+    fingerprint: model and tokenizer of the datastore's namespace. context_length, vocabulary: the target's. All other options are
+    read as the worker reads them."""
 
+    method: str
     model_path: str
     tokenizer: str
     device: str
@@ -30,6 +33,8 @@ class DraftSettings:
     sessions: int
     rows: int
     lookahead: int
+    namespace: str
+    fingerprint: str
     context_length: int
     vocabulary: int
     dtype: str
@@ -57,9 +62,17 @@ def draft_device(options: Options, view: ServerArgs) -> str:
     return options.draft_device
 
 
-def draft_settings(view: ServerArgs, options: Options, context_length: int, vocabulary: int) -> DraftSettings:
+def draft_settings(
+    view: ServerArgs,
+    options: Options,
+    method: str,
+    namespace: Namespace,
+    context_length: int,
+    vocabulary: int,
+) -> DraftSettings:
     """Of a server. view: its resolved arguments. context_length, vocabulary: the target's."""
     return DraftSettings(
+        method=method,
         model_path=str(view.speculative_draft_model_path),
         tokenizer="" if view.skip_tokenizer_init else str(view.tokenizer_path),
         device=draft_device(options, view),
@@ -67,6 +80,8 @@ def draft_settings(view: ServerArgs, options: Options, context_length: int, voca
         sessions=view.max_running_requests,
         rows=options.draft_rows,
         lookahead=options.draft_lookahead,
+        namespace=namespace.model,
+        fingerprint=namespace.tokenizer,
         context_length=context_length,
         vocabulary=vocabulary,
         dtype=view.dtype,

@@ -50,8 +50,8 @@ class WaitingFallback(Fallback):
         self._other = other
         self._patience = Patience(longest, lookahead)
 
-    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
-        return self._other.trees(states, misses)
+    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
+        return self._other.trees(states, found)
 
     def patience(self, batch: int, misses: int) -> Patience:
         return self._patience if misses else NO_PATIENCE
@@ -84,11 +84,12 @@ class SaguaroFallback(WaitingFallback):
         self._asked_misses = misses
         return self._asked
 
-    def trees(self, states: Sequence[RequestState], misses: Sequence[bool]) -> list[DraftTree]:
+    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
+        misses = [not len(tree) for tree in found]
         if self._asked_at is not None:
             left = sum(miss and not state.plain_reason for state, miss in zip(states, misses, strict=True))
             self._learn_wait(self._now() - self._asked_at, left)
-        trees = super().trees(states, misses)
+        trees = super().trees(states, found)
         self._expected = {
             state: (self._missed if miss else self._hit, not miss or len(tree) > 0)
             for state, miss, tree in zip(states, misses, trees, strict=True)

@@ -46,14 +46,14 @@ class WrongTenant(DatastoreFallback):
         super().__init__(around.datastore, around.budget)
         self._nodes = around.budget.nodes
 
-    def trees(self, states, misses):
-        own = super().trees(states, misses)
-        found = [
+    def trees(self, states, found):
+        own = super().trees(states, found)
+        copied = [
             tree if len(tree) else self._copied(state.text.last)
             for state, tree in zip(states, own, strict=True)
         ]
         self._texts += [state.text.between(0, len(state.text)).tolist() for state in states]
-        return found
+        return copied
 
     def _copied(self, last: int) -> DraftTree:
         for text in self._texts:

@@ -12,7 +12,8 @@ from benchmarks.draft_trace.draft_recorder import RecordedSide, ToldLate
 from benchmarks.draft_trace.replay import MismatchError, counted_here, replayed, since
 from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.process.settings import DraftSettings
-from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
+from sglang_patches.drafting.rollouts import Rollouts
+from sglang_patches.drafting.saguaro import GeometricFanOut
 from tests.support.agreeing_model import VOCABULARY, model
 from tests.support.draft_side import FunctionModel, InProcessDraftSide
 from tests.unit.drafting import test_speculation

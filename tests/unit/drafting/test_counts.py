@@ -4,11 +4,12 @@ import numpy as np
 from prometheus_client import Counter
 
 from sglang_patches.drafting import verified
-from sglang_patches.drafting.draft_side import GUESSES, DraftSide
+from sglang_patches.drafting.draft_side import GUESSES, DraftParts, DraftSide
 from sglang_patches.drafting.messages import Opened, Verifying
 from sglang_patches.drafting.outcome import settle
 from sglang_patches.drafting.requests import RequestState
-from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
+from sglang_patches.drafting.rollouts import Rollouts
+from sglang_patches.drafting.saguaro import GeometricFanOut
 from sglang_patches.drafting.source import DRAFT_MODEL
 from tests.support.agreeing_model import model, target
 from tests.support.draft_side import FunctionModel
@@ -48,7 +49,9 @@ def test_verified_tokens_are_counted_by_who_proposed_them():
 
 
 def test_guesses_are_counted_by_the_tokens_accepted_before_them():
-    side = DraftSide(FunctionModel(model(1.0)), GeometricFanOut(), Rollouts(4), OUTCOMES, OUTCOMES)
+    side = DraftSide(
+        FunctionModel(model(1.0)), DraftParts(GeometricFanOut(), Rollouts(4)), OUTCOMES, OUTCOMES
+    )
     side.hear([Opened("s", np.array(TEXT, np.int32), 1)])
     while side.work() is not None:
         pass

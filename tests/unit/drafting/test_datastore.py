@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE
-from datastore_service.protocol.types import NO_DRAFT, Budget
+from datastore_service.protocol.types import NO_DRAFT, Budget, Reply, Status
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
 from sglang_patches.drafting.requests import Step
 from tests.unit.drafting.texts import make_book, make_req, make_tree
@@ -23,7 +23,7 @@ class Noting:
 
     def step(self, entries, deadline):
         self.entries += entries
-        return [SimpleNamespace(tree=EMPTY_TREE) for _ in entries]
+        return [Reply(Status.OK, 0, EMPTY_TREE) for _ in entries]
 
     def post(self, entries):
         self.entries += entries
@@ -85,14 +85,14 @@ def test_unseen_request_opens_within_the_step(datastore, feed):
 
 def test_plain_requests_ask_for_no_draft(datastore, feed):
     states, _ = make_book(plain="repetition penalty").read(Step([make_req()], [4], [[9]]))
-    DatastoreFallback(feed, BUDGET).trees(states, [True])
+    DatastoreFallback(feed, BUDGET).trees(states, [EMPTY_TREE])
     assert datastore.told()[0].budget == NO_DRAFT
 
 
 def test_the_fallback_asks_for_every_request(datastore, feed):
     reqs = [make_req("r1"), make_req("r2")]
     states, _ = make_book().read(Step(reqs, [4, 4], [[9], [8]]))
-    DatastoreFallback(feed, BUDGET).trees(states, [False, True])
+    DatastoreFallback(feed, BUDGET).trees(states, [EMPTY_TREE] * 2)
     assert [entry.budget for entry in datastore.told()] == [BUDGET, BUDGET]
 
 
@@ -189,7 +189,7 @@ def test_a_request_that_has_ended_is_not_opened_anew(datastore, feed):
     states, _ = book.read(Step([gone, other], [5, 5], [[10], [7]]))
     assert [state.text.last for state in states] == [10, 7]
     assert [outcome.request for outcome in book.settle(states)] == [states[1]]
-    assert len(DatastoreFallback(feed, BUDGET).trees(states, [True, True])) == 2
+    assert len(DatastoreFallback(feed, BUDGET).trees(states, [EMPTY_TREE] * 2)) == 2
     assert [entry.session for entry in datastore.told()] == ["other"] and len(book) == 1
     assert [
         outcome.request

@@ -13,10 +13,11 @@ from sglang_patches.drafting import cache as speculation_cache
 from sglang_patches.drafting import inbox
 from sglang_patches.drafting.cache import DROPPED, ROOT, SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.draft_side import STALE, DraftSide
+from sglang_patches.drafting.draft_side import STALE, DraftParts, DraftSide
 from sglang_patches.drafting.messages import Growth, Lost, Opened, Verifying
 from sglang_patches.drafting.process_channel import ProcessChannel
-from sglang_patches.drafting.saguaro import GeometricFanOut, Rollouts
+from sglang_patches.drafting.rollouts import Rollouts
+from sglang_patches.drafting.saguaro import GeometricFanOut
 from sglang_patches.drafting.source import DRAFT_MODEL
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import FunctionModel, InProcessDraftSide
@@ -44,7 +45,7 @@ def cache():
 
 
 def tokens_below(cache):
-    tree, _ = cache.subtree("s", 100, 10, DRAFT_MODEL)
+    tree = cache.subtree("s", 100, 10, DRAFT_MODEL)
     tree.check_integrity()
     return sorted(tree.tokens.tolist())
 
@@ -123,7 +124,7 @@ def test_a_session_is_opened_again_once_a_step():
 
 def test_numbers_that_two_openings_gave_do_not_make_a_circle():
     """A repeated `Opened` makes the draft side number its nodes again, and the worker still has the first numbers."""
-    side = DraftSide(FunctionModel(model(1.0)), GeometricFanOut(), Rollouts(4), 8, 8)
+    side = DraftSide(FunctionModel(model(1.0)), DraftParts(GeometricFanOut(), Rollouts(4)), 8, 8)
     text = np.arange(3, dtype=np.int32)
     side.hear([Opened("s", text, 1)])
     (first,) = side.work()

@@ -36,7 +36,7 @@ def array(dtype):
 int32, int64, float32 = map(array, (np.int32, np.int64, np.float32))
 sampling = st.builds(Sampling, floats, numbers, floats, floats, st.none() | numbers, st.frozensets(numbers))
 everything = st.one_of(
-    st.builds(Opened, st.text(), int32, numbers, sampling),
+    st.builds(Opened, st.text(), int32, numbers, sampling, st.none() | numbers),
     st.builds(Committed, st.text(), numbers, int32, numbers),
     st.builds(Verifying, st.text(), numbers, int64, int64, int32, st.builds(Hints, int64, int32, float32)),
     st.builds(Closed, st.text()),

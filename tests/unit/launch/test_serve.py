@@ -89,7 +89,7 @@ def demo_folders(monkeypatch):
 @pytest.fixture
 def duet(monkeypatch) -> str:
     """A method that drafts in a process of its own."""
-    method = Method(name="DUET", summary="", parts=lambda around: None, draft_process=True)
+    method = Method(name="DUET", summary="", parts=lambda around: None, draft_parts=lambda around: None)
     monkeypatch.setitem(METHODS, method.name, method)
     return method.name
 

@@ -36,11 +36,15 @@ def test_worth_waiting_prefers_theorem_17_s_rule(hit_rate, missed, batch):
         assert worth_waiting(gain, wait, rate) is (waiting > falling_back)
 
 
+def found_of(misses):
+    return [EMPTY_TREE if miss else CHAIN for miss in misses]
+
+
 class AtOnce(Fallback):
     """A tree for every miss."""
 
-    def trees(self, states, misses):
-        return [CHAIN if miss else EMPTY_TREE for miss in misses]
+    def trees(self, states, found):
+        return [EMPTY_TREE if len(tree) else CHAIN for tree in found]
 
 
 @dataclass(eq=False)
@@ -74,7 +78,7 @@ class Load:
             self.clock.now += found[-1]
             here = not misses or (seconds >= self.in_time and not self.down)
             mask = [not here and row < misses for row in range(self.batch)]
-            trees = self.fallback.trees(self.states, mask)
+            trees = self.fallback.trees(self.states, found_of(mask))
             self.clock.now += self.step
             outcomes = []
             for state, tree, miss in zip(self.states, trees, mask, strict=True):
@@ -152,7 +156,7 @@ def test_a_request_that_gets_no_drafts_hides_no_speculation():
     fallback, clock = load.fallback, load.clock
     fallback.patience(2, 1)
     clock.now += load.in_time
-    fallback.trees(load.states, [False, True])
+    fallback.trees(load.states, found_of([False, True]))
     assert (
         fallback.patience(2, 1).seconds == 0
     )  # it waits no further time to learn how long a speculation takes
@@ -183,4 +187,4 @@ def test_waiting_always():
     fallback = WaitingFallback(AtOnce(), LOOKAHEAD, LONGEST)
     assert fallback.patience(8, 3) == (LONGEST, LOOKAHEAD)
     assert fallback.patience(8, 0).seconds == 0
-    assert fallback.trees([None, None], [True, False]) == [CHAIN, EMPTY_TREE]
+    assert fallback.trees([None, None], found_of([True, False])) == [CHAIN, EMPTY_TREE]

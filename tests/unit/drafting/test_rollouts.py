@@ -5,7 +5,7 @@ import numpy as np
 from sglang_patches.drafting.cache import Trie
 from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.messages import GREEDY, Sampling
-from sglang_patches.drafting.saguaro import Rollouts
+from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.text import Text
 
 LOOKAHEAD = 3
@@ -42,11 +42,11 @@ def test_a_chain_of_the_lookahead_s_length_after_each_start():
     assert len(draft.trie) == 2 * (1 + LOOKAHEAD)
 
 
-def test_the_ends_of_a_verification_come_first():
+def test_nothing_is_drafted_until_the_outcomes_are_guessed():
     draft, drafter = make_draft(), Rollouts(LOOKAHEAD)
     run(draft, drafter)
     draft.verify([draft.trie.child(0, 0)], {})
-    assert drafter.leaves(draft) == [(1, 1.0)]
+    assert drafter.leaves(draft) == [] and draft.missing() == [1]
 
 
 def test_after_a_commit_it_drafts_on_from_the_root():
@@ -77,8 +77,8 @@ def test_nothing_is_drafted_below_a_token_that_ends_the_request():
 
 def test_a_verification_has_no_ends_where_the_request_is_over():
     """Another drafter may have drafted on."""
-    draft, drafter = make_draft(ENDING), Rollouts(LOOKAHEAD)
+    draft = make_draft(ENDING)
     #  root -> 5 -> 6 ; root -> END -> 7
     nodes = [draft.trie.add(*row, 0.5) for row in ((1, 0, 5), (2, 0, END), (3, 2, 7), (4, 1, 6))]
     draft.verify(nodes, {})
-    assert sorted(leaf.node for leaf in drafter.leaves(draft)) == [0, 1, 4]
+    assert sorted(draft.missing()) == [0, 1, 4]

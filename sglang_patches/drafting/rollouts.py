@@ -1,4 +1,4 @@
-"""A speculation is drafted after each guessed outcome (section 4, Algorithm 1)."""
+"""A speculation is drafted after each guessed outcome (SAGUARO section 4, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ class Rollouts(Drafter):
         self._lookahead = lookahead
 
     def leaves(self, draft: Draft) -> list[Leaf]:
-        if draft.verifying is not None and not draft.starts:
-            return [Leaf(node, 1.0) for node in draft.missing()]
         return [Leaf(node, value) for node, value, _ in self._frontier(draft)]
 
     def grow(self, node: int, candidates: Candidates) -> list[Grown]:
