@@ -10,7 +10,6 @@ import numpy as np
 from scipy.stats import linregress
 from scipy.stats import t as student_t
 
-from benchmarks.pipeline import theory
 from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.simulation import (
     FELL_BACK,
@@ -23,6 +22,7 @@ from benchmarks.pipeline.simulation import (
     Tally,
     Times,
 )
+from benchmarks.pipeline.theory import saguaro
 from benchmarks.report.statistics import Interval, ratio_of_sums, throughput_ratio
 from datastore_service.client import Datastore
 from datastore_service.protocol.types import Budget
@@ -267,7 +267,7 @@ def critical(question: Question, case: Case, fallback: str) -> float:
     tally, times = question.tally(case, 1, fallback=fallback), question.times
     in_time = question.lookahead * times.draft(1) + 2 * times.delay
     e_miss = tally.tokens_a_step(FELL_BACK, NOTHING)
-    return theory.critical_batch(
+    return saguaro.critical_batch(
         tally.hit_rate, tally.tokens_a_step(HIT), e_miss, in_time / times.target(question.lookahead + 1)
     )
 

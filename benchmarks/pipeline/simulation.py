@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from benchmarks.pipeline.pairs import Pair
-from benchmarks.pipeline.theory import chain_tokens
+from benchmarks.pipeline.theory.chain import chain_tokens
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from datastore_service.protocol.types import Opening
 from sglang_patches.drafting.channel import DraftChannel

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline import experiments, theory
+from benchmarks.pipeline import experiments
 from benchmarks.pipeline.experiments import BOTH, FAN_OUT, Question, break_even, critical, misses
 from benchmarks.pipeline.experiments import DRAFT as DRAFT_ALONE
 from benchmarks.pipeline.pairs import CHOICES, load, recorded, save, synthetic, synthetic_pairs
 from benchmarks.pipeline.simulation import FELL_BACK, HIT, NOTHING, WAITED, Pipeline, Setting, Tally, Times
+from benchmarks.pipeline.theory import saguaro
+from benchmarks.pipeline.theory.chain import chain_tokens
 from benchmarks.report import pipelining, plots
 from benchmarks.report.page import Run, page
 from benchmarks.report.statistics import Interval
@@ -75,7 +77,7 @@ def test_theorem_7(acceptance, fallback):
     waited = tally.waiting / max(1, tally.steps[WAITED]) / STEP
     assert waited == pytest.approx(K * DRAFT if fallback == "wait" else 0, rel=0.1)
     e_miss = tally.tokens_a_step(WAITED, FELL_BACK, NOTHING)
-    expected = theory.speedup(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, 0.5, waited)
+    expected = saguaro.speedup(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, 0.5, waited)
     assert tally.tokens_a_second * STEP == pytest.approx(expected, rel=0.02)
 
 
@@ -83,7 +85,7 @@ def test_corollary_16():
     """All of a batch wait for one."""
     batch, tally = 4, question(tokens=4800).tally({}, 4, fallback="wait")
     e_miss = tally.tokens_a_step(WAITED)
-    expected = theory.speedup(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, 0.5, K * DRAFT, batch)
+    expected = saguaro.speedup(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, 0.5, K * DRAFT, batch)
     assert tally.tokens_a_second * STEP / batch == pytest.approx(expected, rel=0.03)
 
 
@@ -93,12 +95,12 @@ def test_equation_1():
         kind: tally.after[kind, HIT] / sum(tally.after[kind, to] for to in (HIT, FELL_BACK))
         for kind in (HIT, FELL_BACK)
     }
-    assert theory.hit_rate(after[HIT], after[FELL_BACK]) == pytest.approx(tally.hit_rate, abs=0.005)
+    assert saguaro.hit_rate(after[HIT], after[FELL_BACK]) == pytest.approx(tally.hit_rate, abs=0.005)
 
 
 def test_hits_give_what_a_chain_gives():
     tally = question(acceptance=0.7, tokens=4800).tally({}, 1)
-    assert tally.tokens_a_step(HIT) == pytest.approx(theory.chain_tokens(0.7, K), rel=0.08)
+    assert tally.tokens_a_step(HIT) == pytest.approx(chain_tokens(0.7, K), rel=0.08)
     assert tally.tokens_a_step(FELL_BACK) == pytest.approx(2.0, rel=0.15)
 
 
@@ -124,9 +126,9 @@ def test_guesses_are_worth_more_where_the_path_ends():
 def test_drafting_beside_the_target_beats_drafting_before_it():
     (row,) = question(tokens=4000).rows({}, 1, "fallback", ["datastore"])
     e_sync = row["synchronous_over_plain"].value * (1 + K * DRAFT)
-    least, most = theory.sandwich(row["hit_rate"].value, theory.chain_tokens(0.8, K), e_sync, K * DRAFT)
+    least, most = saguaro.sandwich(row["hit_rate"].value, chain_tokens(0.8, K), e_sync, K * DRAFT)
     assert max(1, least) < row["over_synchronous"].value < most and row["hidden"] > 0.95
-    expected = theory.chain_tokens(0.8, K) / (1 + K * DRAFT)
+    expected = chain_tokens(0.8, K) / (1 + K * DRAFT)
     assert row["synchronous_over_plain"].value == pytest.approx(expected, rel=0.05)
 
 
