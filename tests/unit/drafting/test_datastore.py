@@ -1,7 +1,5 @@
 """The datastore's feed: nothing is sent twice, nothing is left out."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 

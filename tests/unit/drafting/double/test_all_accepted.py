@@ -1,0 +1,62 @@
+"""The one outcome that DOUBLE drafts for."""
+
+import numpy as np
+
+from sglang_patches.drafting.cache import Trie
+from sglang_patches.drafting.double import AllAccepted
+from sglang_patches.drafting.draft import Candidates, Draft
+from sglang_patches.drafting.messages import GREEDY, Sampling
+from sglang_patches.drafting.predictor import Guess
+from sglang_patches.drafting.text import Text
+
+END = 9
+
+
+def make_draft(nodes, sampling=GREEDY):
+    """nodes: (number, parent, token), all verified."""
+    draft = Draft("s", Text(np.zeros(4, np.int32)), sampling, Trie(4))
+    draft.verify([draft.trie.add(*node, 0.5) for node in nodes], {})
+    return draft
+
+
+def know(draft, **choices):
+    """n1=5: after node 1 the draft model's first choice is 5."""
+    for node, token in choices.items():
+        draft.candidates[int(node[1:])] = Candidates(np.array([token, 70], np.int32), np.array([0.75, 0.1]))
+
+
+def test_the_target_follows_the_draft_models_choices_to_their_end():
+    draft = make_draft([(1, 0, 5), (2, 1, 6), (3, 0, 7), (4, 3, 8)])
+    know(draft, n0=5, n1=6, n2=42)
+    assert AllAccepted().guesses(draft, 24) == [Guess(2, 42, 0.75)]
+
+
+def test_what_the_draft_model_would_have_chosen_of_the_targets_retrieval_is_passed():
+    draft = make_draft([(1, 0, 5), (2, 0, 7), (3, 2, 8)])
+    know(draft, n0=7, n2=8, n3=42)
+    assert AllAccepted().guesses(draft, 24) == [Guess(3, 42, 0.75)]
+
+
+def test_a_choice_that_is_not_verified_ends_the_path():
+    draft = make_draft([(1, 0, 5), (2, 1, 6)])
+    know(draft, n0=3)
+    assert AllAccepted().missing(draft) == []
+    assert AllAccepted().guesses(draft, 24) == [Guess(0, 3, 0.75)]
+
+
+def test_all_that_may_still_lie_on_the_path_is_run_at_once():
+    draft = make_draft([(1, 0, 5), (2, 1, 6), (3, 2, 7), (4, 0, 8)])
+    predictor = AllAccepted()
+    assert sorted(predictor.missing(draft)) == [0, 1, 2, 3, 4]
+    know(draft, n0=5)
+    assert sorted(predictor.missing(draft)) == [1, 2, 3]
+    know(draft, n1=6, n2=7)
+    assert predictor.missing(draft) == [3]
+    know(draft, n3=1)
+    assert predictor.missing(draft) == []
+
+
+def test_a_request_that_ends_has_no_next_draft():
+    draft = make_draft([(1, 0, 5)], Sampling(1.0, 1, 1.0, 0.0, None, frozenset([END])))
+    know(draft, n0=5, n1=END)
+    assert AllAccepted().guesses(draft, 24) == []
