@@ -53,7 +53,7 @@ class DraftServer:
             refuse_other_vocabulary(settings.tokenizer, settings.model_path)
         self._runner = load_runner(settings)
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
-        self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows)
+        self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows, settings.serial)
         self._warm_up(rounds=2 + settings.lookahead)
 
     def serve(self, began: float) -> None:
