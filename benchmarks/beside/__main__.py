@@ -1,4 +1,4 @@
-"""`python -m benchmarks.beside`: drafting beside the target against plain decoding, SSSD, STANDALONE and the simulator's forecast.
+"""`python -m benchmarks.beside`: drafting beside the target against plain decoding, SSSD, STANDALONE and the simulator's forecasts.
 
 With --speed the target's latency is EMULATED, by a sleep inside its forwards (benchmarks.emulated_latency): so many times a full
 draft forward. Without it, what is measured is what the processor computes. Each process has one core. Prompts come from a file of
@@ -18,25 +18,27 @@ from pathlib import Path
 
 from benchmarks.beside.costs import DraftTimes, TargetTimes, Watch
 from benchmarks.beside.forecast import Forecaster, policy_of, with_first_token
-from benchmarks.beside.servers import DRAFT_CORE, VARIANTS, Setup, pin, server_spec
-from benchmarks.beside.summary import FORECAST, OURS, records_of, summarise
+from benchmarks.beside.servers import ALGORITHMS, BESIDE, DRAFT_CORE, VARIANTS, Setup, pin, server_spec
+from benchmarks.beside.summary import records_of, summarise
 from benchmarks.beside.window import decode, window
 from benchmarks.emulated_latency import AdjustableLatency
 from benchmarks.options import check_positive, options
 from benchmarks.pipeline.pairs import Pair, load
 from benchmarks.replay.methods import Corpus
+from benchmarks.report.beside import FORECASTS
 from benchmarks.report.manifest import manifest
 from benchmarks.report.records import finish
 from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.variants import prepare
 from benchmarks.traces import SHIPPED_PRIOR, load_traces
 from sglang_patches.launch.servers import SglangServer, exit_when_terminated
+from sglang_patches.options import Options
 
 DELAY = 0.5e-3  # seconds of a message between the processes: both wake up for it
 PLAIN_WARM = 2  # tokens: plain decoding has nothing to warm up for
 PILOT_MS = 500.0  # emulated: the draft process is busy all the time
 REAL = 0.0  # in place of a speed ratio
-FIRST = ("plain", "plain_two", "sssd")  # measured before the forecast is made
+FIRST = ("plain", "plain_two", "sssd")  # measured before the forecasts are made
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -46,13 +48,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--draft", type=Path, required=True)
     add("--pairs", type=Path, required=True, help="of python -m benchmarks.beside.models")
     add("--prior", type=Path, nargs="+", default=[SHIPPED_PRIOR], help="recorded answers the datastore knows")
-    default = ["plain", "sssd", "saguaro", "standalone"]
+    default = ["plain", "sssd", *BESIDE, "standalone"]
     add("--variants", nargs="+", choices=VARIANTS, default=default)
     add("--speed", type=float, nargs="+", default=[], help="EMULATED target step over a full draft forward")
     add("--batch", type=int, nargs="+", default=[1, 4, 8])
     add("--groups", type=int, default=3, help="of prompts, for each batch size")
     add("--nodes", type=int, default=4, help="K: drafted tokens a step, and after each guess")
     add("--rows", type=int, default=24, help="of a draft forward")
+    add(
+        "--phrase", type=int, default=Options().draft_phrase, help="retrieved tokens of one, at most (DOUBLE)"
+    )
     add("--warm", type=int, default=8, help="tokens of each answer before the timed part")
     add("--tokens", type=int, default=24, help="of the first answer that ends the timed part, after those")
     add("--plain-tokens", type=int, default=8, help="the same for plain decoding, whose steps all yield one")
@@ -65,8 +70,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("plain", "sssd"):
         if name not in given.variants:
             parser.error(f"--variants: the others are compared with {name}")
-    if given.speed and OURS not in given.variants:
-        parser.error(f"--speed: {OURS} is not there, of whose draft forwards it is a multiple")
+    if given.speed and not set(BESIDE) & set(given.variants):
+        parser.error(
+            f"--speed: none of {', '.join(BESIDE)} is there, of whose draft forwards it is a multiple"
+        )
     return given
 
 
@@ -105,28 +112,29 @@ class Run:
     ) -> None:
         self._given, self._servers, self._latency, self._journal = given, servers, latency, journal
         self._pairs, self._corpus = [with_first_token(pair) for pair in pairs], corpus
-        self._draft, self._target = DraftTimes(), TargetTimes()
+        self._ours = [variant for variant in BESIDE if variant in servers]
+        self._draft, self._target = {variant: DraftTimes() for variant in self._ours}, TargetTimes()
         self._step_seconds = 0.0  # of SSSD's newest load
         self._full_forward_ms = 0.0  # of the draft model: the unit of the speed ratios
-        self._forecaster: Forecaster | None = None
+        self._forecasters: dict[str, Forecaster] = {}
 
     def warm_up(self) -> None:
         """Every prompt once, so that its KV is in each server's prefix cache; then a load at each batch size, from which the draft
-        process's times are known."""
+        processes' times are known."""
         prompts = [pair.prompt[:-1].tolist() for pair in self._pairs]
         for variant, server in self._servers.items():
             server.generate_many(prompts, max(self._given.batch), temperature=0, max_new_tokens=2)
             say(f"{variant} has seen all prompts")
         self._emulate(PILOT_MS)
         for batch in sorted(self._given.batch):
-            for variant in ("sssd", OURS):
-                if variant in self._servers:
-                    record = self._measure(variant, self._group(batch, 0), 2, 2 + self._given.warm)
-                    self._journal.add("pilot", {"variant": variant, "batch": batch} | record)
-        if OURS in self._servers:
-            self._full_forward_ms = 1e3 * self._draft.forward(self._given.rows)
-            points = ", ".join(f"{rows:.1f} rows {1e3 * s:.0f} ms" for rows, s in self._draft.points())
-            say(f"draft forwards: {points}; prefill {1e3 * self._draft.prefill(100):.0f} ms for 100 tokens")
+            for variant in ("sssd", *self._ours):
+                record = self._measure(variant, self._group(batch, 0), 2, 2 + self._given.warm)
+                self._journal.add("pilot", {"variant": variant, "batch": batch} | record)
+        for variant, times in reversed(self._draft.items()):  # the first one's is the unit
+            self._full_forward_ms = 1e3 * times.forward(self._given.rows)
+            points = ", ".join(f"{rows:.1f} rows {1e3 * s:.0f} ms" for rows, s in times.points())
+            prefill = f"prefill {1e3 * times.prefill(100):.0f} ms for 100 tokens"
+            say(f"draft forwards of {variant}: {points}; {prefill}")
 
     def measure_all(self) -> None:
         """In rounds of a group of every batch size and ratio, so that a run that is cut off has all of them."""
@@ -142,23 +150,23 @@ class Run:
                     turn += 1
 
     def _point(self, speed: float, batch: int, group: int, turn: int) -> None:
-        """One group on all servers. The forecast is made once plain decoding and SSSD are measured, before SAGUARO is."""
+        """One group on all servers. A forecast is made once plain decoding and SSSD are measured, before the method is."""
         milliseconds = speed * self._full_forward_ms
         self._emulate(milliseconds)
         labels = {"speed": speed, "batch": batch, "group": group}
         chosen = self._group(batch, group)
         said = []
-        for variants in (_rotated(FIRST, turn), [FORECAST], _rotated((OURS, "standalone"), turn)):
-            for variant in variants:
-                if variant == FORECAST and OURS in self._servers:
-                    record = self._forecast(chosen)
-                elif variant in self._servers:
-                    record = self._measure(variant, chosen, *self._part(variant))
-                else:
-                    continue
-                record |= {"emulated_ms": milliseconds if self._latency else None}
-                self._journal.add("group", labels | {"variant": variant} | record)
-                said.append(f"{variant} {record['tokens'] / record['seconds']:.1f}")
+        forecast = {FORECASTS[variant]: variant for variant in self._ours}
+        for variant in (*_rotated(FIRST, turn), *forecast, *_rotated((*BESIDE, "standalone"), turn)):
+            if variant in forecast:
+                record = self._forecast(forecast[variant], chosen)
+            elif variant in self._servers:
+                record = self._measure(variant, chosen, *self._part(variant))
+            else:
+                continue
+            record |= {"emulated_ms": milliseconds if self._latency else None}
+            self._journal.add("group", labels | {"variant": variant} | record)
+            said.append(f"{variant} {record['tokens'] / record['seconds']:.1f}")
         say(f"speed {speed:g}, batch {batch}, group {group}: {', '.join(said)} tokens/s")
 
     def _part(self, variant: str) -> tuple[int, int]:
@@ -176,22 +184,30 @@ class Run:
         if variant == "sssd":
             self._target.learn(added["cells"])
             self._step_seconds = timed["seconds"] * len(group) / timed["steps"]
-        if variant == OURS:
-            self._draft.learn(added["draft"])
+        if variant in self._draft:
+            self._draft[variant].learn(added["draft"])
         same = [_agreement(course.tokens, pair) for course, pair in zip(courses, group, strict=True)]
         return timed | added | {"as_recorded": same}
 
-    def _forecast(self, group: Sequence[Pair]) -> dict:
+    def _forecast(self, variant: str, group: Sequence[Pair]) -> dict:
         given, batch = self._given, len(group)
         measured = self._target.of(batch)
 
         def target(rows: float) -> float:
             return self._step_seconds if self._latency else measured(rows / batch, 0.0)
 
-        if self._forecaster is None:
+        if variant not in self._forecasters:
             policy = policy_of("static" if self._latency else "adaptive", given.nodes, target)
-            self._forecaster = Forecaster(self._corpus, given.nodes, given.rows, policy, group[0], DELAY)
-        return self._forecaster.load(group, target, self._draft, *self._part(OURS))
+            options = Options(
+                nodes=given.nodes,
+                draft_rows=given.rows,
+                draft_lookahead=given.nodes,
+                draft_phrase=given.phrase,
+            )
+            self._forecasters[variant] = Forecaster(
+                ALGORITHMS[variant], options, self._corpus, policy, group[0], DELAY
+            )
+        return self._forecasters[variant].load(group, target, self._draft[variant], *self._part(variant))
 
     def _group(self, batch: int, group: int) -> list[Pair]:
         """The same prompts at every batch size, as far as they reach."""
@@ -240,6 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             knowledge.prior,
             given.nodes,
             given.rows,
+            given.phrase,
             "static" if latency else "adaptive",
             max(given.batch),
             latency.environment() if latency else {},

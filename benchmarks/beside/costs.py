@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from benchmarks.beside.servers import BESIDE
 from benchmarks.serve.measure import Counters
 from benchmarks.serve.prediction import StepTime
 from sglang_patches.launch.metrics import samples
@@ -23,7 +24,7 @@ Draft = dict[str, dict[str, float]]
 
 
 def draft_counters(server: SglangServer) -> Draft:
-    """Of a SAGUARO server, since it runs. `forwards`, `seconds`, `rows` by rows of the forward, rounded up to a power of two;
+    """Of a server with a draft process, since it runs. `forwards`, `seconds`, `rows` by rows of the forward, rounded up to a power of two;
     `prefill`: seconds and tokens; `lookups` by result."""
     found: Draft = {
         name: defaultdict(float) for name in ("forwards", "seconds", "rows", "prefill", "lookups")
@@ -54,9 +55,8 @@ class Watch:
     """What one load adds to a server's counters."""
 
     def __init__(self, variant: str, server: SglangServer) -> None:
-        self._server, self._drafts = server, variant == "saguaro"
-        self._ours = variant in ("sssd", "saguaro")
-        self._counters = Counters.of(server) if self._ours else None
+        self._server, self._drafts = server, variant in BESIDE
+        self._counters = Counters.of(server) if variant in ("sssd", *BESIDE) else None
         self._draft = draft_counters(server) if self._drafts else None
 
     def added(self) -> dict:
@@ -75,7 +75,7 @@ class Watch:
 
 @dataclass
 class DraftTimes:
-    """Of the draft process, from all loads so far."""
+    """Of a draft process, from all loads so far."""
 
     totals: Draft = field(default_factory=dict)
 

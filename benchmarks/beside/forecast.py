@@ -1,7 +1,7 @@
-"""What SAGUARO will do, by the simulator: the product's cache, predictor, fallback and datastore on a virtual clock.
+"""What a method with a draft process will do, by the simulator: the method's own parts on a virtual clock.
 
 Nothing is fitted. Its inputs are the pairs of the models' choices at these very prompts, the draft process's own times, and the time
-of SSSD's steps in the same group, whose host work is nearly SAGUARO's.
+of SSSD's steps in the same group, whose host work is nearly the method's.
 """
 
 from __future__ import annotations
@@ -14,38 +14,51 @@ import numpy as np
 from benchmarks.beside.costs import DraftTimes
 from benchmarks.beside.window import Course, window
 from benchmarks.pipeline.pairs import Pair
-from benchmarks.pipeline.simulation import KINDS, Pipeline, Setting, Times
+from benchmarks.pipeline.simulation import KINDS, Around, Pipeline, Setting, Times
 from benchmarks.replay.methods import Corpus
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import Budget
-from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
+from sglang_patches.drafting.datastore import DatastoreFeed
+from sglang_patches.drafting.draft_side import DraftParts
 from sglang_patches.drafting.fallback import Fallback
-from sglang_patches.drafting.saguaro import GeometricFanOut, SaguaroFallback
-from sglang_patches.drafting.saguaro.fallback import LONGEST_WAIT
+from sglang_patches.drafting.registry import METHODS, DraftSurroundings, Surroundings
+from sglang_patches.options import Options
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
-
-DEADLINE = 5.0  # seconds: the datastore of a simulation is never late
 
 
 class Forecaster:
     """One for all loads of a run, in their order: what the product learns while it serves, the simulated one learns too.
 
-    rows: of a draft forward. policy: of the rows of a step. delay: seconds of a message."""
+    name: of the method in the registry. corpus: what its datastores know. policy: of the rows of a step. delay: seconds of a message.
+    """
 
     def __init__(
-        self, corpus: Corpus, nodes: int, rows: int, policy: LengthPolicy, pair: Pair, delay: float
+        self, name: str, options: Options, corpus: Corpus, policy: LengthPolicy, pair: Pair, delay: float
     ) -> None:
         """pair: any; what is asked first is thrown away."""
-        feed = DatastoreFeed(EmbeddedDatastore(Engine(corpus.vocab_size, corpus.segments)), DEADLINE)
-        datastore = DatastoreFallback(feed, Budget(nodes, depth=nodes))
+        method, nodes = METHODS[name], options.nodes
+        assert method.draft_parts is not None, name
 
-        def fallback(_: object, clock: Callable[[], float]) -> Fallback:
-            return SaguaroFallback(datastore, nodes, LONGEST_WAIT, clock)
+        def store() -> EmbeddedDatastore:  # its steps take no time
+            return EmbeddedDatastore(Engine(corpus.vocab_size, corpus.segments))
+
+        feed = DatastoreFeed(store(), options.deadline_ms / 1e3)
+
+        def parts(now: Callable[[], float]) -> DraftParts:
+            return method.draft_parts(DraftSurroundings(options, options.draft_lookahead, nodes, store, now))
+
+        def fallback(around: Around) -> Fallback:
+            budget = Budget(nodes, depth=nodes)
+            return method.parts(
+                Surroundings(
+                    options, feed, budget, around.acceptance.estimate, lambda: around.channel, around.clock
+                )
+            ).fallback
 
         self._times = Times(lambda rows: 1.0, lambda rows: 1.0, delay)
         setting = Setting(
-            self._times, nodes, rows, GeometricFanOut, fallback, feed=feed, policy=policy, publish=False
+            self._times, nodes, options.draft_rows, parts, fallback, feed=feed, policy=policy, publish=False
         )
         self._pipeline = Pipeline(setting, [pair], batch=1)
 

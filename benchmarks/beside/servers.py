@@ -4,6 +4,7 @@ plain        no speculation
 plain_two    the same with both cores, which is what an operator without a draft model would give it
 sssd         the datastore drafts, with the prior of recorded answers
 saguaro      the draft model drafts beside the target, in a process with a core of its own
+double       the same, and what it drafts is longer by what a datastore of its process knows
 standalone   SGLang's own drafting with that model, before each step
 
 All but plain_two have one core for the target. Nothing that is answered is published to the datastore: every variant meets the same
@@ -22,9 +23,10 @@ import psutil
 from benchmarks.serve.variants import STANDALONE_CHAIN
 from sglang_patches.launch.servers import ServerSpec, SglangServer
 
-VARIANTS = ("plain", "plain_two", "sssd", "saguaro", "standalone")
-WITH_DRAFT = ("saguaro", "standalone")
-ALGORITHMS = {"sssd": "SSSD", "saguaro": "SAGUARO", "standalone": "STANDALONE"}
+BESIDE = ("saguaro", "double")  # have a draft process
+VARIANTS = ("plain", "plain_two", "sssd", *BESIDE, "standalone")
+WITH_DRAFT = (*BESIDE, "standalone")
+ALGORITHMS = {"sssd": "SSSD", "saguaro": "SAGUARO", "double": "DOUBLE", "standalone": "STANDALONE"}
 DRAFT_PROGRAM = "sglang_patches.drafting.process"
 TARGET_CORE, DRAFT_CORE = 0, 1
 KV_TOKENS = 8192
@@ -32,14 +34,16 @@ KV_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Setup:
-    """nodes: drafted tokens a step of SSSD and SAGUARO, and of the draft process after each guess. rows: of a draft forward. length:
-    whether all are verified (static) or as many as pay (adaptive). prior: directory of `specstore build`."""
+    """nodes: drafted tokens a step of our methods, and of the draft process after each guess. rows: of a draft forward. phrase: tokens
+    of a datastore that it checks in one (DOUBLE). length: whether all are verified (static) or as many as pay (adaptive). prior:
+    directory of `specstore build`."""
 
     model: Path
     draft: Path
     prior: Path
     nodes: int
     rows: int
+    phrase: int
     length: str
     batch: int
     environment: dict[str, str]
@@ -54,7 +58,11 @@ def server_spec(variant: str, setup: Setup) -> ServerSpec:
         *("--specstore-draft-rows", str(setup.rows), "--specstore-draft-lookahead", str(setup.nodes)),
         *("--specstore-draft-tokens", str(KV_TOKENS)),
     )
-    flags = {"sssd": ours, "saguaro": (*ours, *process)}.get(variant, ())
+    flags = {
+        "sssd": ours,
+        "saguaro": (*ours, *process),
+        "double": (*ours, *process, "--specstore-draft-phrase", str(setup.phrase)),
+    }.get(variant, ())
     threads = "2" if variant == "plain_two" else "1"
     return ServerSpec(
         variant,

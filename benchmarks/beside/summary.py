@@ -8,9 +8,10 @@ from pathlib import Path
 
 from benchmarks.beside.servers import VARIANTS
 from benchmarks.pipeline.experiments import break_even
+from benchmarks.report.beside import FORECASTS
 from benchmarks.report.statistics import ratio_of_sums, throughput_ratio
 
-BASELINE, OURS, BAR, FORECAST = "plain", "saguaro", "sssd", "forecast"
+BASELINE, BAR = "plain", "sssd"
 
 
 def records_of(journal: Path) -> list[dict]:
@@ -29,14 +30,14 @@ def _point(row: dict) -> tuple:
 
 
 def summarise(records: Sequence[dict]) -> dict:
-    """`rows`: one a speed ratio, batch size and variant. `break_even`: by batch size the ratio from which on SAGUARO is faster than
+    """`rows`: one a speed ratio, batch size and variant. `break_even`: by batch size the ratio from which on a method is faster than
     SSSD, as measured and as forecast; None where it is not at the highest."""
     rows = []
     for speed, batch in sorted({(row["speed"], row["batch"]) for row in records}):
         chosen = [row for row in records if (row["speed"], row["batch"]) == (speed, batch)]
         by_variant = {
             name: sorted((row for row in chosen if row["variant"] == name), key=lambda row: row["group"])
-            for name in (*VARIANTS, FORECAST)
+            for name in (*VARIANTS, *FORECASTS.values())
         }
         base, bar = by_variant[BASELINE], by_variant[BAR]
         for variant, of in by_variant.items():
@@ -68,7 +69,7 @@ def figures(rows: Sequence[dict], base: Sequence[dict], bar: Sequence[dict]) -> 
 
 
 def _lookups(rows: Sequence[dict]) -> dict:
-    """Shares of the look-ups in the speculation cache, for SAGUARO and its forecast."""
+    """Shares of the look-ups in the speculation cache, for a method with a draft process and its forecast."""
     counts: dict[str, float] = {}
     for row in rows:
         for kind, count in (row.get("kinds") or row.get("draft", {}).get("lookups", {})).items():
@@ -78,11 +79,11 @@ def _lookups(rows: Sequence[dict]) -> dict:
 
 
 def _with_errors(rows: Sequence[dict]) -> list[dict]:
-    """SAGUARO's rows tell what the forecast was over what was measured."""
-    forecasts = {(row["speed"], row["batch"]): row for row in rows if row["variant"] == FORECAST}
+    """A row whose variant has a forecast tells what that was over what was measured."""
+    found = {(row["speed"], row["batch"], row["variant"]): row for row in rows}
     for row in rows:
-        forecast = forecasts.get((row["speed"], row["batch"]))
-        if row["variant"] == OURS and forecast is not None:
+        forecast = found.get((row["speed"], row["batch"], FORECASTS.get(row["variant"])))
+        if forecast is not None:
             row["forecast_over_measured"] = forecast["over_plain"].value / row["over_plain"].value
     return list(rows)
 
@@ -90,7 +91,7 @@ def _with_errors(rows: Sequence[dict]) -> list[dict]:
 def _break_even(rows: Sequence[dict]):
     for batch in sorted({row["batch"] for row in rows}):
         found: dict[str, object] = {"batch": batch}
-        for variant in (OURS, FORECAST):
+        for variant in (*FORECASTS, *FORECASTS.values()):
             ratios = [
                 {"speed": row["speed"], "over": row["over_sssd"]}
                 for row in rows

@@ -15,7 +15,7 @@ from benchmarks.pipeline.simulation import (
     FELL_BACK,
     HIT,
     NOTHING,
-    Clock,
+    Around,
     PairFallback,
     Pipeline,
     Setting,
@@ -28,8 +28,10 @@ from datastore_service.client import Datastore
 from datastore_service.protocol.types import Budget
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
 from sglang_patches.drafting.draft import Draft
+from sglang_patches.drafting.draft_side import DraftParts
 from sglang_patches.drafting.fallback import Fallback, NoFallback
 from sglang_patches.drafting.predictor import Guess
+from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.saguaro import GeometricFanOut, SaguaroFallback, WaitingFallback
 
 NO_LIMIT = 1e3  # seconds that a step may wait for the draft side
@@ -87,26 +89,31 @@ class Question:
     ) -> Tally:
         feed = DatastoreFeed(self.datastore(), NO_LIMIT) if self.datastore else None
         answers = partial(self.fallback, fallback, feed)
-        predictor, hints = FAN_OUT[fan_out], guesses_from == BOTH
-        setting = Setting(self.times, self.lookahead, self.guesses, predictor, answers, hints, feed)
+        setting = Setting(
+            self.times,
+            self.lookahead,
+            self.guesses,
+            lambda now: DraftParts(FAN_OUT[fan_out](), Rollouts(self.lookahead)),
+            answers,
+            hints=guesses_from == BOTH,
+            feed=feed,
+        )
         pairs = self.pairs(case, batch)
         return Pipeline(setting, pairs, batch).run(warm_up(pairs))
 
-    def fallback(
-        self, name: str, feed: DatastoreFeed | None, pairs: dict[str, Pair], clock: Clock
-    ) -> Fallback:
+    def fallback(self, name: str, feed: DatastoreFeed | None, around: Around) -> Fallback:
         """What the names of the results mean; `datastore` always, `by b*` where that is better than to wait."""
         budget = Budget(self.lookahead, depth=self.lookahead)
         at_once = (
             DatastoreFallback(feed, budget)
             if feed
-            else PairFallback(pairs, self.e_miss, self.lookahead, seed=0)
+            else PairFallback(around.pairs, self.e_miss, self.lookahead, seed=0)
         )
         return {
             "none": NoFallback(),
             "wait": WaitingFallback(NoFallback(), self.lookahead, NO_LIMIT),
             "datastore": at_once,
-            "by b*": SaguaroFallback(at_once, self.lookahead, NO_LIMIT, clock),
+            "by b*": SaguaroFallback(at_once, self.lookahead, NO_LIMIT, around.clock),
         }[name]
 
     def plain(self, batch: int) -> float:

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -22,9 +23,7 @@ from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback
 from sglang_patches.drafting.messages import GREEDY, Answer, Message
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.outcome import Outcome, settle
-from sglang_patches.drafting.predictor import OutcomePredictor
 from sglang_patches.drafting.requests import RequestState
-from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.drafting.text import Text
 from sglang_patches.workers.acceptance import Acceptance
@@ -86,14 +85,25 @@ class PairModel(DraftModel):
 
 
 class TimedDraftSide(DraftChannel):
-    """A draft side that has a forward's time for each forward. busy: when it had one running, begin and end."""
+    """A draft side that has a forward's time for each forward. make: of its clock. busy: when it had a forward running, begin and
+    end."""
 
-    def __init__(self, side: DraftSide, model: PairModel, clock: Clock, times: Times) -> None:
-        self._side, self._model, self._clock, self.times = side, model, clock, times
+    def __init__(
+        self,
+        make: Callable[[Callable[[], float]], DraftSide],
+        model: PairModel,
+        clock: Clock,
+        times: Times,
+    ) -> None:
+        self._side, self._model, self._clock, self.times = make(self.now), model, clock, times
         self._messages: deque[tuple[float, Message]] = deque()
         self._answers: deque[tuple[float, Answer]] = deque()
         self._free = 0.0  # it begins its next round then
         self.busy: list[tuple[float, float]] = []
+
+    def now(self) -> float:
+        """What the draft side reads: a round begins when it is free, and its forward takes its time."""
+        return self._free + (self.times.draft(self._model.rows) if self._model.rows else 0.0)
 
     def post(self, messages: Sequence[Message]) -> None:
         self._messages += [(self._clock.now + self.times.delay, message) for message in messages]
@@ -125,15 +135,15 @@ class TimedDraftSide(DraftChannel):
         heard = []
         while self._messages and self._messages[0][0] <= self._free:
             heard.append(self._messages.popleft()[1])
-        answers, model = self._side.hear(heard), self._model
+        model = self._model
         model.rows = model.prefilled = 0
+        answers = self._side.hear(heard)
         worked = self._side.work()
         if worked is None and not answers:
             self._free = min([until, *(arrival for arrival, _ in list(self._messages)[:1])])
             return self._free < until
         if model.rows or model.prefilled:
-            begun = self._free
-            self._free += self.times.draft(model.rows) if model.rows else 0.0
+            begun, self._free = self._free, self.now()
             self._free += self.times.prefill(model.prefilled) if model.prefilled else 0.0
             self.busy.append((begun, self._free))
         self._answers += [(self._free + self.times.delay, answer) for answer in answers + (worked or [])]
@@ -206,18 +216,27 @@ class Tally:
         return [count(part) for part in self.parts]
 
 
+class Around(NamedTuple):
+    """What a fallback is made with. pairs: by session. acceptance: learned of drafts. channel: to the draft side."""
+
+    pairs: dict[str, Pair]
+    clock: Clock
+    acceptance: Acceptance
+    channel: DraftChannel
+
+
 @dataclass(frozen=True)
 class Setting:
-    """lookahead: K. guesses: outcomes a request. hints: whether the datastore's proposals are guessed as well. feed: tells a
-    datastore of the texts, if the fallback asks one. policy: chooses each step's rows, as the worker does; without one all nodes are
-    verified. publish: whether a request that has ended is known to the datastore from then on."""
+    """lookahead: K, most nodes of a tree. guesses: outcomes a request. parts: makes what drafts, with the draft side's clock.
+    fallback: makes what answers a miss. hints: whether the datastore's proposals are guessed as well. feed: tells a datastore of the
+    texts, if the fallback asks one. policy: chooses each step's rows, as the worker does; without one all nodes are verified.
+    publish: whether a request that has ended is known to the datastore from then on."""
 
     times: Times
     lookahead: int
     guesses: int
-    predictor: Callable[[], OutcomePredictor]
-    # The pairs by session, and the clock -> what answers a miss.
-    fallback: Callable[[dict[str, Pair], Clock], Fallback]
+    parts: Callable[[Callable[[], float]], DraftParts]
+    fallback: Callable[[Around], Fallback]
     hints: bool = True
     feed: DatastoreFeed | None = None
     policy: LengthPolicy | None = None
@@ -242,14 +261,16 @@ class Pipeline:
         self._setting, self._clock = setting, Clock()
         self._pairs: dict[str, Pair] = {}  # by session
         model, size = PairModel(self._pairs), setting.guesses * batch
-        side = DraftSide(
-            model, DraftParts(setting.predictor(), Rollouts(setting.lookahead)), max(size, batch), size
+        self._draft = TimedDraftSide(
+            lambda now: DraftSide(model, setting.parts(now), max(size, batch), size),
+            model,
+            self._clock,
+            setting.times,
         )
-        self._draft = TimedDraftSide(side, model, self._clock, setting.times)
         self._speculation = Speculation(self._draft, setting.lookahead, lambda state: GREEDY, self._clock)
-        self._fallback = setting.fallback(self._pairs, self._clock)
-        self._feeds = [self._speculation, *([setting.feed] if setting.feed else [])]
         self._acceptance = setting.policy.acceptance if setting.policy else Acceptance()
+        self._fallback = setting.fallback(Around(self._pairs, self._clock, self._acceptance, self._draft))
+        self._feeds = [self._speculation, *([setting.feed] if setting.feed else [])]
         self._playing: dict[RequestState, _Play] = {}
         self._busy: list[tuple[float, float]] = []
         self.begin(pairs, setting.times, batch)

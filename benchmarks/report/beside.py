@@ -8,8 +8,10 @@ from benchmarks.report.markdown import Picture, interval, no_picture, table
 
 NAMES = {
     "plain": "plain", "plain_two": "plain, two cores", "sssd": "SSSD", "saguaro": "SAGUARO",
-    "standalone": "STANDALONE", "forecast": "SAGUARO, forecast",
+    "double": "DOUBLE", "standalone": "STANDALONE", "forecast": "SAGUARO, forecast",
+    "double_forecast": "DOUBLE, forecast",
 }  # fmt: skip
+FORECASTS = {"saguaro": "forecast", "double": "double_forecast"}  # by what was measured
 AIM = 0.1
 
 
@@ -57,15 +59,15 @@ def _cell(row: dict | None) -> str:
 
 
 def forecasts(rows: Sequence[dict], emulated: bool) -> list[str]:
-    """SAGUARO's rows alone."""
-    found = {(row["speed"], row["batch"]): row for row in rows if row["variant"] == "forecast"}
+    """The rows that have a forecast."""
+    found = {(row["speed"], row["batch"], row["variant"]): row for row in rows}
     cells = []
-    for row in (row for row in rows if row["variant"] == "saguaro" and "forecast_over_measured" in row):
-        forecast = found[row["speed"], row["batch"]]
+    for row in (row for row in rows if "forecast_over_measured" in row):
+        forecast = found[row["speed"], row["batch"], FORECASTS[row["variant"]]]
         error = row["forecast_over_measured"] - 1
         cells.append(
             [
-                *([f"{row['speed']:g}"] if emulated else []), row["batch"], interval(row["over_sssd"]),
+                *([f"{row['speed']:g}"] if emulated else []), row["batch"], NAMES[row["variant"]], interval(row["over_sssd"]),
                 f"{forecast['over_sssd']['value']:.2f}", f"{error:+.0%}", "met" if abs(error) <= AIM else "**missed**",
                 *(f"{one.get(name, 0.0):.2f}" for one in (row, forecast) for name in ("hit_share", "waited_share")),
             ]
@@ -73,7 +75,8 @@ def forecasts(rows: Sequence[dict], emulated: bool) -> list[str]:
     names = (
         *(["EMULATED speed ratio"] if emulated else []),
         "batch",
-        "SAGUARO over SSSD",
+        "method",
+        "over SSSD",
         "forecast",
         "forecast over measured",
         "within 10%",
@@ -89,13 +92,17 @@ def break_even(found: Sequence[dict]) -> list[str]:
     def said(ratio: float | None) -> str:
         return "none of these" if ratio is None else f"{ratio:.1f}"
 
-    lines = [
-        f"batch {row['batch']}: {said(row['saguaro'])} measured, {said(row['forecast'])} forecast"
-        for row in found
-        if "saguaro" in row and "forecast" in row
-    ]
-    return (
-        [f"SAGUARO is faster than SSSD from these EMULATED speed ratios on: {'; '.join(lines)}.", ""]
-        if lines
-        else []
-    )
+    lines = []
+    for variant, forecast in FORECASTS.items():
+        parts = [
+            f"batch {row['batch']}: {said(row[variant])} measured, {said(row[forecast])} forecast"
+            for row in found
+            if variant in row and forecast in row
+        ]
+        if parts:
+            name = NAMES[variant]
+            lines += [
+                f"{name} is faster than SSSD from these EMULATED speed ratios on: {'; '.join(parts)}.",
+                "",
+            ]
+    return lines

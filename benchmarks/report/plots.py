@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.prompts import ALL
+from benchmarks.report.beside import FORECASTS
 from benchmarks.report.markdown import in_order
 from benchmarks.report.replaying import OURS, is_ours
 from benchmarks.report.serving import BASELINE
@@ -359,7 +360,7 @@ def lanes(panel: Axes, rows: Rows) -> None:
 
 BESIDE = {
     "sssd": ("SSSD", "C0-"), "standalone": ("STANDALONE", "C1-"), "saguaro": ("SAGUARO", "C2-"),
-    "forecast": ("SAGUARO, forecast", "C2:"),
+    "forecast": ("SAGUARO, forecast", "C2:"), "double": ("DOUBLE", "C3-"), "double_forecast": ("DOUBLE, forecast", "C3:"),
 }  # fmt: skip
 
 
@@ -374,10 +375,12 @@ def beside(record: dict) -> Iterator[tuple[str, Figure]]:
     for panel, batch in zip(grid, batches, strict=True):
         for variant, (label, style) in BESIDE.items():
             own = [row for row in record["rows"] if (row["batch"], row["variant"]) == (batch, variant)]
+            if not own:
+                continue
             across = [row["speed"] for row in own]
             middle, low, high = ([row["over_plain"][end] for row in own] for end in ("value", "low", "high"))
             panel.plot(across, middle, style, marker=".", label=label)
-            if own and None not in low and variant != "forecast":
+            if None not in low and variant not in FORECASTS.values():
                 panel.fill_between(across, low, high, color=style[:2], alpha=0.12)
         panel.axhline(1.0, color="k", linewidth=0.8)
     grid[0].set_ylabel("throughput over plain decoding")

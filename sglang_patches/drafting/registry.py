@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a worker has when it makes a method's parts. budget: of a tree. estimate: of trees' acceptance, learned while serving.
-    start_draft: starts the draft process."""
+    start_draft: starts the draft process. now: seconds by a steady clock."""
 
     options: Options
     datastore: DatastoreFeed
     budget: Budget
     estimate: Estimate
     start_draft: Callable[[], DraftChannel]
+    now: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def _saguaro(around: Surroundings) -> Parts:
 
     options = around.options
     datastore = DatastoreFallback(around.datastore, around.budget)
-    fallback = fallback_of(options.fallback, datastore, options.draft_lookahead)
+    fallback = fallback_of(options.fallback, datastore, options.draft_lookahead, around.now)
     return Parts(fallback, around.start_draft())
 
 
@@ -104,7 +105,8 @@ def _double(around: Surroundings) -> Parts:
 
     options = around.options
     guidance = Guidance(around.datastore, around.budget, around.estimate)
-    return Parts(fallback_of(options.fallback, guidance, lookahead=1), around.start_draft())
+    fallback = fallback_of(options.fallback, guidance, lookahead=1, now=around.now)
+    return Parts(fallback, around.start_draft())
 
 
 def _double_draft(around: DraftSurroundings) -> DraftParts:

@@ -34,13 +34,15 @@ def worth_waiting(tokens: float, seconds: float, rate: float) -> bool:
     return tokens > rate * seconds
 
 
-def fallback_of(name: str, datastore: Fallback, lookahead: int) -> Fallback:
-    """name: of the option `fallback`. lookahead: tokens of a speculation just in time."""
+def fallback_of(
+    name: str, datastore: Fallback, lookahead: int, now: Callable[[], float] = time.monotonic
+) -> Fallback:
+    """name: of the option `fallback`. lookahead: tokens of a speculation just in time. now: seconds by a steady clock."""
     if name == "none":
         return NoFallback()
     if name == "draft":
         return WaitingFallback(NoFallback(), lookahead, LONGEST_WAIT)
-    return SaguaroFallback(datastore, lookahead, LONGEST_WAIT)
+    return SaguaroFallback(datastore, lookahead, LONGEST_WAIT, now)
 
 
 class WaitingFallback(Fallback):

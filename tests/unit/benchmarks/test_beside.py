@@ -3,26 +3,30 @@
 import json
 import threading
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.beside import window as timing
+from benchmarks.beside.__main__ import parse
 from benchmarks.beside.costs import DraftTimes, TargetTimes, since
 from benchmarks.beside.forecast import Forecaster, policy_of, with_first_token
 from benchmarks.beside.models import by_length, pairs_of
-from benchmarks.beside.servers import VARIANTS, WITH_DRAFT, Setup, server_spec
+from benchmarks.beside.servers import BESIDE, VARIANTS, WITH_DRAFT, Setup, server_spec
 from benchmarks.beside.summary import records_of, summarise
 from benchmarks.beside.window import Course, decode, window
 from benchmarks.pipeline.pairs import Pair, synthetic
 from benchmarks.replay.methods import Corpus
 from benchmarks.report import beside as tables
 from benchmarks.report import plots
+from benchmarks.report.beside import FORECASTS
 from benchmarks.report.records import dumps
 from benchmarks.serve.journal import Journal
 from benchmarks.traces import SHIPPED, Trace
 from sglang_patches.launch.servers import StreamFailedError
+from sglang_patches.options import Options
 
 K, ROWS, STEP = 4, 24, 1.0
 
@@ -129,15 +133,25 @@ def draft_times(seconds: float, prefill: float = 0.0) -> DraftTimes:
     return times
 
 
-def forecast(acceptance: float, draft: DraftTimes, batch: int = 1, until: int = 100) -> dict:
-    pairs = synthetic_pairs(batch, acceptance)
+def forecaster(pair: Pair, method: str = "SAGUARO", known: Sequence[Pair] = ()) -> Forecaster:
+    """known: to the datastores."""
+    options = Options(nodes=K, draft_rows=ROWS, draft_lookahead=K)
+    corpus = Corpus([of.tokens for of in known], vocab_size=50_000)
     policy = policy_of("static", K, lambda rows: STEP)
-    forecaster = Forecaster(Corpus([], vocab_size=50_000), K, ROWS, policy, pairs[0], 0.0)
-    return forecaster.load(pairs, lambda rows: STEP, draft, 20, until)
+    return Forecaster(method, options, corpus, policy, pair, 0.0)
 
 
-def test_a_perfect_draft_in_time_is_forecast_to_fill_every_step():
-    timed = forecast(1.0, draft_times(STEP / 8))
+def forecast(
+    acceptance: float, draft: DraftTimes, method: str = "SAGUARO", known: bool = False, until: int = 100
+) -> dict:
+    pairs = synthetic_pairs(1, acceptance)
+    made = forecaster(pairs[0], method, pairs if known else ())
+    return made.load(pairs, lambda rows: STEP, draft, 20, until)
+
+
+@pytest.mark.parametrize("method", ["SAGUARO", "DOUBLE"])
+def test_a_perfect_draft_in_time_is_forecast_to_fill_every_step(method):
+    timed = forecast(1.0, draft_times(STEP / 8), method)
     assert timed["tokens"] / timed["seconds"] == pytest.approx(K + 1)
     assert timed["kinds"]["hit"] >= 15
 
@@ -148,6 +162,12 @@ def test_a_draft_that_is_too_slow_is_forecast_to_give_nothing():
     assert timed["tokens"] / timed["seconds"] < 1.3
 
 
+@pytest.mark.parametrize(("known", "rate"), [(False, 2), (True, K + 1)])
+def test_double_is_forecast_to_pass_its_speed_ratio_by_what_its_datastores_know(known, rate):
+    timed = forecast(1.0, draft_times(STEP / 2), "DOUBLE", known)
+    assert timed["tokens"] / timed["seconds"] == pytest.approx(rate)
+
+
 def test_the_prefill_of_the_draft_model_counts():
     slow, quick = (forecast(1.0, draft_times(STEP / 8, seconds)) for seconds in (2.0, 0.0))
     assert sum(slow["kinds"].values()) > sum(quick["kinds"].values()) + 5
@@ -155,32 +175,40 @@ def test_the_prefill_of_the_draft_model_counts():
 
 def test_a_second_load_begins_with_other_requests():
     pairs = synthetic_pairs(3, 1.0)
-    forecaster = Forecaster(
-        Corpus([], vocab_size=50_000), K, ROWS, policy_of("static", K, lambda rows: STEP), pairs[0], 0.0
-    )
+    made = forecaster(pairs[0])
     for chosen in (pairs[:1], pairs[1:]):
-        timed = forecaster.load(chosen, lambda rows: STEP, draft_times(STEP / 8), 20, 60)
+        timed = made.load(chosen, lambda rows: STEP, draft_times(STEP / 8), 20, 60)
         assert timed["tokens"] / timed["seconds"] == pytest.approx(len(chosen) * (K + 1))
 
 
 def test_what_was_answered_is_not_known_the_second_time():
     pairs = synthetic_pairs(1, 0.7)
-    policy = policy_of("static", K, lambda rows: STEP)
-    forecaster = Forecaster(Corpus([], vocab_size=50_000), K, ROWS, policy, pairs[0], 0.0)
+    made = forecaster(pairs[0])
     for _ in range(3):
-        timed = forecaster.load(pairs, lambda rows: STEP, draft_times(50 * STEP), 20, 60)
+        timed = made.load(pairs, lambda rows: STEP, draft_times(50 * STEP), 20, 60)
         assert timed["tokens"] / timed["seconds"] < 1.3
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_servers(variant, tmp_path):
-    setup = Setup(tmp_path, tmp_path / "draft", tmp_path / "prior", K, ROWS, "static", 8, {"EMULATED": "yes"})
+    setup = Setup(
+        tmp_path, tmp_path / "draft", tmp_path / "prior", K, ROWS, 7, "static", 8, {"EMULATED": "yes"}
+    )
     spec = server_spec(variant, setup)
     words = spec.command(1)
     assert ("--speculative-draft-model-path" in words) == (variant in WITH_DRAFT)
-    assert ("off" in words) == (variant in ("sssd", "saguaro"))
+    assert ("off" in words) == (variant in ("sssd", *BESIDE))
+    assert ("--specstore-draft-phrase" in words) == (variant == "double")
     assert spec.environment["OMP_NUM_THREADS"] == ("2" if variant == "plain_two" else "1")
     assert spec.environment["EMULATED"] == "yes"
+
+
+def test_speed_ratios_need_a_draft_process(capsys):
+    words = "--model m --draft d --pairs p --speed 2 --variants plain sssd"
+    assert parse(f"{words} double".split()).phrase == Options().draft_phrase
+    with pytest.raises(SystemExit):
+        parse(f"{words} standalone".split())
+    assert "--speed" in capsys.readouterr().err
 
 
 def test_the_shortest_prompts_with_long_answers():
@@ -221,7 +249,9 @@ def test_recorded_answers_become_the_targets_own():
         assert (pair.ranks() == 0).tolist() == [True, True, False]
 
 
-RATES = {"plain": 1.0, "sssd": 2.0, "saguaro": 3.0, "standalone": 1.5, "forecast": 2.85}
+RATES = {
+    "plain": 1.0, "sssd": 2.0, "saguaro": 3.0, "double": 4.0, "standalone": 1.5, "forecast": 2.85, "double_forecast": 5.0,
+}  # fmt: skip
 
 
 def group(speed: float, batch: int, number: int, variant: str) -> dict:
@@ -235,9 +265,9 @@ def group(speed: float, batch: int, number: int, variant: str) -> dict:
         "steps": 10 * batch,
     }
     record["tokens"] = (10 + number) * rate * batch
-    if variant == "saguaro":
+    if variant in BESIDE:
         record["draft"] = {"lookups": {"hit": 3.0, "miss": 1.0}}
-    return record | ({"kinds": {"hit": 1, "nothing": 1}} if variant == "forecast" else {})
+    return record | ({"kinds": {"hit": 1, "nothing": 1}} if variant in FORECASTS.values() else {})
 
 
 def records() -> list[dict]:
@@ -252,8 +282,9 @@ def test_the_table_says_what_was_measured_and_what_was_forecast():
     assert rows[8, 4, "saguaro"]["forecast_over_measured"] == pytest.approx(0.95)
     assert rows[8, 4, "saguaro"]["hit_share"] == 0.75 and rows[8, 4, "forecast"]["hit_share"] == 0.5
     assert rows[2, 1, "saguaro"]["forecast_over_measured"] == pytest.approx(1.9)
+    assert rows[8, 4, "double"]["forecast_over_measured"] == pytest.approx(1.25)
     for row in made["break_even"]:  # .75 of SSSD at 2, 1.5 at 8
-        assert 2 < row["saguaro"] < 8 and row["forecast"] == 2
+        assert 2 < row["saguaro"] < 8 and row["forecast"] == row["double"] == row["double_forecast"] == 2
 
 
 def test_the_table_can_be_read(tmp_path):
@@ -263,7 +294,8 @@ def test_the_table_can_be_read(tmp_path):
     plots.draw("named", record, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["named-ratios.png"]
     text = "\n".join(tables.tables(record))
-    assert text.count("EMULATED") >= 4 and "**missed**" in text and "| met |" in text
+    assert text.count("EMULATED") >= 5 and "**missed**" in text and "| met |" in text
+    assert "DOUBLE is faster than SSSD" in text and "| DOUBLE, forecast |" in text
     real = tables.tables(record | {"manifest": {"settings": settings | {"speed": []}}})
     assert "EMULATED" not in "\n".join(real)
 

@@ -16,9 +16,7 @@ pytestmark = pytest.mark.usefixtures("plugin")
 
 
 def settings_of(path, device="", **given):
-    view = resolve(
-        path, "hopper", speculative_algorithm="DOUBLE", speculative_draft_model_path=path, **given
-    )
+    view = resolve(path, "hopper", speculative_algorithm="DOUBLE", speculative_draft_model_path=path, **given)
     namespace = Namespace("m", "f" * 64)
     return draft_settings(view, Options(draft_device=device), "DOUBLE", namespace, 4096, 1000)
 
