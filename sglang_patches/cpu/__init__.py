@@ -14,7 +14,8 @@ _installed = False
 def install() -> None:
     """Make stock SGLang serve on this CPU. Idempotent; call it while plugins load, in every process.
 
-    The operators are not registered here: SGLang needs them before it loads plugins and imports `common_ops` for them.
+    Without a GPU, SGLang's kernel package imports the operators from `common_ops`. Where its compiled library loads, as for a draft
+    model on the CPU of a host with a GPU, it does not, and they are registered here.
     """
     global _installed
     if _installed:
@@ -22,8 +23,15 @@ def install() -> None:
     _installed = True
     # Otherwise a prefill instance waits for the KV of a cached prefix with a CUDA event.
     os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
+    _register_operators()
     _register_attention_backend()
     _register_hooks()
+
+
+def _register_operators() -> None:
+    from sglang_patches.cpu import library
+
+    library.register()
 
 
 def _register_attention_backend() -> None:

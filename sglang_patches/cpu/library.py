@@ -1,5 +1,7 @@
 """Registration of the CPU operators in the torch namespace SGLang calls, `torch.ops.sgl_kernel`."""
 
+import functools
+
 import torch
 from torch._ops import _OpNamespace
 
@@ -63,8 +65,9 @@ class _NamespaceThatNamesMissingOperators(_OpNamespace):
             raise AttributeError(f"specstore: CPU operator {NAMESPACE}.{name} is not implemented") from error
 
 
+@functools.cache  # the operators vanish with it
 def register() -> torch.library.Library:
-    """Define and implement every operator. Keep the result alive: its operators vanish with it."""
+    """Define and implement every operator. Idempotent."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     for operator, schema in _SCHEMAS.items():
         library.define(operator.__name__ + schema)

@@ -164,13 +164,18 @@ class DraftSide:
         asked = [draft for draft in self._drafts.values() if draft.verifying is not None and draft.wanted]
         answers: list[Answer] = []
         for draft in asked:
-            if not draft.starts and not self._predictor.missing(draft):
+            if draft.starts:
+                guesses = self._predictor.more(draft)
+            elif not self._predictor.missing(draft):
                 guesses = self._predictor.guesses(draft, max(1, self._outcomes // len(asked)))
-                nodes = self._add(draft, [Grown(*guess) for guess in guesses])
+            else:
+                continue
+            nodes = self._add(draft, [Grown(*guess) for guess in guesses])
+            if nodes:
                 _count_guesses(draft, nodes)
-                draft.starts = {node: guess.probability for node, guess in zip(nodes, guesses, strict=True)}
-                if nodes:
-                    answers.append(growth_of(draft, nodes))
+                new = {node: guess.probability for node, guess in zip(nodes, guesses, strict=True)}
+                draft.starts = draft.starts | new
+                answers.append(growth_of(draft, nodes))
         return answers
 
     def _plan(self, drafts: Sequence[Draft]) -> list[Row]:

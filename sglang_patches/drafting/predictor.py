@@ -22,6 +22,10 @@ class OutcomePredictor(ABC):
     def guesses(self, draft: Draft, budget: int) -> list[Guess]:
         """The likeliest outcomes of `draft.verifying`, at most `budget`. No candidates that it needs are `missing`."""
 
+    def more(self, draft: Draft) -> list[Guess]:
+        """Further outcomes, now that something is drafted after the first: asked for in every round until the outcome."""
+        return []
+
     def missing(self, draft: Draft) -> list[int]:
         """Nodes whose candidates have to be known before it can guess, as far as that is known; by default all where the
         verification may end."""

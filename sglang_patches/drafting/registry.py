@@ -60,7 +60,8 @@ class Method:
     """name: its value of `--speculative-algorithm`. summary: what it does, in a line. parts: makes them, on the first
     tensor-parallel rank. supported: server arguments and the one value it works with; any other is refused. verifier: makes its
     sampling scheme, None for the target's own draws. draft_parts: makes what drafts in a process of its own, with the model of
-    `--speculative-draft-model-path`; None if nothing does."""
+    `--speculative-draft-model-path`; None if nothing does. draft_device: where that model runs unless the operator says otherwise,
+    "" for a device of the target's kind."""
 
     name: str
     summary: str
@@ -68,6 +69,7 @@ class Method:
     supported: Mapping[str, object] = field(default_factory=dict)
     verifier: Callable[[Sampler], Verifier] | None = None
     draft_parts: Callable[[DraftSurroundings], DraftParts] | None = None
+    draft_device: str = ""
 
     @property
     def draft_process(self) -> bool:
@@ -127,6 +129,15 @@ def _double_draft(around: DraftSurroundings) -> DraftParts:
     return DraftParts(AllAccepted(), RetrievalChains(around.nodes, ratio), phrases, ratio)
 
 
+def _duo_draft(around: DraftSurroundings) -> DraftParts:
+    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.duo import Heads, Sequences
+    from sglang_patches.drafting.speed_ratio import SpeedRatio
+
+    ratio = SpeedRatio(around.now)
+    return DraftParts(Heads(), Sequences(around.nodes, ratio), ratio=ratio)
+
+
 def _shared_noise(sampler: Sampler) -> Verifier:
     from sglang_patches.verification.noise_verifier import SharedNoise
 
@@ -155,6 +166,14 @@ METHODS = {
             parts=_double,
             verifier=_shared_noise,
             draft_parts=_double_draft,
+        ),
+        Method(
+            name="DUO",
+            summary="a draft model on the CPU drafts as many sequences as it is unsure, while the target verifies",
+            parts=_saguaro,
+            verifier=_shared_noise,
+            draft_parts=_duo_draft,
+            draft_device="cpu",
         ),
     )
 }

@@ -126,9 +126,8 @@ class DecodeWorker(TreeWorker):
     def start_draft(self, vocab_size: int) -> DraftChannel:
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
         context_length = self.last_position + 1
-        view, name = resolving_view(self.server_args), self.method.name
-        namespace = namespace_of(self.server_args, self.options)
-        settings = draft_settings(view, self.options, name, namespace, context_length, vocab_size)
+        view, namespace = resolving_view(self.server_args), namespace_of(self.server_args, self.options)
+        settings = draft_settings(view, self.options, self.method, namespace, context_length, vocab_size)
         return start_draft_process(settings)
 
     def _sampling_of(self, state: RequestState) -> Sampling:

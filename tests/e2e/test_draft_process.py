@@ -41,6 +41,7 @@ def settings(model, tokenizer, vocabulary):
         context_length=1024,
         vocabulary=vocabulary,
         serial=False,
+        cores="",
         dtype="float32",
         trust_remote_code=False,
     )

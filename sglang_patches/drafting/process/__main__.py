@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import time
 
 from sglang_patches.drafting.process.connection import ParentConnection
@@ -13,6 +14,8 @@ from sglang_patches.drafting.process.settings import DraftSettings
 def main() -> None:
     connection = ParentConnection()
     settings = DraftSettings.parse(argparse.ArgumentParser(description=__doc__))
+    if settings.cores:
+        os.sched_setaffinity(0, map(int, settings.cores.split(",")))
     logging.basicConfig(
         level=logging.INFO, format="[%(asctime)s draft] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )

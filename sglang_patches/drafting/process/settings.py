@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from sglang_patches.options import Options
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
+    from sglang_patches.drafting.registry import Method
+
 _PARSERS: dict[str, Callable[[str], object]] = {"str": str, "int": int, "bool": lambda text: text == "True"}
 
 
@@ -23,7 +26,7 @@ class DraftSettings:
     the target's, "" where requests bring token ids alone. device: `cpu`, `cuda` or `cuda:N`. tokens: slots of the draft model's KV
     cache. sessions: most that are drafted for at once. rows: of a draft forward, and outcomes guessed at once. lookahead: tokens
     drafted after each. namespace, fingerprint: model and tokenizer of the datastore's namespace. context_length, vocabulary: the
-    target's. serial: whether the target has the same device. All other options are read as the worker reads them."""
+    target's. serial: whether the target has the same device. cores: to which the process is pinned, separated by commas, "" for none. All other options are read as the worker reads them."""
 
     method: str
     model_path: str
@@ -38,6 +41,7 @@ class DraftSettings:
     context_length: int
     vocabulary: int
     serial: bool
+    cores: str
     dtype: str
     trust_remote_code: bool
 
@@ -51,16 +55,23 @@ class DraftSettings:
         return cls(**vars(parser.parse_args()))
 
 
-def draft_device(options: Options, view: ServerArgs) -> str:
-    """Where the draft model runs. view: the resolved arguments. Raises ValueError for a device of another kind than the target's."""
-    kind = view.device
-    if not options.draft_device:
+def draft_device(options: Options, view: ServerArgs, method: Method) -> str:
+    """Where the draft model runs. view: the resolved arguments. Raises ValueError for a device that this host cannot have."""
+    kind, device = view.device, options.draft_device or method.draft_device
+    if not device:
         return "cpu" if kind == "cpu" else f"{kind}:{view.base_gpu_id + view.tp_size}"
-    if options.draft_device.partition(":")[0] != kind:
-        raise ValueError(
-            f"specstore option draft_device: {options.draft_device} with a target on {kind} is not supported yet"
-        )
-    return options.draft_device
+    if device != "cpu" and device.partition(":")[0] != kind:
+        raise ValueError(f"specstore option draft_device: {device} with a target on {kind}")
+    return device
+
+
+def draft_cores(device: str, view: ServerArgs) -> list[int]:
+    """The cores of a draft model on the CPU beside an accelerator: half of those that the server may use. The engine's threads keep
+    all of them. None where nothing is pinned."""
+    if device != "cpu" or view.device == "cpu":
+        return []
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[len(cores) // 2 :]
 
 
 def _devices_of_target(view: ServerArgs) -> list[str]:
@@ -73,17 +84,18 @@ def _devices_of_target(view: ServerArgs) -> list[str]:
 def draft_settings(
     view: ServerArgs,
     options: Options,
-    method: str,
+    method: Method,
     namespace: Namespace,
     context_length: int,
     vocabulary: int,
 ) -> DraftSettings:
     """Of a server. view: its resolved arguments. context_length, vocabulary: the target's."""
+    device = draft_device(options, view, method)
     return DraftSettings(
-        method=method,
+        method=method.name,
         model_path=str(view.speculative_draft_model_path),
         tokenizer="" if view.skip_tokenizer_init else str(view.tokenizer_path),
-        device=draft_device(options, view),
+        device=device,
         tokens=options.draft_tokens,
         sessions=view.max_running_requests,
         rows=options.draft_rows,
@@ -92,7 +104,8 @@ def draft_settings(
         fingerprint=namespace.tokenizer,
         context_length=context_length,
         vocabulary=vocabulary,
-        serial=draft_device(options, view) in _devices_of_target(view),
+        serial=device in _devices_of_target(view),
+        cores=",".join(map(str, draft_cores(device, view))),
         dtype=view.dtype,
         trust_remote_code=view.trust_remote_code,
     )

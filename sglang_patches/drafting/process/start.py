@@ -17,7 +17,10 @@ PROGRAM = (sys.executable, "-m", "sglang_patches.drafting.process")
 def start_draft_process(settings: DraftSettings) -> DraftChannel:
     """Waits until it is ready. Raises RuntimeError with the end of its log if it does not become ready."""
     environment = {"OMP_WAIT_POLICY": "PASSIVE"}  # one that spins slows down its target on the same processor
-    if settings.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    if settings.device == "cpu":
+        # On a host with a GPU: SGLang must not find it.
+        environment |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        if "OMP_NUM_THREADS" not in os.environ:
+            environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
     log = Path(tempfile.gettempdir()) / f"specstore-draft-{os.getpid()}.log"
     return ProcessChannel([*PROGRAM, *settings.flags()], environment, log)

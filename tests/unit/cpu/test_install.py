@@ -4,15 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("sglang")
 
 
-def _python(code: str, **environment: str) -> str:
+COMPILED = Path(__file__).parent / "compiled_library"
+
+
+def _python(code: str, folder: Path | None = None, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
@@ -82,6 +87,7 @@ def test_operators_are_for_those_who_ask_for_a_cpu():
     """On a machine whose GPU library does not load, SGLang asks for them too: there its own error must stay."""
     code = """
 import sys
+from pathlib import Path
 try:
     import common_ops
 except ImportError as error:
@@ -90,3 +96,16 @@ except ImportError as error:
     assert _python(code, SGLANG_USE_CPU_ENGINE="0") == (
         "specstore serves on a CPU with SGLANG_USE_CPU_ENGINE=1 in the environment; it is not set False"
     )
+
+
+def test_the_operators_are_there_where_the_compiled_library_loads():
+    """As on a host with a GPU, whose CPU runs a draft model."""
+    code = """
+import sys, torch, sgl_kernel
+assert not hasattr(torch.ops.sgl_kernel, "verify_tree_greedy_cpu")
+import sglang_patches.cpu as cpu
+cpu.install()
+print(hasattr(torch.ops.sgl_kernel, "verify_tree_greedy_cpu"), sys.modules["common_ops"].__file__)
+"""
+    found, file = _python(code, COMPILED, SGLANG_USE_CPU_ENGINE="1").split()
+    assert found == "True" and Path(file).parent == COMPILED

@@ -1,6 +1,7 @@
 """What a draft process is told, from SGLang's own resolution of the server's arguments."""
 
 import argparse
+import os
 import sys
 
 import pytest
@@ -9,16 +10,17 @@ pytest.importorskip("sglang")
 
 from datastore_service.protocol.types import Namespace  # noqa: E402
 from sglang_patches.drafting.process.settings import DraftSettings, draft_settings  # noqa: E402
+from sglang_patches.drafting.registry import METHODS  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from tests.unit.plugin.resolution import resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plugin")
 
 
-def settings_of(path, device="", **given):
-    view = resolve(path, "hopper", speculative_algorithm="DOUBLE", speculative_draft_model_path=path, **given)
+def settings_of(path, device="", name="DOUBLE", **given):
+    view = resolve(path, "hopper", speculative_algorithm=name, speculative_draft_model_path=path, **given)
     namespace = Namespace("m", "f" * 64)
-    return draft_settings(view, Options(draft_device=device), "DOUBLE", namespace, 4096, 1000)
+    return draft_settings(view, Options(draft_device=device), METHODS[name], namespace, 4096, 1000)
 
 
 @pytest.mark.parametrize(
@@ -30,11 +32,20 @@ def settings_of(path, device="", **given):
         ("cuda:1", {"tp_size": 2}, "cuda:1", True),
         ("cuda:3", {"tp_size": 2}, "cuda:3", False),
         ("cuda:0", {"base_gpu_id": 1}, "cuda:0", False),
+        ("cpu", {}, "cpu", False),
+        ("", {"name": "DUO"}, "cpu", False),
+        ("cuda:1", {"name": "DUO"}, "cuda:1", False),
     ],
 )
 def test_a_draft_model_on_a_device_of_the_target_gives_way(model_path, device, given, expected, serial):
     settings = settings_of(model_path("dense"), device, **given)
     assert (settings.device, settings.serial) == (expected, serial)
+
+
+def test_a_draft_model_on_the_cpu_of_a_host_with_a_gpu_has_half_of_the_cores(model_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 8, 9, 10, 11})
+    assert settings_of(model_path("dense"), "cpu").cores == "8,9,10,11"
+    assert settings_of(model_path("dense"), "cuda:1").cores == ""
 
 
 def test_the_process_reads_what_it_is_told(model_path, monkeypatch):

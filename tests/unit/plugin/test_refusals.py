@@ -47,11 +47,11 @@ def test_a_method_with_a_draft_process_needs_a_draft_model(model_path, name):
     assert resolve(path, "hopper", **given).speculative_draft_model_path == path
 
 
-def test_a_draft_device_of_another_kind_is_refused(model_path, monkeypatch):
-    path = model_path("dense")
-    monkeypatch.setenv("SPECSTORE_DRAFT_DEVICE", "cpu")
-    with pytest.raises(ValueError, match="draft_device: cpu with a target on cuda"):
-        resolve(path, "hopper", speculative_algorithm="SAGUARO", speculative_draft_model_path=path)
+def test_a_draft_device_that_the_target_s_host_has_not_is_refused(model_path, monkeypatch):
+    given = {"speculative_algorithm": "SAGUARO", "speculative_draft_model_path": model_path("dense")}
+    monkeypatch.setenv("SPECSTORE_DRAFT_DEVICE", "cuda:1")
+    with pytest.raises(ValueError, match="draft_device: cuda:1 with a target on cpu"):
+        resolve(model_path("dense"), "hopper", device="cpu", **given)
 
 
 def test_draft_model_is_refused(model_path):
