@@ -111,13 +111,14 @@ def ratios(found: dict) -> list[str]:
 
 def ceiling(found: dict) -> list[str]:
     def said(row: dict) -> str:
-        over, past = cell(row["over_plain"]), row["over_plain"]["value"] > row["ratio"]
-        return f"{f'**{over}**' if past else over}; {row['tokens_a_step']['value']:.1f}; {cell(row['tokens_a_miss'])}"
+        over, least = cell(row["over_plain"]), row["over_plain"]["low"]
+        past = f"**{over}**" if least is not None and least > row["ratio"] else over
+        return f"{past}; {row['tokens_a_step']['value']:.1f}; {cell(row['tokens_a_miss'])}"
 
     by = [*models(found["rows"]), "ratio"]
     names, cells = pivot(found["rows"], by, "retrieves", said)
     text = (
-        "Throughput over plain decoding, bold where it is above the speed ratio C; tokens a round; tokens between two misses."
+        "Throughput over plain decoding, bold where its interval is above the speed ratio C; tokens a round; tokens between two misses."
         " `neither` is plain parallel speculation. "
         + (
             f"Synthetic pairs; a real datastore has a copy of each text, of whose tokens {found['known']:.0%} are right."
