@@ -7,23 +7,25 @@ nothing but the model.
 One JSONL line a prompt: its category and text, the answer's text, and the token ids of both (`specstore build --field
 tokens` takes the answer's: the exact tokens that the server will generate again, which encoding the text anew would
 not always give; benchmarks.traces reads them). A run that was interrupted goes on after the last complete line.
+
+It starts a server of its own, and what it records is for benchmarks. `specstore distil` asks a running server and is for users.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import track
 
 from benchmarks.options import add_dtype
+from datastore_service.distil.answer_file import AnswerFile
+from datastore_service.storage.errors import StorageError
 from sglang_patches.demo.prompts import Prompt, chat_ids, load_prompts
 from sglang_patches.launch.servers import Endpoint, ServerSpec, exit_when_terminated, running
 
@@ -32,20 +34,9 @@ QUESTION_TOKENS = (4, 128)  # of them
 PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"  # where a chat template puts the user's text
 
 
-def answered(out: Path) -> list[str]:
-    """The prompts of a file's complete lines; an unfinished last line is cut off."""
-    if not out.exists():
-        return []
-    lines = out.read_bytes().split(b"\n")[:-1]
-    out.write_bytes(b"".join(line + b"\n" for line in lines))
-    return [json.loads(line)["prompt"] for line in lines]
-
-
-def unanswered(prompts: Sequence[Prompt], done: Sequence[str], out: Path) -> Sequence[Prompt]:
-    """Exits if the file answers other prompts."""
-    if [prompt.text for prompt in prompts[: len(done)]] != list(done):
-        sys.exit(f"--out {out}: holds answers to other prompts")
-    return prompts[len(done) :]
+def unanswered(prompts: Sequence[Prompt], file: AnswerFile) -> list[Prompt]:
+    """Raises StorageError if the file answers other prompts."""
+    return [prompts[index] for index, _ in file.missing([prompt.text for prompt in prompts])]
 
 
 def question_start(tokenizer) -> list[int]:
@@ -83,7 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def record(
-    server: Endpoint, tokenizer, prompts: Sequence[Prompt], batch: int, max_tokens: int, out: TextIO
+    server: Endpoint, tokenizer, prompts: Sequence[Prompt], batch: int, max_tokens: int, file: AnswerFile
 ) -> None:
     """Appends a line a prompt, a batch at a time."""
     prompt_ids = chat_ids(tokenizer, prompts)
@@ -93,8 +84,7 @@ def record(
             "category": prompt.category, "prompt": prompt.text, "prompt_tokens": ids,
             "answer": answer["text"], "tokens": answer["output_ids"],
         }  # fmt: skip
-        out.write(json.dumps(row) + "\n")
-    out.flush()
+        file.append(row)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -103,20 +93,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     exit_when_terminated()
     tokenizer = AutoTokenizer.from_pretrained(given.model)
-    done = answered(given.out)
+    try:
+        answer_all(given, tokenizer)
+    except StorageError as error:
+        sys.exit(f"--out {error}")
+
+
+def answer_all(given: argparse.Namespace, tokenizer) -> None:
+    """Raises StorageError for a file that cannot be continued."""
     prompts = [prompt for file in given.prompts or () for prompt in load_prompts(file)[: given.count]]
-    rest = unanswered(prompts, done, given.out) if given.prompts else []
-    missing = len(rest) if given.prompts else given.count - len(done)
     spec = ServerSpec("record", given.model, dtype=given.dtype, max_running_requests=given.batch)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running(spec, Path(folder)) as server,
-        given.out.open("a") as out,
-    ):
-        source = iter(rest) if given.prompts else own_prompts(server, tokenizer, given.batch, done)
-        for start in track(range(0, missing, given.batch), "answers", console=Console(stderr=True)):
-            group = list(itertools.islice(source, min(given.batch, missing - start)))
-            record(server, tokenizer, group, given.batch, given.max_tokens, out)
+    with AnswerFile(given.out) as file, tempfile.TemporaryDirectory() as folder:
+        rest = unanswered(prompts, file) if given.prompts else []
+        missing = len(rest) if given.prompts else given.count - len(file)
+        with running(spec, Path(folder)) as server:
+            known = [prompt for prompt, _ in file.answered]
+            source = iter(rest) if given.prompts else own_prompts(server, tokenizer, given.batch, known)
+            for start in track(range(0, missing, given.batch), "answers", console=Console(stderr=True)):
+                group = list(itertools.islice(source, min(given.batch, missing - start)))
+                record(server, tokenizer, group, given.batch, given.max_tokens, file)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ LAYERS = (
         _plugin(17, "hooks", "host_api", "options", "tokenizer_file"),
         _datastore(58, "client"),
         _datastore(80, "server"),
+        _datastore(94, "distil"),
     ),
     (_datastore(70, "storage"),),
     (_datastore(62, "engine"),),

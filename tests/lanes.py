@@ -1,7 +1,7 @@
 """`python -m tests.lanes [--long]`: every test, in two lanes side by side; one summary, and reports under var/.
 
-Servers spend their start and much of their time waiting, unit tests do not, so the two use a small machine well together.
-Each lane gets one core: two OpenMP processes that spin on two cores slow each other down tenfold and more.
+A lane that is free takes the next run. Each lane gets one core: two OpenMP processes that spin on two cores slow each other down
+tenfold and more.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from sglang_patches.drafting.registry import METHODS
 from sglang_patches.launch.processes import Child
 from tests.conftest import DRAFT, DRAFTS
 
-# Of each lane the runs of pytest, one after the other. The conformance suite imports SGLang for a CPU, others must not.
-LANES = {
-    "servers": {"conformance": ["tests/conformance"], "e2e": ["tests/e2e"]},
-    "units": {"units": ["tests/unit", "tests/integration"]},
+COMPOSE = "tests/e2e/test_compose.py"
+# The runs of pytest, in the order in which they begin: the longest first. The conformance suite imports SGLang for a CPU, others must
+# not.
+RUNS = {
+    "conformance": ["tests/conformance"],
+    "units": ["tests/unit", "tests/integration"],
+    "compose": [COMPOSE],
+    "e2e": ["tests/e2e", f"--ignore={COMPOSE}"],
 }
 # With --long also the suite again for each method with a draft process, with the drafts that its first run does not have. What
 # tries all drafts in any run is left out.
 AGAIN = ["tests/conformance", "-k", "not (test_drafts or pinned or toy or every_width)"]
 LONG = {
-    "servers": {
-        f"conformance-{method.name}-{draft}": [*AGAIN, "--method", method.name, "--draft", draft]
-        for method in METHODS.values()
-        if method.draft_process
-        for draft in DRAFTS
-        if draft != DRAFT
-    }
+    f"conformance-{method.name}-{draft}": [*AGAIN, "--method", method.name, "--draft", draft]
+    for method in METHODS.values()
+    if method.draft_process
+    for draft in DRAFTS
+    if draft != DRAFT
 }
+LANES = 2
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "var" / "tests"
 ONE_CORE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -83,26 +86,25 @@ def _file(case: ElementTree.Element) -> str:
     return "/".join(parts) + ".py"
 
 
-def run(lanes: dict[str, dict[str, list[str]]], folder: Path, arguments: list[str]) -> list[Result]:
-    """Runs the lanes to their ends; interrupted, the runs end as an interrupted pytest does, and no further one is started."""
-    waiting = {lane: list(runs.items()) for lane, runs in lanes.items()}
-    running: dict[str, tuple[str, Child]] = {}
+def run(runs: dict[str, list[str]], folder: Path, arguments: list[str]) -> list[Result]:
+    """Runs them all, `LANES` at a time; interrupted, they end as an interrupted pytest does, and no further one is started."""
+    waiting = list(runs.items())
+    running: dict[str, Child] = {}
     results: list[Result] = []
-    while running or any(waiting.values()):
+    while running or waiting:
         try:
-            for lane, runs in waiting.items():
-                if lane not in running and runs:
-                    name, paths = runs.pop(0)
-                    running[lane] = name, start(name, paths, folder, arguments)
+            while waiting and len(running) < LANES:
+                name, paths = waiting.pop(0)
+                running[name] = start(name, paths, folder, arguments)
             time.sleep(0.5)
         except KeyboardInterrupt:
             waiting.clear()
-            for _, child in running.values():
+            for child in running.values():
                 if child.status is None:
                     os.kill(child.pid, signal.SIGINT)
-        for lane, (name, child) in list(running.items()):
+        for name, child in list(running.items()):
             if child.status is not None:
-                del running[lane]
+                del running[name]
                 results.append(Result(name, child.wait(None), read(folder / f"{name}.xml")))
     return results
 
@@ -165,8 +167,7 @@ def main() -> None:
     folder.mkdir(parents=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
-    lanes = {lane: runs | (LONG.get(lane, {}) if long else {}) for lane, runs in LANES.items()}
-    results = run(lanes, folder, ["--long"] if long else [])
+    results = run(RUNS | LONG if long else RUNS, folder, ["--long"] if long else [])
     text = summary(results, time.monotonic() - began)
     write_report(results, folder / "report.xml")
     (folder / "report.txt").write_text(text + "\n")

@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.draft_trace import VARIABLE
 from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.types import Opening
 from sglang_patches.drafting.messages import Answer, Message, Sampling
 from sglang_patches.drafting.wire import answers_from_draft, frame_of, messages_from_worker
 
@@ -35,6 +36,7 @@ class State(msgspec.Struct, tag=True):
     those that are sets of token ids."""
 
     key: int
+    opening: Opening
     text: bytes
     tree: Tree
     fields: dict[str, str | int | float | bool | None]

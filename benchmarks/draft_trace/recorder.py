@@ -105,6 +105,7 @@ class RecordedSpeculation:
         values = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         return events.State(
             self._keys.setdefault(state, len(self._keys)),
+            state.opening,
             state.text.after(0).tobytes(),
             plain_tree(state.tree),
             {name: of for name, of in values.items() if isinstance(of, str | int | float | bool | None)},

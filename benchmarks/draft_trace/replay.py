@@ -18,7 +18,6 @@ from prometheus_client import REGISTRY
 
 from benchmarks.draft_trace import events
 from benchmarks.draft_trace.events import Event, array, plain_tree, tree_of
-from datastore_service.protocol.types import Opening
 from sglang_patches.drafting import outcome, verified
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.draft import Candidates, Draft
@@ -191,7 +190,7 @@ class _Worker(DraftChannel):
         fields = {**plain.fields, **{name: frozenset(of) for name, of in plain.sets.items()}}
         state = self._states.get(plain.key)
         if state is None:
-            state = RequestState(req=None, opening=Opening(), text=text, **fields)  # type: ignore[arg-type]
+            state = RequestState(req=None, opening=plain.opening, text=text, **fields)  # type: ignore[arg-type]
             self._states[plain.key] = state
         for name, value in (*fields.items(), ("text", text), ("tree", tree_of(plain.tree))):
             setattr(state, name, value)

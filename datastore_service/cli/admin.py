@@ -148,12 +148,11 @@ def warmup(
     """Adds documents to the live tier of a running service."""
     if bool(sources) == bool(server_file):
         raise ValueError("warmup: either SOURCES or --server-file is required")
-    message = _message(namespace)
     if sources:
-        reply = _send_documents(service, message, _documents(sources, namespace.tokenizer, field))
+        reply = add_documents(service, namespace, sources, field)
     else:
         request = pb.WarmupFileRequest(
-            namespace=message, file=server_file, field=field, tokenizer=server_tokenizer
+            namespace=_message(namespace), file=server_file, field=field, tokenizer=server_tokenizer
         )
         with _admin(service) as (stub, metadata):
             reply = _last(stub.WarmupFile(request, timeout=LONG_CALL_SECONDS, metadata=metadata))
@@ -192,11 +191,16 @@ def _call(service: ServiceOptions, method: str, request: Message, seconds: float
         return getattr(stub, method)(request, timeout=seconds, metadata=metadata)
 
 
-def _send_documents(
-    service: ServiceOptions, namespace: Namespace, documents: list[pb.Document]
+def add_documents(
+    service: ServiceOptions, namespace: NamespaceOptions, sources: list[Path], field: str
 ) -> pb.WarmupReply:
+    """Adds the documents of files to the live tier. field: as of `storage.corpus.read_documents`.
+
+    Raises StorageError for a file or a tokenizer that cannot be used, grpc.RpcError."""
+    message = _message(namespace)
+    documents = _documents(sources, namespace.tokenizer, field)
     with _admin(service) as (stub, metadata), progress(BarColumn(), MofNCompleteColumn()) as bar:
-        requests = _requests(namespace, documents, bar)
+        requests = _requests(message, documents, bar)
         return stub.Warmup(requests, timeout=LONG_CALL_SECONDS, metadata=metadata)
 
 

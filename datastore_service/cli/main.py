@@ -13,10 +13,12 @@ import grpc
 import typer
 from typer.core import TyperGroup
 
-from datastore_service.cli import admin, query
+from datastore_service.cli import admin, distil, query
 from datastore_service.cli.options import TOKEN_VARIABLE, AsJson
-from datastore_service.cli.output import errors, progress
+from datastore_service.cli.output import errors
+from datastore_service.cli.prior import build_shown
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
+from datastore_service.distil.errors import ModelServerError
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.fusion import FusionWeights, Policy
 from datastore_service.protocol.types import MAX_VOCAB
@@ -38,7 +40,7 @@ class OneLineErrors(TyperGroup):
             return super().invoke(ctx)
         except ValueError as error:
             _fail(error, 2)
-        except (StorageError, DatastoreError) as error:
+        except (StorageError, DatastoreError, ModelServerError) as error:
             _fail(error, 1)
         except OSError as error:
             _fail(_without_errno(error), 1)
@@ -66,6 +68,7 @@ app = typer.Typer(
 )
 admin.add_commands(app)
 query.add_command(app)
+distil.add_command(app)
 
 
 @app.command()
@@ -80,25 +83,8 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Builds a prior from a corpus. An interrupted build goes on where it stopped."""
-    from datastore_service.storage.build import build_prior
-    from datastore_service.storage.manifest import open_segments
-
-    with progress() as bar:
-        task = bar.add_task("reading")
-        manifest = build_prior(
-            sources,
-            out,
-            tokenizer,
-            field,
-            progress=lambda p: bar.update(
-                task, description=f"{p.documents:,} documents, {p.tokens:,} tokens, {p.segments} segments"
-            ),
-        )
-    tokens, segments = sum(map(len, open_segments(out))), len(manifest.segments)
-    if as_json:
-        print(json.dumps({"tokens": tokens, "segments": segments, "tokenizer": manifest.tokenizer}))
-    else:
-        print(f"{out}: {tokens:,} tokens in {segments} segments, tokenizer {manifest.tokenizer}")
+    built = build_shown(sources, out, tokenizer, field)
+    print(json.dumps(built.fields) if as_json else built)
 
 
 @app.command()

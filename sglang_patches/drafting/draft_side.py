@@ -40,6 +40,12 @@ STALE = Counter(
 GUESSES = Counter(
     "specstore_draft_guesses", "Outcomes that were drafted for, by their accepted tokens", ["accepted"]
 )
+PHRASES = Counter(
+    "specstore_draft_phrase_tokens",
+    "Tokens of the datastore that draft forwards checked, and those that the draft model would have drafted",
+    ["result"],
+)
+_PROPOSED, _KEPT = map(PHRASES.labels, ("checked", "kept"))
 
 
 class DraftParts(NamedTuple):
@@ -53,12 +59,15 @@ class DraftParts(NamedTuple):
 
 
 class DraftSide:
-    """rows: of a draft forward over all sessions. outcomes: that are guessed for a verification, over all sessions."""
+    """rows: of a draft forward over all sessions. outcomes: that are guessed for a verification, over all sessions. serial: whether it
+    has the target's device, and drafts only while nothing is verified there (DOUBLE, D.8)."""
 
-    def __init__(self, model: DraftModel, parts: DraftParts, rows: int, outcomes: int) -> None:
+    def __init__(
+        self, model: DraftModel, parts: DraftParts, rows: int, outcomes: int, serial: bool = False
+    ) -> None:
         self._model, self._predictor, self._drafter = model, parts.predictor, parts.drafter
         self._retriever, self._ratio = parts.retriever, parts.ratio or SpeedRatio()
-        self._rows, self._outcomes = rows, outcomes
+        self._rows, self._outcomes, self._serial = rows, outcomes, serial
         self._drafts: dict[str, Draft] = {}
 
     def hear(self, messages: Iterable[Message]) -> list[Answer]:
@@ -82,7 +91,8 @@ class DraftSide:
         """One round: guesses, and one forward. None when there is nothing to do."""
         answers = self._guess()
         wanted = [draft for draft in self._drafts.values() if draft.wanted]
-        rows = self._plan([draft for draft in wanted if self._model.ready(draft)])
+        gives_way = self._serial and any(draft.verifying is not None for draft in self._drafts.values())
+        rows = [] if gives_way else self._plan([draft for draft in wanted if self._model.ready(draft)])
         if rows:
             answers += self._forward(rows)
         prefilled = self._model.prefill(wanted)
@@ -185,6 +195,8 @@ class DraftSide:
             draft.forwards += 1
             tentative = phrases.get(draft, {})
             grown = [new for node in nodes for new in self._grow(draft, node, tentative)]
+            _PROPOSED.inc(len(tentative))
+            _KEPT.inc(len(tentative.keys() & set(grown)))
             refused = [node for node, is_new in tentative.items() if is_new and node not in grown]
             if refused:
                 self._discard(draft, refused)

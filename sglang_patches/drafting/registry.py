@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from datastore_service.client import Datastore
     from sglang_patches.drafting.channel import DraftChannel
     from sglang_patches.drafting.datastore import DatastoreFeed
+    from sglang_patches.drafting.double.guidance import Estimate
     from sglang_patches.drafting.draft_side import DraftParts
     from sglang_patches.drafting.fallback import Fallback
     from sglang_patches.options import Options
     from sglang_patches.verification.verifier import Verifier
-    from sglang_patches.workers.acceptance import Acceptance
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a worker has when it makes a method's parts. budget: of a tree. acceptance: learned of drafts. start_draft: starts the
-    draft process. now: seconds by a steady clock."""
+    """What a worker has when it makes a method's parts. budget: of a tree. estimate: of trees' acceptance, learned while serving.
+    start_draft: starts the draft process. now: seconds by a steady clock."""
 
     options: Options
     datastore: DatastoreFeed
     budget: Budget
-    acceptance: Acceptance
+    estimate: Estimate
     start_draft: Callable[[], DraftChannel]
     now: Callable[[], float] = time.monotonic
 
@@ -104,7 +104,7 @@ def _double(around: Surroundings) -> Parts:
     from sglang_patches.drafting.saguaro import fallback_of
 
     options = around.options
-    guidance = Guidance(around.datastore, around.budget, around.acceptance.estimate)
+    guidance = Guidance(around.datastore, around.budget, around.estimate)
     fallback = fallback_of(options.fallback, guidance, lookahead=1, now=around.now)
     return Parts(fallback, around.start_draft())
 

@@ -106,7 +106,7 @@ class DecodeWorker(TreeWorker):
                 options,
                 self.datastore,
                 self.budget,
-                self.policy.acceptance,
+                self.policy.acceptance.estimate,
                 lambda: self.start_draft(vocab_size),
             )
         )

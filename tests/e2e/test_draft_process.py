@@ -40,6 +40,7 @@ def settings(model, tokenizer, vocabulary):
         fingerprint="",
         context_length=1024,
         vocabulary=vocabulary,
+        serial=False,
         dtype="float32",
         trust_remote_code=False,
     )

@@ -21,6 +21,7 @@ from sglang_patches.options import load_options
 
 logger = logging.getLogger(__name__)
 
+WARM_UP = "warm-up"  # name of a session
 CHUNK = 256  # tokens of a prompt between two draft forwards
 ROOM_SECONDS = 0.5  # after which room is looked for again
 
@@ -53,7 +54,7 @@ class DraftServer:
             refuse_other_vocabulary(settings.tokenizer, settings.model_path)
         self._runner = load_runner(settings)
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
-        self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows)
+        self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows, settings.serial)
         self._warm_up(rounds=2 + settings.lookahead)
 
     def serve(self, began: float) -> None:
@@ -70,10 +71,10 @@ class DraftServer:
     def _warm_up(self, rounds: int) -> None:
         """A prefill and forwards compile what was not compiled before: the worker takes a long silence for a hang. rounds: at most;
         a KV cache without room for them ends none."""
-        self._side.hear([Opened("", np.zeros(CHUNK, np.int32), 0)])
+        self._side.hear([Opened(WARM_UP, np.zeros(CHUNK, np.int32), 0)])
         for _ in range(rounds):
             self._side.work()
-        self._side.hear([Closed("")])
+        self._side.hear([Closed(WARM_UP)])
 
     def _rounds(self) -> None:
         idle = True

@@ -21,9 +21,9 @@ _PARSERS: dict[str, Callable[[str], object]] = {"str": str, "int": int, "bool": 
 class DraftSettings:
     """method: its name in the registry. model_path, dtype, trust_remote_code: as SGLang's flags of those names. tokenizer: folder of
     the target's, "" where requests bring token ids alone. device: `cpu`, `cuda` or `cuda:N`. tokens: slots of the draft model's KV
-    cache. sessions: most that are drafted for at once. rows: of a draft forward, and outcomes guessed at once. lookahead: tokens drafted after each. namespace,
-    fingerprint: model and tokenizer of the datastore's namespace. context_length, vocabulary: the target's. All other options are
-    read as the worker reads them."""
+    cache. sessions: most that are drafted for at once. rows: of a draft forward, and outcomes guessed at once. lookahead: tokens
+    drafted after each. namespace, fingerprint: model and tokenizer of the datastore's namespace. context_length, vocabulary: the
+    target's. serial: whether the target has the same device. All other options are read as the worker reads them."""
 
     method: str
     model_path: str
@@ -37,6 +37,7 @@ class DraftSettings:
     fingerprint: str
     context_length: int
     vocabulary: int
+    serial: bool
     dtype: str
     trust_remote_code: bool
 
@@ -62,6 +63,13 @@ def draft_device(options: Options, view: ServerArgs) -> str:
     return options.draft_device
 
 
+def _devices_of_target(view: ServerArgs) -> list[str]:
+    """None on a CPU: there the operating system gives both processes their share."""
+    if view.device == "cpu":
+        return []
+    return [f"{view.device}:{view.base_gpu_id + rank}" for rank in range(view.tp_size)]
+
+
 def draft_settings(
     view: ServerArgs,
     options: Options,
@@ -84,6 +92,7 @@ def draft_settings(
         fingerprint=namespace.tokenizer,
         context_length=context_length,
         vocabulary=vocabulary,
+        serial=draft_device(options, view) in _devices_of_target(view),
         dtype=view.dtype,
         trust_remote_code=view.trust_remote_code,
     )

@@ -1,11 +1,13 @@
 """Recording: which prompts are asked, and what an interrupted run goes on with. The server is a list of canned answers."""
 
 import itertools
-import json
 
 import pytest
 
 from benchmarks import record
+from benchmarks.traces import load_traces
+from datastore_service.distil.answer_file import AnswerFile
+from datastore_service.storage.errors import StorageError
 from sglang_patches.demo.prompts import Prompt
 
 
@@ -17,6 +19,13 @@ class Tokenizer:
 
     def encode(self, text, add_special_tokens):
         return list(map(ord, text))
+
+
+class Letters(Tokenizer):
+    """The ids of a chat are one number: how many letters its prompt has."""
+
+    def apply_chat_template(self, messages, **options):
+        return [len(messages[0]["content"])]
 
 
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -32,7 +41,11 @@ class Questions:
     def generate_many(self, prompts, concurrency, **sampling):
         self.asked.append((prompts, sampling))
         return [
-            {"text": text, "output_ids": list(text), "meta_info": {"finish_reason": {"type": reason}}}
+            {
+                "text": text,
+                "output_ids": list(map(ord, text)),
+                "meta_info": {"finish_reason": {"type": reason}},
+            }
             for text, reason in self.questions
         ]
 
@@ -52,16 +65,20 @@ def test_own_prompts_are_complete_new_and_not_trivial():
     assert len(prompts) == 6 and sampling["temperature"] == 1.0
 
 
-def test_an_interrupted_file_goes_on_after_its_last_complete_line(tmp_path):
-    out = tmp_path / "answers.jsonl"
-    out.write_text(json.dumps({"prompt": "one"}) + "\n" + '{"prompt": "tw')
-    assert record.answered(out) == ["one"]
-    assert out.read_text() == json.dumps({"prompt": "one"}) + "\n"
-    prompts = [Prompt("a", "one"), Prompt("a", "two")]
-    assert record.unanswered(prompts, ["one"], out) == prompts[1:]
-    assert record.answered(tmp_path / "new.jsonl") == []
+def test_an_interrupted_recording_goes_on_with_what_is_missing(tmp_path):
+    out, prompts = tmp_path / "answers.jsonl", [Prompt("a", "one"), Prompt("b", "two"), Prompt("c", "three")]
+    with AnswerFile(out) as file:
+        record.record(Questions(("so", "stop")), Letters(), prompts[:1], 1, 8, file)
+    with out.open("a") as half:
+        half.write('{"category": "b", "prompt": "tw')
+    with AnswerFile(out) as file:
+        assert record.unanswered(prompts, file) == prompts[1:]
+    (trace,) = load_traces(out)
+    assert (trace.category, trace.prompt.tolist(), trace.output.tolist()) == ("a", [3], list(map(ord, "so")))
 
 
 def test_a_file_of_other_answers_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="holds answers to other prompts"):
-        record.unanswered([Prompt("a", "one")], ["other"], tmp_path / "answers.jsonl")
+    out = tmp_path / "answers.jsonl"
+    out.write_text('{"prompt": "other", "answer": "so"}\n')
+    with AnswerFile(out) as file, pytest.raises(StorageError, match="holds answers to other prompts"):
+        record.unanswered([Prompt("a", "one")], file)

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang_patches.drafting.registry import METHODS  # noqa: E402
 from tests.unit.plugin.resolution import resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plugin")
@@ -36,11 +37,13 @@ def test_what_it_cannot_work_with_is_named(model_path, given, flag):
         resolve(model_path("dense"), "hopper", **given)
 
 
-def test_a_method_with_a_draft_process_needs_a_draft_model(model_path):
+@pytest.mark.parametrize("name", [method.name for method in METHODS.values() if method.draft_process])
+def test_a_method_with_a_draft_process_needs_a_draft_model(model_path, name):
     path = model_path("dense")
-    with pytest.raises(ValueError, match="--speculative-draft-model-path is missing; SSSD drafts without"):
-        resolve(path, "hopper", speculative_algorithm="SAGUARO")
-    given = {"speculative_algorithm": "SAGUARO", "speculative_draft_model_path": path}
+    missing = f"{name}: --speculative-draft-model-path is missing; SSSD drafts without a model"
+    with pytest.raises(ValueError, match=missing):
+        resolve(path, "hopper", speculative_algorithm=name)
+    given = {"speculative_algorithm": name, "speculative_draft_model_path": path}
     assert resolve(path, "hopper", **given).speculative_draft_model_path == path
 
 

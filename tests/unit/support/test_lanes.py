@@ -1,4 +1,4 @@
-"""Both lanes are run, told of and counted, whatever becomes of one of them."""
+"""All runs are made, told of and counted, whatever becomes of one of them."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -13,7 +13,7 @@ DEAD = "import os\ndef test_e(): os._exit(7)\n"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """Runs two lanes, one file a run; the status, what was printed, and the report."""
+    """One file a run; the status, what was printed, and the report."""
     reports = tmp_path / "var"
 
     def run(*programs: str) -> tuple[int, list[str], ElementTree.Element]:
@@ -21,9 +21,7 @@ def run(tmp_path, monkeypatch, capfd):
             (tmp_path / f"{i}").mkdir()
             (tmp_path / f"{i}" / f"test_{i}.py").write_text(program)
         runs = {f"run{i}": [str(tmp_path / f"{i}")] for i in range(len(programs))}
-        names = list(runs)
-        two = {f"lane{i}": {name: runs[name] for name in names[i::2]} for i in range(2)}
-        monkeypatch.setattr(lanes, "LANES", two)
+        monkeypatch.setattr(lanes, "RUNS", runs)
         monkeypatch.setattr(lanes, "REPORTS", reports)
         monkeypatch.setattr(lanes, "ROOT", tmp_path)
         monkeypatch.setattr("sys.argv", ["lanes"])
@@ -49,7 +47,7 @@ def test_one_test_fails(run):
     assert [line for line in said if line.startswith("FAILED")] == ["FAILED 1/test_1.py::test_d"]
 
 
-def test_a_lane_dies(run):
+def test_a_run_dies(run):
     status, said, _ = run(DEAD, GOOD)
     assert status == 1
     assert " 1 passed, 1 skipped, 1 errors in " in said[-1]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Budget
 from sglang_patches.drafting.double import Guidance
-from sglang_patches.drafting.double.guidance import continued, joined
+from sglang_patches.drafting.double.guidance import deepest_path
+from sglang_patches.drafting.double.union import Part, unions, whole_estimates
 from sglang_patches.drafting.source import DRAFT_MODEL
 
 NODES = 6
@@ -46,19 +47,31 @@ def raw(trees, tenants=()):
 DRAFTED = tree_of([(5, -1, 0.8), (6, 0, 0.6), (7, 1, 0.4)], DRAFT_MODEL)
 
 
+def union(*parts, nodes=NODES):
+    trees = whole_estimates([parts])
+    (tree,) = unions([parts], trees, raw(trees), nodes)
+    tree.check_integrity(nodes=nodes)
+    return tree
+
+
 def test_where_the_draft_is_wrong_the_retrieval_goes_on():
     correction = tree_of([(5, -1, 0.7), (8, 0, 0.5), (9, 1, 0.45)])
-    tree = joined([DRAFTED, correction], raw([DRAFTED, correction]), NODES)
+    tree = union(Part(DRAFTED), Part(correction))
     assert list(paths(tree)) == [(5,), (5, 6), (5, 8), (5, 8, 9), (5, 6, 7)]
     assert paths(tree)[5,] == (0.8, DRAFT_MODEL) and paths(tree)[5, 8] == (0.5, 3)
 
 
 def test_behind_the_draft_the_retrieval_goes_on():
     extension = tree_of([(1, -1, 0.5), (2, 0, 0.25)])
-    whole = continued(DRAFTED, [0, 1, 2], extension)
-    whole.check_integrity()
-    assert paths(whole)[5, 6, 7, 1] == (0.2, 3) and paths(whole)[5, 6, 7, 1, 2] == (0.1, 3)
-    assert list(paths(joined([DRAFTED, whole], raw([DRAFTED, whole]), NODES))) == list(paths(whole))
+    tree = union(Part(DRAFTED), Part(EMPTY_TREE), Part(extension, 2))
+    assert list(paths(tree)) == [(5,), (5, 6), (5, 6, 7), (5, 6, 7, 1), (5, 6, 7, 1, 2)]
+    assert paths(tree)[5, 6, 7, 1] == (0.2, 3) and paths(tree)[5, 6, 7, 1, 2] == (0.1, 3)
+
+
+def test_the_path_to_the_deepest_node():
+    branching = tree_of([(5, -1, 0.8), (6, -1, 0.7), (7, 1, 0.6), (8, 0, 0.5), (9, 2, 0.4)])
+    assert deepest_path(branching).tolist() == [1, 2, 4]
+    assert deepest_path(DRAFTED).tolist() == [0, 1, 2] and deepest_path(EMPTY_TREE).tolist() == []
 
 
 @st.composite
@@ -77,18 +90,21 @@ def trees(draw):
     return tree_of(kept, draw(st.sampled_from([1, 2, 3, DRAFT_MODEL])))
 
 
-@given(st.lists(trees(), min_size=1, max_size=3), st.integers(1, 12))
-def test_the_union_has_the_likeliest_paths_of_all_trees(given, nodes):
-    tree = joined(given, raw(given), nodes)
-    tree.check_integrity(nodes=nodes)
-    union = {}
-    for one in given:
-        for path, (estimate, _) in paths(one).items():
-            union[path] = max(union.get(path, 0.0), estimate.expected)
-    assert len(tree) == min(nodes, len(union)) and set(paths(tree)) <= set(union)
-    least = min((union[path] for path in paths(tree)), default=0.0)
-    left_out = [union[path] for path in union if path not in paths(tree) and path[:-1] in {*paths(tree), ()}]
-    assert all(estimate <= least + 1e-6 for estimate in left_out)
+@given(st.lists(st.lists(trees(), min_size=1, max_size=3), min_size=1, max_size=3), st.integers(1, 12))
+def test_a_union_has_the_likeliest_paths_of_its_trees(requests, nodes):
+    parts = [[Part(tree) for tree in of] for of in requests]
+    whole = whole_estimates(parts)
+    for of, tree in zip(requests, unions(parts, whole, raw(whole), nodes), strict=True):
+        tree.check_integrity(nodes=nodes)
+        best = {}
+        for one in of:
+            for path, (estimate, _) in paths(one).items():
+                best[path] = max(best.get(path, 0.0), estimate.expected)
+        found = paths(tree)
+        assert len(tree) == min(nodes, len(best)) and set(found) <= set(best)
+        least = min((best[path] for path in found), default=0.0)
+        left_out = [best[path] for path in best if path not in found and path[:-1] in {*found, ()}]
+        assert all(estimate <= least + 1e-6 for estimate in left_out)
 
 
 class Feed:

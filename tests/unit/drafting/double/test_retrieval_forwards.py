@@ -9,7 +9,7 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.double import AllAccepted, RetrievalChains
 from sglang_patches.drafting.draft_side import DraftParts, DraftSide
-from sglang_patches.drafting.messages import Committed, Opened, Verifying
+from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.retriever import Retriever
 from sglang_patches.drafting.speed_ratio import SpeedRatio
 from tests.support.agreeing_model import VOCABULARY, model, target
@@ -69,9 +69,10 @@ class Noting(FunctionModel):
         self.slots -= set(nodes)
 
 
-def make_side(right, depth=DEPTH, rows=ROWS, ratio=None):
+def make_side(right, depth=DEPTH, rows=ROWS, ratio=None, serial=False):
     retriever, drafter = Knowing(right, depth), RetrievalChains(LONGEST, ratio or SpeedRatio())
-    side = DraftSide(Noting(model(1.0)), DraftParts(AllAccepted(), drafter, retriever, ratio), rows, rows)
+    parts = DraftParts(AllAccepted(), drafter, retriever, ratio)
+    side = DraftSide(Noting(model(1.0)), parts, rows, rows, serial)
     side.hear([Opened("s", np.array(TEXT, np.int32), 1)])
     return side, retriever
 
@@ -127,6 +128,15 @@ def test_the_last_verified_node_is_run_with_a_phrase_behind_it():
     assert drafted(side.work()) == continuation(TEXT, 10)[5:]
 
 
+def test_on_the_targets_device_nothing_is_run_while_it_verifies():
+    side, _ = make_side(right=2, serial=True)
+    none = np.empty(0, np.int64)
+    side.hear([Verifying("s", 1, none, none, np.empty(0, np.int32))])
+    assert side.work() is None
+    side.hear([Committed("s", 3, np.array(continuation(TEXT, 1), np.int32), 2)])
+    assert drafted(side.work()) == continuation(TEXT, 4)[1:]
+
+
 class Clock:
     def __init__(self):
         self.now = 0.0
@@ -168,8 +178,6 @@ def test_the_ratio_is_that_of_verifications_and_forwards():
 
 
 def test_the_retriever_hears_of_the_end():
-    from sglang_patches.drafting.messages import Closed
-
     side, retriever = make_side(right=1)
     side.hear([Opened("s", np.array(TEXT, np.int32), 2)])
     assert retriever.ended == []
