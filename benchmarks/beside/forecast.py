@@ -13,16 +13,12 @@ import numpy as np
 
 from benchmarks.beside.costs import DraftTimes
 from benchmarks.beside.window import Course, window
+from benchmarks.pipeline.methods import setting_of
 from benchmarks.pipeline.pairs import Pair
-from benchmarks.pipeline.simulation import KINDS, Around, Pipeline, Setting, Times
+from benchmarks.pipeline.simulation import KINDS, Pipeline, Times
 from benchmarks.replay.methods import Corpus
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
-from datastore_service.protocol.types import Budget
-from sglang_patches.drafting.datastore import DatastoreFeed
-from sglang_patches.drafting.draft_side import DraftParts
-from sglang_patches.drafting.fallback import Fallback
-from sglang_patches.drafting.registry import METHODS, DraftSurroundings, Surroundings
 from sglang_patches.options import Options
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
 
@@ -37,29 +33,12 @@ class Forecaster:
         self, name: str, options: Options, corpus: Corpus, policy: LengthPolicy, pair: Pair, delay: float
     ) -> None:
         """pair: any; what is asked first is thrown away."""
-        method, nodes = METHODS[name], options.nodes
-        assert method.draft_parts is not None, name
 
-        def store() -> EmbeddedDatastore:  # its steps take no time
+        def store() -> EmbeddedDatastore:
             return EmbeddedDatastore(Engine(corpus.vocab_size, corpus.segments))
 
-        feed = DatastoreFeed(store(), options.deadline_ms / 1e3)
-
-        def parts(now: Callable[[], float]) -> DraftParts:
-            return method.draft_parts(DraftSurroundings(options, options.draft_lookahead, nodes, store, now))
-
-        def fallback(around: Around) -> Fallback:
-            budget = Budget(nodes, depth=nodes)
-            return method.parts(
-                Surroundings(
-                    options, feed, budget, around.acceptance.estimate, lambda: around.channel, around.clock
-                )
-            ).fallback
-
         self._times = Times(lambda rows: 1.0, lambda rows: 1.0, delay)
-        setting = Setting(
-            self._times, nodes, options.draft_rows, parts, fallback, feed=feed, policy=policy, publish=False
-        )
+        setting = setting_of(name, options, self._times, store, policy, publish=False)
         self._pipeline = Pipeline(setting, [pair], batch=1)
 
     def load(

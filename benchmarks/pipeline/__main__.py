@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.options import check_positive, options
 from benchmarks.pipeline import experiments
+from benchmarks.pipeline.ceiling import ceiling
 from benchmarks.pipeline.experiments import Case, Question, break_even
 from benchmarks.pipeline.pairs import Pair, load, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
@@ -27,6 +28,7 @@ from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
 
 ASKED = ("forecast", "misses", "spreads", "sources", "fallbacks", "ratios")
+CEILING = "ceiling"  # of DOUBLE, the others of SAGUARO
 GROUPS = 20  # synthetic pairs: intervals are over them
 
 
@@ -38,7 +40,11 @@ def point(text: str) -> tuple[int, float]:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = options("pipeline", __doc__)
     parser.add_argument(
-        "--ask", nargs="+", choices=ASKED, default=ASKED, help="forecast alone is a calculator"
+        "--ask",
+        nargs="+",
+        choices=(*ASKED, CEILING),
+        default=ASKED,
+        help="forecast alone is a calculator; ceiling (DOUBLE) wants a K of more than a round's tokens, as 31",
     )
     parser.add_argument("--target", nargs="+", default=["1:20", "256:24"], metavar="ROWS:MS")
     parser.add_argument("--draft", nargs="+", default=["1:2", "256:2.4"], metavar="ROWS:MS")
@@ -67,9 +73,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--second", type=float, default=0.5, help="a wrong first choice's second is right so often"
     )
+    parser.add_argument(
+        "--known", type=float, default=0.7, help="share of right tokens in the datastore's copy of the texts"
+    )
     given = parser.parse_args(argv)
     check_positive(
-        parser, given, "batch", "speed", "lookahead", "guesses", "tokens", "acceptance", "exponent"
+        parser, given, "batch", "speed", "lookahead", "guesses", "tokens", "acceptance", "exponent", "known"
     )
     if not 1 <= given.e_miss < given.lookahead + 1:
         parser.error(f"--e-miss: {given.e_miss} is not between 1 and --lookahead + 1")
@@ -140,6 +149,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             for batch in given.batch
         }
         answers["ratios"] = {"rows": rows, "break_even": pays}
+    if CEILING in given.ask:
+        rows = list(ceiling(question, cases, small, given.known))
+        answers[CEILING] = {"rows": rows, "known": None if given.pairs else given.known}
     finish("pipeline", given, [*given.pairs, *(given.prior if given.pairs else [])], **answers)
 
 

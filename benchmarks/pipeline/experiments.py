@@ -281,15 +281,17 @@ def critical(question: Question, case: Case, fallback: str) -> float:
 
 def ratios(question: Question, case: Case, batches: Sequence[int], speeds: Sequence[float]) -> Iterator[dict]:
     """When it pays: by the target's time over the draft's, of one row each."""
-    target = question.times.target(1)
     for batch in batches:
         for speed in speeds:
-            scale = target / speed / question.times.draft(1)
-            times = replace(
-                question.times, draft=lambda rows, scale=scale: scale * question.times.draft(rows)
-            )
-            for row in replace(question, times=times).rows(case, batch, "fallback", ["by b*"]):
+            asked = replace(question, times=at_ratio(question.times, speed))
+            for row in asked.rows(case, batch, "fallback", ["by b*"]):
                 yield {"speed": speed, **row}
+
+
+def at_ratio(times: Times, ratio: float) -> Times:
+    """With a quicker or slower draft model. ratio: the target's time over the draft's, of one row each."""
+    scale = times.target(1) / ratio / times.draft(1)
+    return replace(times, draft=lambda rows: scale * times.draft(rows))
 
 
 def break_even(rows: Sequence[dict], over: str) -> float | None:

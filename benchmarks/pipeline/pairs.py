@@ -93,6 +93,16 @@ def synthetic(
     return Pair(begin, tokens, choices, np.broadcast_to(by_rank.astype(np.float32), choices.shape))
 
 
+def half_remembered(pairs: Sequence[Pair], known: float) -> list[np.ndarray]:
+    """int32. A copy of each synthetic text, of which each token is the right one with probability `known`, else any."""
+    rng, copies = np.random.default_rng(0), []
+    for pair in pairs:
+        text = np.append(pair.prompt, pair.tokens)
+        others = rng.integers(0, VOCABULARY, len(text), dtype=np.int32)
+        copies.append(np.where(rng.random(len(text)) < known, text, others))
+    return copies
+
+
 def synthetic_pairs(
     count: int, length: int, acceptance: float, exponent: float, first: float, seed: int
 ) -> list[Pair]:

@@ -264,6 +264,8 @@ def pipeline(record: dict) -> Iterator[tuple[str, Figure]]:
         over = next((axis for axis in axes if len({row.get(axis) for row in rows}) > 1), None)
         if over:
             yield name, speeds(rows, over, label)
+    if "ceiling" in record:
+        yield "ceiling", ceiling(record["ceiling"]["rows"])
 
 
 def missed(found: dict) -> Figure:
@@ -308,6 +310,21 @@ def speeds(rows: Rows, over: str, label: str) -> Figure:
             left, own, over, "synchronous", "synchronous_over_plain", color="black", linestyle=":", marker=""
         )
         left.legend(fontsize="x-small")
+    return figure
+
+
+def ceiling(rows: Rows) -> Figure:
+    """Throughput over plain decoding by how good the draft model is, a panel a speed ratio (DOUBLE, table 1 and figure 5)."""
+    over = next(name for name in ("acceptance", "agreement") if name in rows[0])
+    ratios = in_order(rows, "ratio")
+    figure, grid = panels([f"C = {ratio:g}" for ratio in ratios], xlabel=over)
+    for panel, ratio in zip(grid, ratios, strict=True):
+        for who in in_order(rows, "retrieves"):
+            own = [row for row in rows if (row["ratio"], row["retrieves"]) == (ratio, who)]
+            line(panel, own, over, who, "over_plain")
+        panel.axhline(ratio, color="k", linewidth=0.8)
+    grid[0].set_ylabel("throughput over plain decoding")
+    grid[0].legend(title="retrieval by", fontsize="x-small")
     return figure
 
 

@@ -1,0 +1,70 @@
+"""DOUBLE on the virtual clock against the ceiling of parallel speculation."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.pipeline import __main__ as command
+from benchmarks.pipeline.ceiling import ALONE, BOTH, DRAFT, NEITHER, PHRASE, TARGET, WHO, partly_known, played
+from benchmarks.pipeline.experiments import Question
+from benchmarks.pipeline.pairs import half_remembered, save, synthetic_pairs
+from benchmarks.pipeline.simulation import Times
+from benchmarks.pipeline.theory import parallel
+from benchmarks.report import plots
+
+
+def past_the_ceiling(acceptance, ratio, who, known=0.7, nodes=31):
+    """Throughput over plain decoding."""
+    pairs = synthetic_pairs(10, 200 + nodes + 1, acceptance, 0.6, 0.5, seed=2)
+    store = partly_known(pairs, known)
+    times = Times(lambda rows: 1.0, lambda rows: 1.0 / ratio)
+    asked = Question(times, nodes, 1, 2.0, lambda case, batch: pairs, store)
+    return played(asked, {}, 1, who).tokens_a_second
+
+
+@pytest.mark.parametrize("ratio", [1.6, 2.8, 5.0])
+def test_without_retrieval_the_speed_ratio_is_a_ceiling(ratio):
+    speeds = [past_the_ceiling(acceptance, ratio, NEITHER) for acceptance in (0.6, 0.9, 1.0)]
+    assert sorted(speeds) == speeds and speeds[-1] == pytest.approx(ratio, rel=0.02)
+    assert speeds[-1] <= ratio * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("ratio", [1.6, 2.8, 5.0])
+def test_retrieval_by_either_side_goes_past_the_ceiling_and_by_both_goes_furthest(ratio):
+    found = {who: past_the_ceiling(0.97, ratio, who) for who in (*WHO, ALONE)}
+    assert found[NEITHER] < ratio < min(found[DRAFT], found[TARGET])
+    assert max(found.values()) == found[BOTH]
+
+
+def test_a_poor_draft_model_stays_below_the_ceiling_however_much_it_retrieves():
+    """`parallel.least_acceptance`; the target's retrieval may still go past it."""
+    ratio = 4.7
+    assert parallel.least_acceptance(5, ratio) > 0.7
+    assert past_the_ceiling(0.7, ratio, DRAFT, known=1.0) < ratio
+
+
+def test_retrieval_forwards_give_what_the_process_says():
+    """The datastore knows the whole text, a draft model that is always right passes a whole phrase in each forward."""
+    speed = past_the_ceiling(1.0, 2.0, DRAFT, known=1.0, nodes=63)
+    assert speed == pytest.approx(parallel.ceiling(2, 2.0, [0.0] * PHRASE + [1.0]), rel=0.1)
+
+
+def test_what_is_known_of_synthetic_texts():
+    pairs = synthetic_pairs(4, 5000, 0.5, 0.6, 0.5, seed=0)
+    for copy, pair in zip(half_remembered(pairs, 0.7), pairs, strict=True):
+        assert (copy == np.append(pair.prompt, pair.tokens)).mean() == pytest.approx(0.7, abs=0.03)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_command_answers_and_its_record_is_drawn(tmp_path, capsys, recorded):
+    words = "--ask ceiling --lookahead 15 --tokens 200 --acceptance 0.8 0.95 --vocab-size 50000"
+    if recorded:
+        save(tmp_path / "a.npz", synthetic_pairs(3, 60, 0.8, 0.6, 0.5, 0), agreement=0.8, temperature=0)
+        words += f" --pairs {tmp_path / 'a.npz'}"
+    command.main([*words.split(), "--json", str(tmp_path / "double.json")])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Past the ceiling" in shown and "guesses a request" not in shown
+    assert ("Recorded answers" if recorded else "70% are right") in shown
+    plots.draw("double", json.loads((tmp_path / "double.json").read_text()), tmp_path)
+    assert (tmp_path / "double-ceiling.png").exists()
