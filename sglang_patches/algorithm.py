@@ -106,7 +106,7 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
     _refuse_wrong_shape(method.name, server_args)
     if method.draft_process:
         draft_device(load_options(), view, method)
-        if not view.speculative_draft_model_path:
+        if method.needs_draft_model and not view.speculative_draft_model_path:
             raise ValueError(
                 f"{method.name}: --speculative-draft-model-path is missing; {DEFAULT} drafts without a model"
             )

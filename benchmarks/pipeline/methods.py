@@ -35,7 +35,9 @@ def setting_of(
 
     def fallback(around: Around) -> Fallback:
         budget, channel = Budget(nodes, depth=nodes), lambda: around.channel
-        surroundings = Surroundings(options, feed, budget, around.acceptance.estimate, channel, around.clock)
+        surroundings = Surroundings(
+            options, feed, budget, around.acceptance.estimate, channel, now=around.clock
+        )
         return method.parts(surroundings).fallback
 
     return Setting(

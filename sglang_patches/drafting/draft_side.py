@@ -28,6 +28,7 @@ from sglang_patches.drafting.messages import (
     Verifying,
 )
 from sglang_patches.drafting.model import DraftModel, Row
+from sglang_patches.drafting.planner.row_choice import AllRows, RowChoice
 from sglang_patches.drafting.predictor import OutcomePredictor
 from sglang_patches.drafting.retriever import Retriever
 from sglang_patches.drafting.speed_ratio import SpeedRatio
@@ -48,14 +49,22 @@ PHRASES = Counter(
 _PROPOSED, _KEPT = map(PHRASES.labels, ("checked", "kept"))
 
 
+class Phrase(NamedTuple):
+    """A node that a retriever proposes. value: of running it, as of a `Leaf`. is_new: whether its trie did not have it."""
+
+    value: float
+    is_new: bool
+
+
 class DraftParts(NamedTuple):
     """What makes a method's draft side. retriever: proposes what the draft model checks in the forwards of `drafter`, None without.
-    ratio: is told how long verifications and forwards take."""
+    ratio: is told how long verifications and forwards take. choice: of a forward's rows."""
 
     predictor: OutcomePredictor
     drafter: Drafter
     retriever: Retriever | None = None
     ratio: SpeedRatio | None = None
+    choice: RowChoice | None = None
 
 
 class DraftSide:
@@ -67,6 +76,7 @@ class DraftSide:
     ) -> None:
         self._model, self._predictor, self._drafter = model, parts.predictor, parts.drafter
         self._retriever, self._ratio = parts.retriever, parts.ratio or SpeedRatio()
+        self._choice = parts.choice or AllRows()
         self._rows, self._outcomes, self._serial = rows, outcomes, serial
         self._drafts: dict[str, Draft] = {}
 
@@ -178,60 +188,73 @@ class DraftSide:
                 answers.append(growth_of(draft, nodes))
         return answers
 
-    def _plan(self, drafts: Sequence[Draft]) -> list[Row]:
-        """The most valuable leaves of all sessions."""
+    def _plan(self, drafts: Sequence[Draft]) -> list[tuple[float, Row]]:
+        """The most valuable leaves of all sessions, best first."""
         leaves = [
             (leaf.value, at, leaf.node) for at, draft in enumerate(drafts) for leaf in self._leaves(draft)
         ]
-        return [Row(drafts[at], node) for _, at, node in heapq.nlargest(self._rows, leaves)]
+        return [(value, Row(drafts[at], node)) for value, at, node in heapq.nlargest(self._rows, leaves)]
 
     def _leaves(self, draft: Draft) -> list[Leaf]:
         if draft.verifying is not None and not draft.starts:
             return [Leaf(node, 1.0) for node in self._predictor.missing(draft)]
         return self._drafter.leaves(draft)
 
-    def _forward(self, rows: Sequence[Row]) -> list[Answer]:
-        phrases = self._retrieve(rows)
+    def _forward(self, leaves: Sequence[tuple[float, Row]]) -> list[Answer]:
+        phrases = self._retrieve(leaves)
+        rows = self._worth_running([*leaves, *((phrase.value, row) for row, phrase in phrases.items())])
         began = self._ratio.now()
-        self._run([*rows, *(Row(draft, node) for draft, nodes in phrases.items() for node in nodes)])
-        self._ratio.forward_took(self._ratio.now() - began)
+        self._run(rows)
+        seconds = self._ratio.now() - began
+        self._ratio.forward_took(seconds)
+        self._choice.took(len(rows), seconds)
+        run = _by_draft(row for row in rows if row not in phrases)
+        tentative = _by_draft(phrases)
+        _PROPOSED.inc(sum(row in phrases for row in rows))
         answers: list[Answer] = []
-        for draft, nodes in _by_draft(rows).items():
-            draft.forwards += 1
-            tentative = phrases.get(draft, {})
-            grown = [new for node in nodes for new in self._grow(draft, node, tentative)]
-            _PROPOSED.inc(len(tentative))
-            _KEPT.inc(len(tentative.keys() & set(grown)))
-            refused = [node for node, is_new in tentative.items() if is_new and node not in grown]
-            if refused:
-                self._discard(draft, refused)
+        for draft in run | tentative:
+            draft.forwards += draft in run
+            proposed = tentative.get(draft, [])
+            grown = [new for node in run.get(draft, ()) for new in self._grow(draft, node, proposed)]
+            kept = set(grown)
+            _KEPT.inc(len(kept.intersection(proposed)))
+            self._discard(draft, [n for n in proposed if phrases[Row(draft, n)].is_new and n not in kept])
             if grown:
                 answers.append(growth_of(draft, grown))
         return answers
+
+    def _worth_running(self, rows: Sequence[tuple[float, Row]]) -> list[Row]:
+        """A row is worth at least as much as those that need it, and stands before them."""
+        best = sorted(rows, key=lambda row: -row[0])[: self._rows]
+        count = self._choice.rows(np.array([value for value, _ in best]))
+        return [row for _, row in best[:count]]
 
     def _run(self, rows: Sequence[Row]) -> None:
         for (draft, node), candidates in zip(rows, self._model.forward(rows), strict=True):
             if candidates is not None:
                 draft.candidates[node] = candidates
 
-    def _retrieve(self, rows: Sequence[Row]) -> dict[Draft, dict[int, bool]]:
-        """Puts what the retriever proposes behind the rows into their tries, to be checked in the rows' forward. Of each draft these
-        nodes that were not run, a parent before its children, and whether they are new."""
-        ends = _without_children(rows)
-        room = (self._rows - len(rows)) // max(1, len(ends))
+    def _retrieve(self, leaves: Sequence[tuple[float, Row]]) -> dict[Row, Phrase]:
+        """Puts what the retriever proposes behind the leaves into their tries, to be checked in the leaves' forward: these nodes that
+        were not run, a parent before its children."""
+        values = {row: value for value, row in leaves}
+        ends = _without_children(list(values))
+        room = self._choice.room(self._rows, len(leaves), len(ends))
         if self._retriever is None or room < 1:
             return {}
-        found: dict[Draft, dict[int, bool]] = {}
-        for (draft, node), tree in zip(ends, self._retriever.phrases(ends, room), strict=True):
+        found: dict[Row, Phrase] = {}
+        for row, tree in zip(ends, self._retriever.phrases(ends, room), strict=True):
+            draft, node = row
             place: list[int] = []
-            trie = draft.trie
-            rows_of_tree = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
-            for parent, token in rows_of_tree:
+            rows_of_tree = zip(tree.parents.tolist(), tree.tokens.tolist(), tree.probs.tolist(), strict=True)
+            for parent, token, chance in rows_of_tree:
                 above = node if parent < 0 else place[parent]
-                there = trie.child(above, token)
-                place.append(trie.add(trie.next_node, above, token, 0.0) if there is None else there)
+                there = draft.trie.child(above, token)
+                place.append(
+                    draft.trie.add(draft.trie.next_node, above, token, 0.0) if there is None else there
+                )
                 if place[-1] not in draft.candidates:
-                    found.setdefault(draft, {})[place[-1]] = there is None
+                    found[Row(draft, place[-1])] = Phrase(values[row] * chance, there is None)
         return found
 
     def _grow(self, draft: Draft, node: int, phrases: Container[int]) -> list[int]:
@@ -254,6 +277,8 @@ class DraftSide:
         return found
 
     def _discard(self, draft: Draft, nodes: Sequence[int]) -> None:
+        if not nodes:
+            return
         draft.trie.remove(reversed(nodes))
         for node in nodes:
             draft.candidates.pop(node, None)

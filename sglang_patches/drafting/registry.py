@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sglang_patches.drafting.double.guidance import Estimate
     from sglang_patches.drafting.draft_side import DraftParts
     from sglang_patches.drafting.fallback import Fallback
+    from sglang_patches.drafting.retriever import Retriever
     from sglang_patches.options import Options
     from sglang_patches.verification.verifier import Verifier
 
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a worker has when it makes a method's parts. budget: of a tree. estimate: of trees' acceptance, learned while serving.
-    start_draft: starts the draft process. now: seconds by a steady clock."""
+    start_draft: starts the draft process. has_draft_model: whether there is a model for it. now: seconds by a steady clock."""
 
     options: Options
     datastore: DatastoreFeed
     budget: Budget
     estimate: Estimate
     start_draft: Callable[[], DraftChannel]
+    has_draft_model: bool = True
     now: Callable[[], float] = time.monotonic
 
 
@@ -61,7 +63,7 @@ class Method:
     tensor-parallel rank. supported: server arguments and the one value it works with; any other is refused. verifier: makes its
     sampling scheme, None for the target's own draws. draft_parts: makes what drafts in a process of its own, with the model of
     `--speculative-draft-model-path`; None if nothing does. draft_device: where that model runs unless the operator says otherwise,
-    "" for a device of the target's kind."""
+    "" for a device of the target's kind. needs_draft_model: whether it refuses to start without one."""
 
     name: str
     summary: str
@@ -70,6 +72,7 @@ class Method:
     verifier: Callable[[Sampler], Verifier] | None = None
     draft_parts: Callable[[DraftSurroundings], DraftParts] | None = None
     draft_device: str = ""
+    needs_draft_model: bool = True
 
     @property
     def draft_process(self) -> bool:
@@ -112,21 +115,35 @@ def _double(around: Surroundings) -> Parts:
 
 
 def _double_draft(around: DraftSurroundings) -> DraftParts:
-    from sglang_patches.drafting.double import (
-        AllAccepted,
-        DatastorePhrases,
-        OwnDatastorePhrases,
-        RetrievalChains,
-    )
+    from sglang_patches.drafting.double import AllAccepted, RetrievalChains
     from sglang_patches.drafting.draft_side import DraftParts
     from sglang_patches.drafting.speed_ratio import SpeedRatio
 
-    options, ratio = around.options, SpeedRatio(around.now)
-    phrases = None
-    if options.draft_phrase:
-        retriever = OwnDatastorePhrases if options.embedded else DatastorePhrases
-        phrases = retriever(around.open_datastore(), options.draft_phrase, options.deadline_ms / 1e3)
-    return DraftParts(AllAccepted(), RetrievalChains(around.nodes, ratio), phrases, ratio)
+    ratio = SpeedRatio(around.now)
+    return DraftParts(AllAccepted(), RetrievalChains(around.nodes, ratio), _phrases(around), ratio)
+
+
+def _phrases(around: DraftSurroundings) -> Retriever | None:
+    from sglang_patches.drafting.double import DatastorePhrases, OwnDatastorePhrases
+
+    options = around.options
+    if not options.draft_phrase:
+        return None
+    retriever = OwnDatastorePhrases if options.embedded else DatastorePhrases
+    return retriever(around.open_datastore(), options.draft_phrase, options.deadline_ms / 1e3)
+
+
+def _automatic(around: Surroundings) -> Parts:
+    return _double(around) if around.has_draft_model else _sssd(around)
+
+
+def _automatic_draft(around: DraftSurroundings) -> DraftParts:
+    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.planner import Branches, LikeliestOutcomes, RowsByValue
+    from sglang_patches.drafting.speed_ratio import SpeedRatio
+
+    phrases, ratio = _phrases(around), SpeedRatio(around.now)
+    return DraftParts(LikeliestOutcomes(), Branches(around.nodes), phrases, ratio, RowsByValue())
 
 
 def _duo_draft(around: DraftSurroundings) -> DraftParts:
@@ -174,6 +191,14 @@ METHODS = {
             verifier=_shared_noise,
             draft_parts=_duo_draft,
             draft_device="cpu",
+        ),
+        Method(
+            name="SPECSTORE",
+            summary="in each step what is fastest, as measured: no draft, the datastore's, the draft model's, or to wait for it",
+            parts=_automatic,
+            verifier=_shared_noise,
+            draft_parts=_automatic_draft,
+            needs_draft_model=False,
         ),
     )
 }

@@ -71,6 +71,11 @@ class Settings:
         return self.algorithm in METHODS and METHODS[self.algorithm].draft_process
 
     @property
+    def needs_draft_model(self) -> bool:
+        """Whether the method refuses to start without one."""
+        return self.has_draft_process and METHODS[self.algorithm].needs_draft_model
+
+    @property
     def starts_service(self) -> bool:
         """Whether this command starts a datastore process."""
         return self.algorithm != "NONE" and self.datastore == "grpc"
@@ -103,7 +108,7 @@ def _check_draft_model(settings: Settings) -> None:
         raise SettingsError(
             f"DRAFT_MODEL={settings.draft_model!r}: ALGORITHM={settings.algorithm} has no draft process, leave it out"
         )
-    if settings.has_draft_process and settings.model and not settings.draft_model:
+    if settings.needs_draft_model and settings.model and not settings.draft_model:
         raise SettingsError(
             f"DRAFT_MODEL='': ALGORITHM={settings.algorithm} drafts with a model, give a small one with MODEL's tokenizer"
         )

@@ -108,6 +108,7 @@ class DecodeWorker(TreeWorker):
                 self.budget,
                 self.policy.acceptance.estimate,
                 lambda: self.start_draft(vocab_size),
+                bool(server_args.speculative_draft_model_path),
             )
         )
         if self.parts.channel is not None:

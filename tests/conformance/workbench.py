@@ -434,6 +434,7 @@ class Workbench:
             model_path=str(self._tokenizer),
             tokenizer_path=None,
             revision=None,
+            speculative_draft_model_path=str(self._tokenizer),
         )
         with _configured(nodes, endpoint, tenant, seeded):
             target = Target(model, size)

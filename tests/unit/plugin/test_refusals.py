@@ -37,7 +37,9 @@ def test_what_it_cannot_work_with_is_named(model_path, given, flag):
         resolve(model_path("dense"), "hopper", **given)
 
 
-@pytest.mark.parametrize("name", [method.name for method in METHODS.values() if method.draft_process])
+@pytest.mark.parametrize(
+    "name", [method.name for method in METHODS.values() if method.draft_process and method.needs_draft_model]
+)
 def test_a_method_with_a_draft_process_needs_a_draft_model(model_path, name):
     path = model_path("dense")
     missing = f"{name}: --speculative-draft-model-path is missing; SSSD drafts without a model"
