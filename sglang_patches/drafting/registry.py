@@ -146,6 +146,15 @@ def _automatic_draft(around: DraftSurroundings) -> DraftParts:
     return DraftParts(LikeliestOutcomes(), Branches(around.nodes), phrases, ratio, RowsByValue())
 
 
+def _duo(around: Surroundings) -> Parts:
+    from sglang_patches.drafting.datastore import DatastoreFallback
+    from sglang_patches.drafting.saguaro import fallback_of
+
+    datastore = DatastoreFallback(around.datastore, around.budget)
+    fallback = fallback_of(around.options.fallback, datastore, lookahead=1, now=around.now)
+    return Parts(fallback, around.start_draft())
+
+
 def _duo_draft(around: DraftSurroundings) -> DraftParts:
     from sglang_patches.drafting.draft_side import DraftParts
     from sglang_patches.drafting.duo import Heads, Sequences
@@ -187,7 +196,7 @@ METHODS = {
         Method(
             name="DUO",
             summary="a draft model on the CPU drafts as many sequences as it is unsure, while the target verifies",
-            parts=_saguaro,
+            parts=_duo,
             verifier=_shared_noise,
             draft_parts=_duo_draft,
             draft_device="cpu",
