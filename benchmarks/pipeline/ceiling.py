@@ -64,18 +64,20 @@ def datastores(
     """A row for each case, ratio and datastore, of DOUBLE and of the datastore alone. stored: of a case, by `COMPARED`'s names. Both
     models ask one datastore."""
     for case in cases:
-        stores = stored(case)
+        stores, alone = stored(case), {}
         for who, ratio in ((ALONE, NEVER), *((BOTH, ratio) for ratio in ratios)):
             asked = replace(question, times=at_ratio(question.times, ratio), datastore=stores[NOTHING])
             tallies = {NONE: played(asked, case, batch, NEITHER)}
             for name, store in stores.items():
                 tallies[name] = played(replace(asked, datastore=store), case, batch, who, shared=True)
+            alone = alone or tallies
             for name, tally in tallies.items():
                 other = tallies.get(COMPARED.get(name, ""))
                 yield {
                     **case, "method": who if ratio == NEVER else "DOUBLE", "ratio": None if ratio == NEVER else ratio,
                     "datastore": name, **_figures(tally, question.plain(batch)),
                     "over_other": other and over(other, tally, tokens, seconds),
+                    "over_alone": over(alone[name], tally, tokens, seconds),
                 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.report.markdown import Picture, interval, no_picture, pivot, table
@@ -132,17 +132,29 @@ def ceiling(found: dict) -> list[str]:
 def datastores(rows: Sequence[dict]) -> list[str]:
     by = [*models(rows), "method", "ratio"]
 
+    def by_datastore(of: Sequence[dict], said: Callable[[dict], str]) -> list[str]:
+        names, cells = pivot(of, by, "datastore", said)
+        lines = ([cell(value) if value is None else value for value in line] for line in cells)
+        return table((*by[:-1], "C; the datastore begins with:", *names), lines)
+
     def said(row: dict) -> str:
         return f"{cell(row['over_plain'])}; {row['tokens_a_step']['value']:.1f}; {cell(row['over_other'])}"
 
-    names, cells = pivot(rows, by, "datastore", said)
-    cells = [[cell(value) if value is None else value for value in line] for line in cells]
     text = (
         "Throughput over plain decoding; tokens a round; throughput over another column's: `nothing` over `none`, which has no"
         " datastore, `another domain` and `prior` over `nothing`, `refused tokens` and `asked again` over `prior`. Recorded answers;"
         " both models ask one datastore, which keeps each answer when it ends. `asked again` has kept all of them before."
     )
-    return [*table((*by[:-1], "C; the datastore begins with:", *names), cells), text, ""]
+    double = [row for row in rows if row["method"] == "DOUBLE"]
+    alone = "The same over that datastore alone, under `none` over plain decoding:"
+    return [
+        *by_datastore(rows, said),
+        text,
+        "",
+        alone,
+        "",
+        *by_datastore(double, lambda row: cell(row["over_alone"])),
+    ]
 
 
 CEILING, DATASTORES = "ceiling", "datastores"
