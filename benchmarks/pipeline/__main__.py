@@ -13,22 +13,27 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.options import check_positive, options
 from benchmarks.pipeline import experiments
-from benchmarks.pipeline.ceiling import ceiling
+from benchmarks.pipeline.ceiling import AGAIN, NOTHING, OTHER, PRIOR, REFUSED, ceiling, datastores
 from benchmarks.pipeline.experiments import Case, Question, break_even
 from benchmarks.pipeline.pairs import Pair, load, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
 from benchmarks.report.records import finish
 from benchmarks.serve.prediction import StepTime
-from benchmarks.traces import SHIPPED_PRIOR, load_traces
+from benchmarks.traces import SHIPPED_LANGUAGE, SHIPPED_PRIOR, load_traces
 from datastore_service.client import Datastore
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
+from datastore_service.engine.limits import Limits
 from datastore_service.engine.segment import build_segment
+from datastore_service.protocol.types import Entry, Opening
 
 ASKED = ("forecast", "misses", "spreads", "sources", "fallbacks", "ratios")
-CEILING = "ceiling"  # of DOUBLE, the others of SAGUARO
+CEILING, DATASTORES = "ceiling", "datastores"  # of DOUBLE, the others of SAGUARO
+REFUSALS = 1 << 14  # kept of a session, more than it has
 GROUPS = 20  # synthetic pairs: intervals are over them
 
 
@@ -42,9 +47,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--ask",
         nargs="+",
-        choices=(*ASKED, CEILING),
+        choices=(*ASKED, CEILING, DATASTORES),
         default=ASKED,
-        help="forecast alone is a calculator; ceiling (DOUBLE) wants a K of more than a round's tokens, as 31",
+        help="forecast alone is a calculator; ceiling and datastores (DOUBLE) want a K of more than a round's tokens, as 31",
     )
     parser.add_argument("--target", nargs="+", default=["1:20", "256:24"], metavar="ROWS:MS")
     parser.add_argument("--draft", nargs="+", default=["1:2", "256:2.4"], metavar="ROWS:MS")
@@ -59,6 +64,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=4000, help="of synthetic pairs, for each figure")
     parser.add_argument(
         "--prior", type=Path, nargs="*", default=[SHIPPED_PRIOR], help="recorded answers, for recorded pairs"
+    )
+    parser.add_argument(
+        "--other-prior",
+        type=Path,
+        nargs="*",
+        default=[SHIPPED_LANGUAGE],
+        help="answers of another domain, for datastores",
     )
     parser.add_argument("--vocab-size", type=int, default=49152, help="of recorded pairs")
     parser.add_argument(
@@ -82,6 +94,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     if not 1 <= given.e_miss < given.lookahead + 1:
         parser.error(f"--e-miss: {given.e_miss} is not between 1 and --lookahead + 1")
+    if DATASTORES in given.ask and not given.pairs:
+        parser.error("--ask datastores: only of recorded pairs (--pairs)")
     return given
 
 
@@ -115,17 +129,46 @@ def recorded_cases(given: argparse.Namespace) -> tuple[list[Case], Callable[[Cas
     return cases, lambda case, batch: found[tuple(case.values())]
 
 
-def recorded_datastore(given: argparse.Namespace) -> Callable[[], Datastore]:
-    """Makes datastores with the prior, and nothing else yet."""
-    answers = [trace.output for trace in load_traces(*given.prior)]
-    prior = [build_segment(answers, given.vocab_size)] if answers else []
-    return lambda: EmbeddedDatastore(Engine(given.vocab_size, prior))
+def recorded_datastore(
+    vocab_size: int, prior: Sequence[Path], served: Sequence[Pair] = (), limits: Limits | None = None
+) -> Callable[[], Datastore]:
+    """Makes datastores with a prior, which have served some answers."""
+    answers = [trace.output for trace in load_traces(*prior)]
+    segments = [build_segment(answers, vocab_size)] if answers else []
+    entries = [
+        Entry(
+            f"served/{at}",
+            tokens=np.append(pair.prompt, pair.tokens),
+            opening=Opening(prompt_length=len(pair.prompt)),
+            closing=True,
+        )
+        for at, pair in enumerate(served)
+    ]
+
+    def make() -> Datastore:
+        datastore = EmbeddedDatastore(Engine(vocab_size, segments, limits=limits))
+        datastore.post(entries)
+        return datastore
+
+    return make
+
+
+def stored(given: argparse.Namespace, pairs: Sequence[Pair]) -> dict[str, Callable[[], Datastore]]:
+    """What makes each datastore of `ceiling.datastores`. pairs: what it is asked about."""
+    make = partial(recorded_datastore, given.vocab_size)
+    return {
+        NOTHING: make([]),
+        OTHER: make(given.other_prior),
+        PRIOR: make(given.prior),
+        REFUSED: make(given.prior, limits=Limits(refusals=REFUSALS)),
+        AGAIN: make(given.prior, pairs),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     cases, pairs = (recorded_cases if given.pairs else synthetic_cases)(given)
-    datastore = recorded_datastore(given) if given.pairs else None
+    datastore = recorded_datastore(given.vocab_size, given.prior) if given.pairs else None
     times = Times(forward_time(given.target), forward_time(given.draft), given.delay_ms / 1e3)
     question = Question(times, given.lookahead, given.guesses, given.e_miss, pairs, datastore)
     middle, small = cases[len(cases) // 2], given.batch[0]
@@ -152,7 +195,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if CEILING in given.ask:
         rows = list(ceiling(question, cases, small, given.known))
         answers[CEILING] = {"rows": rows, "known": None if given.pairs else given.known}
-    finish("pipeline", given, [*given.pairs, *(given.prior if given.pairs else [])], **answers)
+    if DATASTORES in given.ask:
+        rows = datastores(question, cases, small, lambda case: stored(given, pairs(case, small)))
+        answers[DATASTORES] = list(rows)
+    priors = [*given.prior, *(given.other_prior if DATASTORES in given.ask else [])]
+    finish("pipeline", given, [*given.pairs, *(priors if given.pairs else [])], **answers)
 
 
 if __name__ == "__main__":

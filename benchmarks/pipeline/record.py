@@ -45,6 +45,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--agreement", type=float, nargs="+", choices=STRENGTHS, default=[0.9, 0.7, 0.5])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--traces", type=Path, nargs="+", default=[SHIPPED], help="the demo model's answers")
+    parser.add_argument(
+        "--without", nargs="*", default=[], metavar="CATEGORY", help="whose answers are left out"
+    )
     parser.add_argument("--count", type=int, default=64, help="of them, drawn at random")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, required=True, help="folder")
@@ -115,7 +118,7 @@ def chooser(
 
 def target_answers(given: argparse.Namespace) -> Iterator[tuple[float, list[Request]]]:
     """For each temperature the requests."""
-    traces = load_traces(*given.traces)
+    traces = [trace for trace in load_traces(*given.traces) if trace.category not in given.without]
     random.Random(0).shuffle(traces)
     traces = sorted(traces[: given.count], key=lambda trace: len(trace.prompt))
     prompts = [trace.prompt.tolist() for trace in traces]

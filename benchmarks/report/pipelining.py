@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.report.markdown import Picture, interval, no_picture, pivot, table
@@ -29,7 +29,7 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         "",
         f"A virtual clock, not a measurement: a target forward takes {' '.join(settings['target'])} and a draft forward"
         f" {' '.join(settings['draft'])} (rows:ms), a message {settings['delay_ms']} ms; K = {settings['lookahead']}"
-        f"{_guesses(settings) if record.keys() & SECTIONS.keys() - {CEILING} else ''}.",
+        f"{_guesses(settings) if record.keys() & SECTIONS.keys() - {CEILING, DATASTORES} else ''}.",
         "",
     ]
     for name, (title, tabulate) in SECTIONS.items():
@@ -129,7 +129,35 @@ def ceiling(found: dict) -> list[str]:
     return [*table((*by[:-1], "C; retrieval by:", *names), cells), text, ""]
 
 
-CEILING = "ceiling"
+def datastores(rows: Sequence[dict]) -> list[str]:
+    by = [*models(rows), "method", "ratio"]
+
+    def by_datastore(of: Sequence[dict], said: Callable[[dict], str]) -> list[str]:
+        names, cells = pivot(of, by, "datastore", said)
+        lines = ([cell(value) if value is None else value for value in line] for line in cells)
+        return table((*by[:-1], "C; the datastore begins with:", *names), lines)
+
+    def said(row: dict) -> str:
+        return f"{cell(row['over_plain'])}; {row['tokens_a_step']['value']:.1f}; {cell(row['over_other'])}"
+
+    text = (
+        "Throughput over plain decoding; tokens a round; throughput over another column's: `nothing` over `none`, which has no"
+        " datastore, `another domain` and `prior` over `nothing`, `refused tokens` and `asked again` over `prior`. Recorded answers;"
+        " both models ask one datastore, which keeps each answer when it ends. `asked again` has kept all of them before."
+    )
+    double = [row for row in rows if row["method"] == "DOUBLE"]
+    alone = "The same over that datastore alone, under `none` over plain decoding:"
+    return [
+        *by_datastore(rows, said),
+        text,
+        "",
+        alone,
+        "",
+        *by_datastore(double, lambda row: cell(row["over_alone"])),
+    ]
+
+
+CEILING, DATASTORES = "ceiling", "datastores"
 SECTIONS = {
     "forecast": ("Forecast", forecast),
     "misses": ("Misses by guesses (SAGUARO, figure 3)", misses),
@@ -138,4 +166,5 @@ SECTIONS = {
     "fallbacks": ("What answers a miss (SAGUARO, figure 6)", fallbacks),
     "ratios": ("By the target's time over the draft's", ratios),
     CEILING: ("Past the ceiling of parallel speculation (DOUBLE, table 1 and figure 5)", ceiling),
+    DATASTORES: ("By what the datastore has seen (DOUBLE, tables 3 and 9)", datastores),
 }

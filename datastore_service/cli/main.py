@@ -135,6 +135,9 @@ def serve(
     vocab_size: Annotated[
         int, typer.Option(help="token ids are smaller; a small one saves memory", min=1, max=MAX_VOCAB)
     ] = MAX_VOCAB,
+    namespaces: Annotated[
+        int, typer.Option(help="most namespaces: models, tokenizers and tenants", min=1, max=4096)
+    ] = 16,
     sessions: Annotated[int, typer.Option(help="most open sessions of a namespace")] = 4096,
     tokens: Annotated[
         int, typer.Option(help="most tokens of its open sessions and kept conversations, up to 90 bytes each")
@@ -192,7 +195,7 @@ def serve(
     service = Service(
         address,
         maker,
-        ServiceLimits(grace=grace, streams=streams),
+        ServiceLimits(grace=grace, streams=streams, namespaces=namespaces),
         token,
         allow_remote,
         tls,

@@ -36,6 +36,7 @@ DEADLINE_MS = 20.0
 # Seconds that a session waits for its decode instance: longer than from a prompt's first chunk to its first decode step on a
 # busy machine. ENDED_SECONDS: after which no session is left, one that nobody took included.
 GRACE, ENDED_SECONDS = 5, 12.0
+NAMESPACES = 1024  # some tenants a method
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -132,7 +133,8 @@ def datastore(logs) -> Iterator[DatastoreService]:
     """One service for the whole suite; what it has been told survives it."""
     data = logs / "datastore"
     data.mkdir()
-    with serving(logs / "datastore.log", None, "--data", str(data), "--grace", str(GRACE)) as service:
+    flags = ("--data", str(data), "--grace", str(GRACE), "--namespaces", str(NAMESPACES))
+    with serving(logs / "datastore.log", None, *flags) as service:
         yield service
 
 

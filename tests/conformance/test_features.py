@@ -180,9 +180,17 @@ UNENDING = {"max_new_tokens": 300, "logit_bias": {"1": -99.0}}
 @ONLY_SMALL_CACHE
 def test_retracted_requests_go_on_where_they_were(server, plain, prompts):
     asked = [ids[:20] for ids in prompts[:16]]
-    before = metric(server.url, "sglang:num_retracted_requests_total")
-    assert outputs(server, asked, 16, **UNENDING) == outputs(plain, asked, 16, **UNENDING)
-    assert metric(server.url, "sglang:num_retracted_requests_total") > before
+    expected = outputs(plain, asked, 16, **UNENDING)
+
+    def retracted() -> float:
+        return metric(server.url, "sglang:num_retracted_requests_total")
+
+    before = retracted()
+    for _ in range(5):  # on a busy machine too few of them may run at once
+        assert outputs(server, asked, 16, **UNENDING) == expected
+        if retracted() > before:
+            return
+    raise AssertionError("no request was retracted: this shows nothing")
 
 
 @ONLY_GRPC

@@ -137,7 +137,8 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
     np.save(more, np.arange(100, 200))
     token = tmp_path / "token"
     token.write_text("secret\n")
-    with DatastoreService(tmp_path / "log", "--prior", prior, "--admin-token-file", token) as service:
+    flags = ("--prior", prior, "--admin-token-file", token, "--namespaces", 1)
+    with DatastoreService(tmp_path / "log", *flags) as service:
         at = ("--endpoint", service.endpoint)
         assert specstore("health", *at).stdout == "SERVING\n"
         context = " ".join(map(str, document[:8]))
@@ -162,6 +163,8 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         listed = json.loads(specstore("namespaces", "--json", *at, *secret).stdout)
         assert [n["model"] for n in listed["namespaces"]] == ["m"]
         assert json.loads(specstore("sessions", *name, "--json", *at, *secret).stdout) == {"sessions": []}
+        other = specstore("warmup", more, "--model", "other", "--tokenizer", tokenizer, *at, *secret)
+        assert_one_line(other, 1, "the service already holds 1, its limit")
         assert specstore("compact", *name, *at, *secret).stdout == "live tier: 0 tokens in 0 segments\n"
         assert specstore("drop-namespace", *name, *at, *secret).stdout == "dropped\n"
         assert_one_line(specstore("drop-namespace", *name, *at, *secret), 1, "NOT_FOUND")

@@ -188,7 +188,8 @@ def test_two_services_are_two_stores(service, prior, tokenizer, corpus, tmp_path
         there = Worker(other.endpoint, tokenizer, corpus[1][6])
         other.kill()
         there.step()
-        assert all(here.drafted_from_prior() for _ in range(20))
+        # A busy machine misses a deadline.
+        here.until(lambda: all(here.drafted_from_prior() for _ in range(20)))
         here.datastore.close()
         there.datastore.close()
 

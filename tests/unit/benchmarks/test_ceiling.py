@@ -6,12 +6,28 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline.ceiling import ALONE, BOTH, DRAFT, NEITHER, PHRASE, TARGET, WHO, partly_known, played
+from benchmarks.pipeline.ceiling import (
+    AGAIN,
+    ALONE,
+    BOTH,
+    DRAFT,
+    NEITHER,
+    NONE,
+    NOTHING,
+    PHRASE,
+    TARGET,
+    WHO,
+    datastores,
+    partly_known,
+    played,
+)
 from benchmarks.pipeline.experiments import Question
-from benchmarks.pipeline.pairs import half_remembered, save, synthetic_pairs
+from benchmarks.pipeline.pairs import VOCABULARY, half_remembered, save, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
 from benchmarks.pipeline.theory import parallel
 from benchmarks.report import plots
+from datastore_service.client.embedded import EmbeddedDatastore
+from datastore_service.engine.limits import Limits
 
 
 def past_the_ceiling(acceptance, ratio, who, known=0.7, nodes=31):
@@ -68,3 +84,50 @@ def test_the_command_answers_and_its_record_is_drawn(tmp_path, capsys, recorded)
     assert ("Recorded answers" if recorded else "70% are right") in shown
     plots.draw("double", json.loads((tmp_path / "double.json").read_text()), tmp_path)
     assert (tmp_path / "double-ceiling.png").exists()
+
+
+def asked(pairs, ratio=4.0, datastore=None):
+    times = Times(lambda rows: 1.0, lambda rows: 1.0 / ratio)
+    return Question(times, 15, 1, 2.0, lambda case, batch: pairs, datastore)
+
+
+def test_what_the_datastore_has_served_before_is_what_it_drafts():
+    pairs = synthetic_pairs(6, 100, 0.7, 0.6, 0.5, seed=3)
+    make = command.recorded_datastore
+    stored = {NOTHING: make(VOCABULARY, []), AGAIN: make(VOCABULARY, [], pairs)}
+    rows = list(datastores(asked(pairs), [{"agreement": 0.7}], 1, lambda case: stored, ratios=[4.0]))
+    found = {(row["method"], row["datastore"]): row for row in rows}
+    alone = {name: found[ALONE, name]["tokens_a_step"].value for name in (NONE, NOTHING, AGAIN)}
+    assert alone[NONE] == 1 and alone[NOTHING] == pytest.approx(1, abs=0.05) and alone[AGAIN] > 12
+    assert found["DOUBLE", NOTHING]["over_plain"].value > 1.5 and found["DOUBLE", NONE]["over_other"] is None
+    assert found["DOUBLE", NONE]["over_alone"].value == pytest.approx(
+        found["DOUBLE", NONE]["over_plain"].value
+    )
+    assert found["DOUBLE", NOTHING]["over_other"].value == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_refused_tokens_are_told_to_the_one_datastore_that_keeps_them(monkeypatch, kept):
+    step, told, stores = EmbeddedDatastore.step, [], set()
+
+    def listen(self, entries, deadline):
+        stores.add(self)
+        told.extend(refused for entry in entries for refused in entry.rejected)
+        return step(self, entries, deadline)
+
+    monkeypatch.setattr(EmbeddedDatastore, "step", listen)
+    store = command.recorded_datastore(VOCABULARY, [], limits=Limits(refusals=kept))
+    played(asked(synthetic_pairs(3, 60, 0.7, 0.6, 0.5, seed=3), datastore=store), {}, 1, BOTH, shared=True)
+    assert bool(told) == bool(kept) and len(stores) == 1
+
+
+def test_the_command_compares_datastores_of_recorded_pairs_only(tmp_path, capsys):
+    words = ["--ask", "datastores", "--lookahead", "15", "--vocab-size", "50000"]
+    with pytest.raises(SystemExit):
+        command.main(words)
+    save(tmp_path / "a.npz", synthetic_pairs(3, 60, 0.8, 0.6, 0.5, 0), agreement=0.8, temperature=0)
+    command.main([*words, "--pairs", str(tmp_path / "a.npz"), "--json", str(tmp_path / "stores.json")])
+    assert "By what the datastore has seen" in capsys.readouterr().out
+    made = json.loads((tmp_path / "stores.json").read_text())
+    assert {"prior.jsonl.gz", "french.jsonl.gz"} < set(made["manifest"]["prompts"])
+    assert len(made["datastores"]) == 24

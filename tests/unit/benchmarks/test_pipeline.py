@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline import experiments
+from benchmarks.pipeline import experiments, record
 from benchmarks.pipeline.experiments import BOTH, FAN_OUT, Question, break_even, critical, misses
 from benchmarks.pipeline.experiments import DRAFT as DRAFT_ALONE
 from benchmarks.pipeline.pairs import CHOICES, load, recorded, save, synthetic, synthetic_pairs
@@ -162,6 +162,12 @@ def test_synthetic_pairs_are_what_they_are_said_to_be():
     assert all(len(set(row)) == CHOICES for row in pair.choices[:100].tolist())
 
 
+def test_the_answers_of_some_categories_are_left_out():
+    given = record.parse(["--temperature", "0", "--without", "french", "translation", "--out", "pairs"])
+    ((temperature, requests),) = record.target_answers(given)
+    assert temperature == 0 and len(requests) == 48
+
+
 def test_recorded_pairs_come_back_from_their_file(tmp_path):
     table = np.random.default_rng(0).dirichlet(np.ones(100), 100).astype(np.float32)
 
@@ -217,8 +223,7 @@ def test_the_command_answers_and_its_record_is_shown_and_drawn(tmp_path, capsys)
     out = capsys.readouterr().out
     for title in ("Forecast", "figure 3", "figure 4", "figure 6", "b*", "speed ratios"):
         assert title in out
-    record = json.loads((tmp_path / "pipeline.json").read_text())
-    plots.draw("pipeline", record, tmp_path)
+    plots.draw("pipeline", json.loads((tmp_path / "pipeline.json").read_text()), tmp_path)
     assert len(list(tmp_path.glob("*.png"))) == 4
     shown = page(Run.read(tmp_path, tmp_path / "README.md"))
     assert "pipeline-misses.png" in shown and "--draft 1:2" in shown
