@@ -225,7 +225,7 @@ class Load:
             mock.patch.object(decode, "measure_row_seconds", lambda *_: lambda rows: 1.0),
             mock.patch.object(decode.DecodeWorker, "start_draft", lambda *_: self.drafts),
         ):
-            arguments = SimpleNamespace(disaggregation_mode="null")
+            arguments = SimpleNamespace(disaggregation_mode="null", speculative_draft_model_path="draft")
             self.target = Target(self._places, marks)
             self.worker = decode.DecodeWorker.of(METHODS[method])(arguments, 0, 0, self.target)
         self.worker.launch_blocks = False  # as on an accelerator

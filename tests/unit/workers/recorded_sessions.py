@@ -168,7 +168,8 @@ def make_worker(target: Target, datastore: EmbeddedDatastore):
         mock.patch.object(decode, "namespace_of", lambda *_: None),
     ):
         worker = decode.DecodeWorker.of(METHODS["SSSD"])
-        return worker(SimpleNamespace(disaggregation_mode="null"), 0, 0, target)
+        arguments = SimpleNamespace(disaggregation_mode="null", speculative_draft_model_path=None)
+        return worker(arguments, 0, 0, target)
 
 
 def acceptance(worker) -> list:
