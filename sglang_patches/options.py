@@ -50,7 +50,8 @@ class Options:
         ("adaptive", "static"),
     )
     draft_device: str = _option(
-        "", "device of the draft model: cpu, cuda or cuda:N; empty for the first that the target does not use"
+        "",
+        "device of the draft model: cpu, cuda or cuda:N; empty for the method's own: cpu with DUO, else the first GPU that the target does not use",
     )
     draft_tokens: int = _option(32768, "slots of the draft model's KV cache, in tokens")
     draft_rows: int = _option(
@@ -58,7 +59,8 @@ class Options:
     )
     draft_lookahead: int = _option(7, f"tokens drafted after each guessed outcome, 1 to {MAX_NODES}")
     draft_phrase: int = _option(
-        10, f"tokens of the datastore that a draft forward checks at most, 0 to {MAX_NODES} (DOUBLE)"
+        10,
+        f"tokens of the datastore that a draft forward checks at most, 0 to {MAX_NODES} (DOUBLE, SPECSTORE)",
     )
     fallback: str = _option(
         "datastore",
