@@ -44,6 +44,7 @@ REPORTS = ROOT / "var" / "tests"
 ONE_CORE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 SLOWEST = 40  # tests that each lane lists
 FILES = 25  # that the summary lists
+REASON = 12  # last lines of a failure that it shows
 NO_TESTS = 5  # pytest's status when it found none
 
 
@@ -140,8 +141,10 @@ def summary(results: list[Result], seconds: float) -> str:
     for result in results:
         lines += [f"{s:7.0f}  {file}" for file, s in result.seconds_by_file.most_common(FILES)]
         for case in result.cases:
-            if {child.tag for child in case} & {"failure", "error"}:
-                lines.append(f"FAILED {_file(case)}::{case.get('name')}")
+            for child in case:
+                if child.tag in {"failure", "error"}:
+                    lines.append(f"FAILED {_file(case)}::{case.get('name')}")
+                    lines += [f"    {line}" for line in child.get("message", "").splitlines()[-REASON:]]
         if result.report is None:
             lines.append(f"FAILED run {result.name}: ended with status {result.status} and no report")
     return "\n".join([*lines, last_line(results, seconds)])

@@ -45,6 +45,7 @@ def test_one_test_fails(run):
     assert status == 1
     assert " 1 failed, 2 passed, 1 skipped in " in said[-1]
     assert [line for line in said if line.startswith("FAILED")] == ["FAILED 1/test_1.py::test_d"]
+    assert any(line.startswith("    ") and "assert" in line for line in said)
 
 
 def test_a_run_dies(run):
