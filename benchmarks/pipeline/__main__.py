@@ -17,7 +17,17 @@ import numpy as np
 
 from benchmarks.options import check_positive, options
 from benchmarks.pipeline import experiments
-from benchmarks.pipeline.ceiling import AGAIN, NOTHING, OTHER, PRIOR, REFUSED, ceiling, datastores
+from benchmarks.pipeline.ceiling import (
+    AGAIN,
+    NOTHING,
+    OTHER,
+    PRIOR,
+    REFUSED,
+    ceiling,
+    datastores,
+    partly_known,
+)
+from benchmarks.pipeline.contest import against_shapes, contest
 from benchmarks.pipeline.experiments import Case, Question, break_even
 from benchmarks.pipeline.pairs import Pair, load, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
@@ -33,6 +43,8 @@ from datastore_service.protocol.types import Entry, Opening
 
 ASKED = ("forecast", "misses", "spreads", "sources", "fallbacks", "ratios")
 CEILING, DATASTORES = "ceiling", "datastores"  # of DOUBLE, the others of SAGUARO
+METHODS, SHAPES = "methods", "shapes"  # of all methods, and of the planner
+MIXED, REPEATED, PARTLY = "mixed", "repeated", "partly known"  # loads
 REFUSALS = 1 << 14  # kept of a session, more than it has
 GROUPS = 20  # synthetic pairs: intervals are over them
 
@@ -47,9 +59,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--ask",
         nargs="+",
-        choices=(*ASKED, CEILING, DATASTORES),
+        choices=(*ASKED, CEILING, DATASTORES, METHODS, SHAPES),
         default=ASKED,
-        help="forecast alone is a calculator; ceiling and datastores (DOUBLE) want a K of more than a round's tokens, as 31",
+        help="forecast alone is a calculator; all from ceiling on want a K of more than a round's tokens, as 31",
     )
     parser.add_argument("--target", nargs="+", default=["1:20", "256:24"], metavar="ROWS:MS")
     parser.add_argument("--draft", nargs="+", default=["1:2", "256:2.4"], metavar="ROWS:MS")
@@ -165,6 +177,17 @@ def stored(given: argparse.Namespace, pairs: Sequence[Pair]) -> dict[str, Callab
     }
 
 
+def loads(given: argparse.Namespace, case: Case, pairs: Sequence[Pair]) -> dict[str, Callable[[], Datastore]]:
+    """What makes the datastore of each load of these pairs."""
+    if not given.pairs:
+        return {PARTLY: partly_known(pairs, given.known)}
+    load = str(case.get("load", MIXED))
+    made = {load: recorded_datastore(given.vocab_size, given.prior)}
+    if load == MIXED:
+        made[REPEATED] = recorded_datastore(given.vocab_size, given.prior, pairs)
+    return made
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     cases, pairs = (recorded_cases if given.pairs else synthetic_cases)(given)
@@ -198,6 +221,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if DATASTORES in given.ask:
         rows = datastores(question, cases, small, lambda case: stored(given, pairs(case, small)))
         answers[DATASTORES] = list(rows)
+    if METHODS in given.ask:
+        stores = lambda case, batch: loads(given, case, pairs(case, batch))  # noqa: E731
+        answers[METHODS] = list(contest(question, cases, given.batch, given.speed, stores))
+    if SHAPES in given.ask:
+        answers[SHAPES] = list(against_shapes(question, cases, small, given.speed))
     priors = [*given.prior, *(given.other_prior if DATASTORES in given.ask else [])]
     finish("pipeline", given, [*given.pairs, *(priors if given.pairs else [])], **answers)
 

@@ -42,8 +42,8 @@ DRAFT, BOTH = "draft", "draft and datastore"  # where guesses come from
 
 Count = Callable[[Tally], float]
 Case = Mapping[
-    str, float
-]  # which models: the acceptance of synthetic pairs, what a file says of recorded ones
+    str, float | str
+]  # which pairs: the acceptance of synthetic ones, what a file says of recorded ones
 
 
 class UniformFanOut(GeometricFanOut):

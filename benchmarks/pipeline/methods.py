@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from benchmarks.pipeline.simulation import Around, Setting, Times
 from datastore_service.client import Datastore
 from datastore_service.protocol.types import Budget
 from sglang_patches.drafting.datastore import DatastoreFeed
+from sglang_patches.drafting.double import AllAccepted
 from sglang_patches.drafting.draft_side import DraftParts
 from sglang_patches.drafting.fallback import Fallback
 from sglang_patches.drafting.registry import METHODS, DraftSurroundings, Surroundings
+from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.options import Options
 from sglang_patches.workers.length import LengthPolicy
+
+NEVER = 1e9  # seconds of a draft forward that is never in time
 
 
 def setting_of(
@@ -23,12 +28,15 @@ def setting_of(
     policy: LengthPolicy | None = None,
     publish: bool = True,
 ) -> Setting:
-    """name: of a method with a draft process. open_datastore: the worker's, and another for the draft process. Neither takes time."""
+    """name: of a method. open_datastore: the worker's, and another for the draft process. Neither takes time."""
     method, nodes = METHODS[name], options.nodes
-    assert method.draft_parts is not None, name
     feed = DatastoreFeed(open_datastore(), options.deadline_ms / 1e3)
+    if method.draft_parts is None:
+        times = replace(times, draft=lambda rows: NEVER)
 
     def parts(now: Callable[[], float]) -> DraftParts:
+        if method.draft_parts is None:
+            return DraftParts(AllAccepted(), Rollouts(1))
         return method.draft_parts(
             DraftSurroundings(options, options.draft_lookahead, nodes, open_datastore, now)
         )

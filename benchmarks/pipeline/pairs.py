@@ -2,7 +2,7 @@
 
 A file of pairs (.npz) holds `tokens` int32 [N], `choices` int32 [N, C], `probabilities` float32 [N, C] of all answers one after the
 other, and `ends` int64 [answers], the end of each; `prompts` int32 [M] and `prompt_ends` int64 [answers] likewise. Choices are the
-likeliest first, as the draft model would draw them. Numbers that say what the pairs are have fields of their own.
+likeliest first, as the draft model would draw them. What the pairs are is said in fields of their own, numbers and words.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def recorded(
     return Pair(text[:begin], text[begin:], choices.astype(np.int32), probabilities.astype(np.float32))
 
 
-def save(path: Path, pairs: Sequence[Pair], **what: float) -> None:
-    """what: the numbers that say what the pairs are."""
+def save(path: Path, pairs: Sequence[Pair], **what: float | str) -> None:
+    """what: says what the pairs are."""
     fields = {name: np.concatenate([getattr(pair, name) for pair in pairs]) for name in _FIELDS}
     prompts = np.concatenate([pair.prompt for pair in pairs])
     ends, prompt_ends = np.cumsum([(len(pair), len(pair.prompt)) for pair in pairs], axis=0).T
     np.savez_compressed(path, **fields, ends=ends, prompts=prompts, prompt_ends=prompt_ends, **what)
 
 
-def load(path: Path) -> tuple[list[Pair], Mapping[str, float]]:
+def load(path: Path) -> tuple[list[Pair], Mapping[str, float | str]]:
     """The pairs, and what they are. Raises ValueError for a file that is no file of pairs."""
     with np.load(path) as file:
         found = dict(file)
@@ -68,7 +68,7 @@ def load(path: Path) -> tuple[list[Pair], Mapping[str, float]]:
     prompts = np.split(found.pop("prompts"), found.pop("prompt_ends")[:-1])
     ends = found.pop("ends")[:-1]
     fields = [np.split(found.pop(name), ends) for name in _FIELDS]
-    what = {name: float(value) for name, value in found.items()}
+    what = {name: value.item() for name, value in found.items()}
     return [Pair(*of) for of in zip(prompts, *fields, strict=True)], what
 
 

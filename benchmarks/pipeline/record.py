@@ -1,9 +1,8 @@
 """`python -m benchmarks.pipeline.record`: pairs of the demo model and noisy copies of it, to be simulated.
 
-The target's answers at temperature 0 are recorded ones (benchmarks.record), at others its own to the same prompts, drawn with the
-noise that it shares with its drafts. One file for each copy
-and temperature, NOISE-t TEMPERATURE.npz, says `agreement` (the share of the target's tokens that are the copy's first choice) and
-`temperature`. Minutes on two cores.
+The target's answers at temperature 0 are recorded ones (benchmarks.record) if the prompts are, else its own, drawn with the noise
+that it shares with its drafts. One file for each load, copy and temperature, LOAD-NOISE-tTEMPERATURE.npz, says `load`, `agreement`
+(the share of the target's tokens that are the copy's first choice) and `temperature`. Minutes on two cores.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from rich.progress import track
 
 from benchmarks.options import check_positive
 from benchmarks.pipeline.pairs import CHOICES, Pair, recorded, save
-from benchmarks.traces import SHIPPED, load_traces
+from benchmarks.serve.cases import CASES, Pool
+from benchmarks.traces import SHIPPED, load_traces, recorded_rows
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.noise import STRENGTHS, add_noise
 from sglang_patches.verification.shared_noise import NO_NOISE, best
@@ -30,20 +30,37 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BATCH = 16  # answers at once
+MIXED, TASKS = "mixed", "tasks"
+GENERATED = ("followup", "long", "unrelated")  # loads whose answers are not recorded
 
 
 class Request(NamedTuple):
-    """seed: of the noise."""
+    """seed: of the noise. load: which file of pairs it belongs to."""
 
     prompt: list[int]
     answer: list[int]
     seed: int
+    load: str
+
+
+class Asked(NamedTuple):
+    """recorded: its greedy answer, if there is one."""
+
+    prompt: list[int]
+    recorded: list[int] | None
+    load: str
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline.record", description=__doc__)
     parser.add_argument("--agreement", type=float, nargs="+", choices=STRENGTHS, default=[0.9, 0.7, 0.5])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument(
+        "--load",
+        choices=(MIXED, TASKS, *GENERATED),
+        default=MIXED,
+        help="a case of benchmarks.serve; tasks: a file for each category",
+    )
     parser.add_argument("--traces", type=Path, nargs="+", default=[SHIPPED], help="the demo model's answers")
     parser.add_argument(
         "--without", nargs="*", default=[], metavar="CATEGORY", help="whose answers are left out"
@@ -116,31 +133,47 @@ def chooser(
     return choose
 
 
+def asked(given: argparse.Namespace) -> list[Asked]:
+    """The prompts, the shortest first."""
+    if given.load in GENERATED:
+        from transformers import AutoTokenizer
+
+        rows = [row for path in given.traces for row in recorded_rows(path)]
+        pool = Pool(rows, AutoTokenizer.from_pretrained(ensure()))
+        (groups,) = CASES[given.load](pool, [1], given.count).groups.values()
+        found = [Asked(list(request.prompt), None, given.load) for group in groups for request in group]
+    else:
+        traces = [trace for trace in load_traces(*given.traces) if trace.category not in given.without]
+        found = [
+            Asked(
+                trace.prompt.tolist(),
+                trace.output[: given.max_tokens].tolist(),
+                trace.category if given.load == TASKS else MIXED,
+            )
+            for trace in traces
+        ]
+        random.Random(0).shuffle(found)
+    return sorted(found[: given.count], key=lambda request: len(request.prompt))
+
+
 def target_answers(given: argparse.Namespace) -> Iterator[tuple[float, list[Request]]]:
     """For each temperature the requests."""
-    traces = [trace for trace in load_traces(*given.traces) if trace.category not in given.without]
-    random.Random(0).shuffle(traces)
-    traces = sorted(traces[: given.count], key=lambda trace: len(trace.prompt))
-    prompts = [trace.prompt.tolist() for trace in traces]
-    seeds = np.random.default_rng(0).integers(0, 2**62, len(traces)).tolist()
-    model = load() if any(given.temperature) else None
+    requests = asked(given)
+    prompts, known = [request.prompt for request in requests], [request.recorded for request in requests]
+    seeds = np.random.default_rng(0).integers(0, 2**62, len(prompts)).tolist()
+    model = load() if any(given.temperature) or None in known else None
     for temperature in given.temperature:
-        if model is None or not temperature:
-            yield (
-                temperature,
-                [
-                    Request(trace.prompt.tolist(), trace.output[: given.max_tokens].tolist(), 0)
-                    for trace in traces
-                ],
-            )
-            continue
-        found: list[list[int]] = []
-        for begin in track(
-            range(0, len(prompts), BATCH), f"answers at {temperature}", console=Console(stderr=True)
-        ):
-            part = slice(begin, begin + BATCH)
-            found += answers(model, prompts[part], temperature, seeds[part], given.max_tokens)
-        yield temperature, [*map(Request, prompts, found, seeds)]
+        found = known
+        if temperature or None in known:
+            assert model is not None
+            found = []
+            for begin in track(
+                range(0, len(prompts), BATCH), f"answers at {temperature}", console=Console(stderr=True)
+            ):
+                part = slice(begin, begin + BATCH)
+                found += answers(model, prompts[part], temperature, seeds[part], given.max_tokens)
+        loads = [request.load for request in requests]
+        yield temperature, [*map(Request, prompts, found, seeds, loads)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -150,16 +183,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     for agreement in given.agreement:
         model = load(STRENGTHS[agreement])
         for temperature, requests in texts.items():
-            pairs: list[Pair] = [
-                recorded(prompt, answer, chooser(model, temperature, seed))
-                for prompt, answer, seed in track(
-                    requests, f"draft of {agreement}", console=Console(stderr=True)
-                )
-            ]
-            agreed = float(np.concatenate([pair.ranks() == 0 for pair in pairs]).mean())
-            out = given.out / f"{agreement}-t{temperature:g}.npz"
-            save(out, pairs, agreement=round(agreed, 2), temperature=temperature)
-            print(out.name, f"agreement {agreed:.3f}", sum(map(len, pairs)), "tokens", flush=True)
+            pairs: dict[str, list[Pair]] = {}
+            for prompt, answer, seed, name in track(
+                requests, f"draft of {agreement}", console=Console(stderr=True)
+            ):
+                pair = recorded(prompt, answer, chooser(model, temperature, seed))
+                pairs.setdefault(name, []).append(pair)
+            for name, of in pairs.items():
+                agreed = float(np.concatenate([pair.ranks() == 0 for pair in of]).mean())
+                out = given.out / f"{name}-{agreement}-t{temperature:g}.npz"
+                save(out, of, load=name, agreement=round(agreed, 2), temperature=temperature)
+                print(out.name, f"agreement {agreed:.3f}", sum(map(len, of)), "tokens", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         "",
         f"A virtual clock, not a measurement: a target forward takes {' '.join(settings['target'])} and a draft forward"
         f" {' '.join(settings['draft'])} (rows:ms), a message {settings['delay_ms']} ms; K = {settings['lookahead']}"
-        f"{_guesses(settings) if record.keys() & SECTIONS.keys() - {CEILING, DATASTORES} else ''}.",
+        f"{_guesses(settings) if record.keys() & SECTIONS.keys() - {CEILING, DATASTORES, METHODS, SHAPES} else ''}.",
         "",
     ]
     for name, (title, tabulate) in SECTIONS.items():
@@ -56,7 +56,7 @@ def cell(value: object) -> str:
 
 def models(rows: Sequence[dict]) -> list[str]:
     """The fields that say which models a row is of."""
-    return [name for name in ("acceptance", "agreement", "temperature") if name in rows[0]]
+    return [name for name in ("acceptance", "agreement", "temperature", "load") if name in rows[0]]
 
 
 def forecast(rows: Sequence[dict]) -> list[str]:
@@ -157,7 +157,43 @@ def datastores(rows: Sequence[dict]) -> list[str]:
     ]
 
 
-CEILING, DATASTORES = "ceiling", "datastores"
+def methods(rows: Sequence[dict]) -> list[str]:
+    by = [*models(rows), "ratio", "batch"]
+    names, cells = pivot(rows, by, "method", lambda row: cell(row["over_plain"]))
+    last = {tuple(row[name] for name in by): row for row in rows if "best" in row}
+    over = [last[tuple(line[: len(by)])] for line in cells]
+    lines = [
+        [*line, f"{_or_behind(row['over_best'])} {row['best']}"]
+        for line, row in zip(cells, over, strict=True)
+    ]
+    text = (
+        "Throughput over plain decoding, and last that of SPECSTORE over the best of the others, which is named; bold where its"
+        " interval is below 1."
+    )
+    return [*table((*by[:-2], "C", "batch; over plain:", *names, "over the best"), lines), text, ""]
+
+
+def _or_behind(over: dict) -> str:
+    """Bold where it is below 1 for certain."""
+    behind = over["high"] is not None and over["high"] < 1
+    return f"**{cell(over)}**" if behind else cell(over)
+
+
+def shapes(rows: Sequence[dict]) -> list[str]:
+    def said(row: dict) -> str:
+        return f"{row['tokens_a_step']['value']:.2f}; {_or_behind(row['planner_over'])}"
+
+    of = models(rows)
+    headed = [{**row, "of": ", ".join(f"{row[name]}" for name in (*of, "ratio"))} for row in rows]
+    headings, lines = pivot(headed, ("shape",), "of", said)
+    text = (
+        "Tokens a verification, and those of the planner over the shape's, bold where the shape is ahead. All shapes have the same rows"
+        " a draft forward, and no datastore. `split in k`: the static rows of DUO's table 2; gamma: its table 3."
+    )
+    return [*table((f"shape; {', '.join(of)}, C:", *headings), lines), text, ""]
+
+
+CEILING, DATASTORES, METHODS, SHAPES = "ceiling", "datastores", "methods", "shapes"
 SECTIONS = {
     "forecast": ("Forecast", forecast),
     "misses": ("Misses by guesses (SAGUARO, figure 3)", misses),
@@ -167,4 +203,6 @@ SECTIONS = {
     "ratios": ("By the target's time over the draft's", ratios),
     CEILING: ("Past the ceiling of parallel speculation (DOUBLE, table 1 and figure 5)", ceiling),
     DATASTORES: ("By what the datastore has seen (DOUBLE, tables 3 and 9)", datastores),
+    METHODS: ("All methods", methods),
+    SHAPES: ("The planner against fixed shapes (DUO, tables 2 and 3)", shapes),
 }
