@@ -48,16 +48,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--draft", type=Path, required=True)
     add("--pairs", type=Path, required=True, help="of python -m benchmarks.beside.models")
     add("--prior", type=Path, nargs="+", default=[SHIPPED_PRIOR], help="recorded answers the datastore knows")
-    default = ["plain", "sssd", *BESIDE, "standalone"]
-    add("--variants", nargs="+", choices=VARIANTS, default=default)
+    add(
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        default=["plain", "sssd", "saguaro", "double"],
+        help="the demo model's take about 4 GiB each",
+    )
     add("--speed", type=float, nargs="+", default=[], help="EMULATED target step over a full draft forward")
     add("--batch", type=int, nargs="+", default=[1, 4, 8])
     add("--groups", type=int, default=3, help="of prompts, for each batch size")
     add("--nodes", type=int, default=4, help="K: drafted tokens a step, and after each guess")
     add("--rows", type=int, default=24, help="of a draft forward")
-    add(
-        "--phrase", type=int, default=Options().draft_phrase, help="retrieved tokens of one, at most (DOUBLE)"
-    )
+    add("--phrase", type=int, default=Options().draft_phrase, help="retrieved tokens of one, at most")
     add("--warm", type=int, default=8, help="tokens of each answer before the timed part")
     add("--tokens", type=int, default=24, help="of the first answer that ends the timed part, after those")
     add("--plain-tokens", type=int, default=8, help="the same for plain decoding, whose steps all yield one")

@@ -5,6 +5,8 @@ plain_two    the same with both cores, which is what an operator without a draft
 sssd         the datastore drafts, with the prior of recorded answers
 saguaro      the draft model drafts beside the target, in a process with a core of its own
 double       the same, and what it drafts is longer by what a datastore of its process knows
+duo          the same as saguaro, with as many sequences as the draft model is unsure
+specstore    the planner, with that draft model and that datastore
 standalone   SGLang's own drafting with that model, before each step
 
 All but plain_two have one core for the target. Nothing that is answered is published to the datastore: every variant meets the same
@@ -23,10 +25,10 @@ import psutil
 from benchmarks.serve.variants import STANDALONE_CHAIN
 from sglang_patches.launch.servers import ServerSpec, SglangServer
 
-BESIDE = ("saguaro", "double")  # have a draft process
+BESIDE = ("saguaro", "double", "duo", "specstore")  # have a draft process
 VARIANTS = ("plain", "plain_two", "sssd", *BESIDE, "standalone")
 WITH_DRAFT = (*BESIDE, "standalone")
-ALGORITHMS = {"sssd": "SSSD", "saguaro": "SAGUARO", "double": "DOUBLE", "standalone": "STANDALONE"}
+ALGORITHMS = {name: name.upper() for name in ("sssd", *WITH_DRAFT)}
 DRAFT_PROGRAM = "sglang_patches.drafting.process"
 TARGET_CORE, DRAFT_CORE = 0, 1
 KV_TOKENS = 8192
@@ -56,13 +58,9 @@ def server_spec(variant: str, setup: Setup) -> ServerSpec:
     )
     process = (
         *("--specstore-draft-rows", str(setup.rows), "--specstore-draft-lookahead", str(setup.nodes)),
-        *("--specstore-draft-tokens", str(KV_TOKENS)),
+        *("--specstore-draft-tokens", str(KV_TOKENS), "--specstore-draft-phrase", str(setup.phrase)),
     )
-    flags = {
-        "sssd": ours,
-        "saguaro": (*ours, *process),
-        "double": (*ours, *process, "--specstore-draft-phrase", str(setup.phrase)),
-    }.get(variant, ())
+    flags = {"sssd": ours} | dict.fromkeys(BESIDE, (*ours, *process))
     threads = "2" if variant == "plain_two" else "1"
     return ServerSpec(
         variant,
@@ -71,7 +69,7 @@ def server_spec(variant: str, setup: Setup) -> ServerSpec:
         "float32",
         STANDALONE_CHAIN if variant == "standalone" else setup.nodes,
         setup.draft if variant in WITH_DRAFT else None,
-        flags=(*flags, "--enable-metrics"),
+        flags=(*flags.get(variant, ()), "--enable-metrics"),
         environment={**setup.environment, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"},
         max_running_requests=setup.batch,
         max_total_tokens=KV_TOKENS,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from benchmarks.report.markdown import Picture, interval, no_picture, table
 
+BESIDE = {"saguaro": "SAGUARO", "double": "DOUBLE", "duo": "DUO", "specstore": "SPECSTORE"}
+FORECASTS = {name: f"{name}_forecast" for name in BESIDE}  # by what was measured
 NAMES = {
-    "plain": "plain", "plain_two": "plain, two cores", "sssd": "SSSD", "saguaro": "SAGUARO",
-    "double": "DOUBLE", "standalone": "STANDALONE", "forecast": "SAGUARO, forecast",
-    "double_forecast": "DOUBLE, forecast",
+    "plain": "plain", "plain_two": "plain, two cores", "sssd": "SSSD", **BESIDE, "standalone": "STANDALONE",
+    **{FORECASTS[name]: f"{shown}, forecast" for name, shown in BESIDE.items()},
 }  # fmt: skip
-FORECASTS = {"saguaro": "forecast", "double": "double_forecast"}  # by what was measured
 AIM = 0.1
 
 

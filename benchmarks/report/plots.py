@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.prompts import ALL
-from benchmarks.report.beside import FORECASTS
+from benchmarks.report.beside import FORECASTS, NAMES
 from benchmarks.report.markdown import in_order
 from benchmarks.report.replaying import OURS, is_ours
 from benchmarks.report.serving import BASELINE
@@ -375,10 +375,10 @@ def lanes(panel: Axes, rows: Rows) -> None:
     panel.set(ylim=(-0.5, 3.5), xlim=(0, max(row["to"] for row in by_kind["target"])))
 
 
-BESIDE = {
-    "sssd": ("SSSD", "C0-"), "standalone": ("STANDALONE", "C1-"), "saguaro": ("SAGUARO", "C2-"),
-    "forecast": ("SAGUARO, forecast", "C2:"), "double": ("DOUBLE", "C3-"), "double_forecast": ("DOUBLE, forecast", "C3:"),
-}  # fmt: skip
+COLOURS = {name: f"C{at}" for at, name in enumerate(("sssd", "standalone", *FORECASTS))}
+BESIDE = {name: (NAMES[name], f"{colour}-") for name, colour in COLOURS.items()} | {
+    forecast: (NAMES[forecast], f"{COLOURS[name]}:") for name, forecast in FORECASTS.items()
+}
 
 
 def beside(record: dict) -> Iterator[tuple[str, Figure]]:
