@@ -166,7 +166,8 @@ def main() -> None:
     folder = REPORTS / ("long" if long else "short")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job inherits that SIGINT is ignored
+        signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     results = run(RUNS | LONG if long else RUNS, folder, ["--long"] if long else [])
     text = summary(results, time.monotonic() - began)

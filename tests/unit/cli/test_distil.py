@@ -113,7 +113,8 @@ def test_a_failure_says_how_far_it_came_and_the_next_run_goes_on(distil, out, se
     assert [row["prompt"] for row in rows(out)] == ["one"]
     server.reply = reply
     assert distil().exit_code == 0
-    assert server.prompts == ["one", "two", "two", "two", "three"]
+    assert server.prompts[:3] == ["one", "two", "two"]
+    assert sorted(server.prompts[3:]) == ["three", "two"]  # asked side by side
 
 
 def test_an_interrupted_run_keeps_its_answers_and_the_next_goes_on(distil, out, server):
