@@ -112,9 +112,11 @@ class RecordedSpeculation:
             {name: sorted(of) for name, of in values.items() if isinstance(of, frozenset)},
         )
 
-    def _patience(self, ask: Callable[[int, int], Patience]) -> Callable[[int, int], Patience]:
-        def asked(batch: int, misses: int) -> Patience:
-            found = ask(batch, misses)
+    def _patience(
+        self, ask: Callable[[int, Sequence[int]], Patience]
+    ) -> Callable[[int, Sequence[int]], Patience]:
+        def asked(batch: int, missed: Sequence[int]) -> Patience:
+            found = ask(batch, missed)
             self._trace.write(events.Patient(found.seconds, found.nodes))
             return found
 

@@ -330,7 +330,7 @@ class Pipeline:
         """Those that are at their end."""
         states, lookahead = list(self._playing), self._setting.lookahead
         depths, begun = [lookahead] * len(states), self._clock.now
-        at_once = self._speculation.look_up(states, depths, lambda batch, misses: NO_PATIENCE)
+        at_once = self._speculation.look_up(states, depths, lambda batch, missed: NO_PATIENCE)
         found = self._speculation.look_up(states, depths, self._fallback.patience)
         waited = self._clock.now - begun
         others = self._fallback.trees(states, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,20 @@ ENOUGH = 64  # of the fallback's trees, before a step may wait in place of one
 RECENT, FEW = 9, 3  # times that a median is taken of: of steps, of waits
 # One step in so many with a miss does the other thing, so that both stay measured. Waits for that take 1% of the time at most.
 PROBE, PROBE_SHARE = 32, 0.01
+PRIOR = 8  # waits, until which one is believed to be as good as a hit
+LEAST = 0.05  # of a probability that is divided by
 GRACE = 2.0  # a speculation just in time is waited for so many times as long as one takes
+
+
+class Kind(Enum):
+    """What a request's tree is: prepared before the step, waited for, or the fallback's."""
+
+    HIT = auto()
+    WAITED = auto()
+    MISSED = auto()
+
+
+HIT, WAITED, MISSED = Kind
 
 
 def worth_waiting(tokens: float, seconds: float, rate: float) -> bool:
@@ -55,8 +69,8 @@ class WaitingFallback(Fallback):
     def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
         return self._other.trees(states, found)
 
-    def patience(self, batch: int, misses: int) -> Patience:
-        return self._patience if misses else NO_PATIENCE
+    def patience(self, batch: int, missed: Sequence[int]) -> Patience:
+        return self._patience if missed else NO_PATIENCE
 
 
 class SaguaroFallback(WaitingFallback):
@@ -67,23 +81,26 @@ class SaguaroFallback(WaitingFallback):
     ) -> None:
         super().__init__(other, lookahead, longest)
         self._now = now
-        self._hit, self._missed, self._any = _Mean(), _Mean(), _Mean()  # tokens a step
+        self._tokens = {kind: _Mean() for kind in Kind}  # of a step
+        self._hit_next = {kind: _Mean() for kind in Kind}  # how often a hit follows
+        self._kinds: dict[RequestState, Kind] = {}  # of the last step
+        self._any = _Mean()  # tokens a step
         self._waited = _Mean()  # seconds a step
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds of each, without waiting
         self._in_time: deque[float] = deque(maxlen=FEW)  # seconds that a speculation took
         self._decisions, self._probed_at = 0, 0.0
-        self._asked, self._asked_misses = NO_PATIENCE, 0
+        self._asked, self._asked_rows = NO_PATIENCE, frozenset[int]()
         self._asked_at: float | None = None
         self._answered_at: float | None = None
         # Where each request's tokens are counted, and whether a tree was made for it.
         self._expected: dict[RequestState, tuple[_Mean, bool]] = {}
 
-    def patience(self, batch: int, misses: int) -> Patience:
+    def patience(self, batch: int, missed: Sequence[int]) -> Patience:
         self._asked_at = self._now()
         if self._answered_at is not None:
             self._steps.append(self._asked_at - self._answered_at)
-        self._asked = self._bounded() if misses and self._decide(batch, misses) else NO_PATIENCE
-        self._asked_misses = misses
+        self._asked = self._bounded() if missed and self._decide(batch, len(missed)) else NO_PATIENCE
+        self._asked_rows = frozenset(missed)
         return self._asked
 
     def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
@@ -92,9 +109,14 @@ class SaguaroFallback(WaitingFallback):
             left = sum(miss and not state.plain_reason for state, miss in zip(states, misses, strict=True))
             self._learn_wait(self._now() - self._asked_at, left)
         trees = super().trees(states, found)
+        kinds = [
+            MISSED if miss else WAITED if row in self._asked_rows else HIT for row, miss in enumerate(misses)
+        ]
+        of = [(state, kind) for state, kind in zip(states, kinds, strict=True) if not state.plain_reason]
+        self._learn_what_follows(of)
         self._expected = {
-            state: (self._missed if miss else self._hit, not miss or len(tree) > 0)
-            for state, miss, tree in zip(states, misses, trees, strict=True)
+            state: (self._tokens[kind], kind != MISSED or len(tree) > 0)
+            for state, kind, tree in zip(states, kinds, trees, strict=True)
             if not state.plain_reason
         }
         self._answered_at, self._asked_at = self._now(), None
@@ -114,12 +136,32 @@ class SaguaroFallback(WaitingFallback):
         self._decisions += 1
         if not self._in_time:
             return True
-        if self._missed.count < ENOUGH or not (self._hit.count and self._steps):
+        drafted = self._tokens[HIT].count + self._tokens[WAITED].count
+        if self._tokens[MISSED].count < ENOUGH or not (drafted and self._steps):
             return False
         seconds = median(self._in_time)
         rate = batch * self._any.value / (median(self._steps) + self._waited.value)
-        worth = worth_waiting(misses * (self._hit.value - self._missed.value), seconds, rate)
+        worth = worth_waiting(misses * self._gain(), seconds, rate)
         return worth != self._probes(seconds)
+
+    def _gain(self) -> float:
+        """Tokens that a request has of a speculation just in time over the fallback's, in this step and in those after it.
+
+        What follows is more often a hit than after the fallback's tree, and less often than after a hit. With `more` such tokens of a
+        hit over a miss: more = hit - missed + (hits after a hit - hits after a miss) more.
+        """
+        after = {kind: mean.value for kind, mean in self._hit_next.items()}
+        best = HIT if self._tokens[HIT].count else WAITED
+        hit, missed = self._tokens[best].value, self._tokens[MISSED].value
+        more = (hit - missed) / max(LEAST, 1 - (after[HIT] - after[MISSED]))
+        waited = self._tokens[WAITED].from_prior(hit)
+        return waited - missed + (self._hit_next[WAITED].from_prior(after[HIT]) - after[MISSED]) * more
+
+    def _learn_what_follows(self, kinds: Sequence[tuple[RequestState, Kind]]) -> None:
+        for state, kind in kinds:
+            if state in self._kinds:
+                self._hit_next[self._kinds[state]].add(kind == HIT)
+        self._kinds = dict(kinds)
 
     def _probes(self, seconds: float) -> bool:
         """Whether this decision is only taken to measure. seconds: that the wait would take."""
@@ -139,7 +181,7 @@ class SaguaroFallback(WaitingFallback):
             return
         if seconds >= self._asked.seconds:  # what was not there in time would have taken longer
             self._in_time.append(GRACE * seconds)
-        elif misses < self._asked_misses:
+        elif misses < len(self._asked_rows):
             self._in_time.append(seconds)
 
 
@@ -152,3 +194,7 @@ class _Mean:
     def add(self, value: float) -> None:
         self.count += 1
         self.value += (value - self.value) * max(1 / self.count, RATE)
+
+    def from_prior(self, value: float) -> float:
+        """The mean, and until enough is seen mostly `value`."""
+        return (PRIOR * value + self.count * self.value) / (PRIOR + self.count)

@@ -72,7 +72,7 @@ class Load:
         """The seconds waited of each step. Of the batch so many are missed."""
         found = []
         for _ in range(steps):
-            seconds, nodes = self.fallback.patience(self.batch, misses)
+            seconds, nodes = self.fallback.patience(self.batch, range(misses))
             assert not seconds or nodes == LOOKAHEAD
             found.append(min(seconds, self.in_time) if misses and not self.down else 0.0)
             self.clock.now += found[-1]
@@ -154,11 +154,11 @@ def test_a_request_that_gets_no_drafts_hides_no_speculation():
     load = make_load(missed=1, batch=2)
     load.states[1].plain_reason = "penalties"
     fallback, clock = load.fallback, load.clock
-    fallback.patience(2, 1)
+    fallback.patience(2, [1])
     clock.now += load.in_time
     fallback.trees(load.states, found_of([False, True]))
     assert (
-        fallback.patience(2, 1).seconds == 0
+        fallback.patience(2, [1]).seconds == 0
     )  # it waits no further time to learn how long a speculation takes
 
 
@@ -185,6 +185,6 @@ def test_nothing_to_fall_back_to_is_a_token_a_step():
 
 def test_waiting_always():
     fallback = WaitingFallback(AtOnce(), LOOKAHEAD, LONGEST)
-    assert fallback.patience(8, 3) == (LONGEST, LOOKAHEAD)
-    assert fallback.patience(8, 0).seconds == 0
+    assert fallback.patience(8, [1, 2, 3]) == (LONGEST, LOOKAHEAD)
+    assert fallback.patience(8, []).seconds == 0
     assert fallback.trees([None, None], found_of([True, False])) == [CHAIN, EMPTY_TREE]
