@@ -29,7 +29,8 @@ class Draft:
     those nodes and the root, by node, and how likely it thinks they are. starts: nodes that a next speculation may begin at, and how
     likely that is. confirmed: tokens of the text that no retraction takes back; the datastore was sent them. published_from: as in
     `Opened`. wanted: whether the target verifies drafts for the session, as far as it has said. verified_at: when its verification
-    began, None while there is none. forwards: that were run for it since then. frontier: the drafter's own, with the starts that it
+    began, None while there is none. forwards: that were run for it since then. unknown: ends whose candidates were not known when
+    outcomes were guessed last. frontier: the drafter's own, with the starts that it
     belongs to."""
 
     session: str
@@ -44,6 +45,7 @@ class Draft:
     published_from: int | None = None
     verified_at: float | None = None
     forwards: int = 0
+    unknown: int = 0
     wanted: bool = True
     told: bool = True  # a verification since the last commit
     frontier: tuple[dict[int, float], list[tuple[int, float, int]]] = field(default_factory=lambda: ({}, []))

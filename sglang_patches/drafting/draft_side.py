@@ -170,14 +170,15 @@ class DraftSide:
             draft.verified_at = self._ratio.now()
 
     def _guess(self) -> list[Answer]:
-        """Of the sessions whose verification's ends are all known."""
+        """Of the sessions whose verification's ends are known, as far as the predictor needs them."""
         asked = [draft for draft in self._drafts.values() if draft.verifying is not None and draft.wanted]
         answers: list[Answer] = []
         for draft in asked:
+            budget = max(1, self._outcomes // len(asked))
             if draft.starts:
-                guesses = self._predictor.more(draft)
+                guesses = self._predictor.more(draft, budget - len(draft.starts))
             elif not self._predictor.missing(draft):
-                guesses = self._predictor.guesses(draft, max(1, self._outcomes // len(asked)))
+                guesses = self._predictor.guesses(draft, budget)
             else:
                 continue
             nodes = self._add(draft, [Grown(*guess) for guess in guesses])
@@ -196,9 +197,11 @@ class DraftSide:
         return [(value, Row(drafts[at], node)) for value, at, node in heapq.nlargest(self._rows, leaves)]
 
     def _leaves(self, draft: Draft) -> list[Leaf]:
-        if draft.verifying is not None and not draft.starts:
-            return [Leaf(node, 1.0) for node in self._predictor.missing(draft)]
-        return self._drafter.leaves(draft)
+        if draft.verifying is None:
+            return self._drafter.leaves(draft)
+        if missing := [] if draft.starts else self._predictor.missing(draft):
+            return [Leaf(node, 1.0) for node in missing]
+        return [*self._drafter.leaves(draft), *self._predictor.wanted(draft)]
 
     def _forward(self, leaves: Sequence[tuple[float, Row]]) -> list[Answer]:
         phrases = self._retrieve(leaves)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sglang_patches.drafting.draft import Draft
+from sglang_patches.drafting.drafter import Leaf
 
 
 class Guess(NamedTuple):
@@ -22,14 +23,19 @@ class OutcomePredictor(ABC):
     def guesses(self, draft: Draft, budget: int) -> list[Guess]:
         """The likeliest outcomes of `draft.verifying`, at most `budget`. No candidates that it needs are `missing`."""
 
-    def more(self, draft: Draft) -> list[Guess]:
-        """Further outcomes, now that something is drafted after the first: asked for in every round until the outcome."""
+    def more(self, draft: Draft, budget: int) -> list[Guess]:
+        """Further outcomes, now that something is drafted after the first: asked for in every round until the outcome. budget: what
+        is left of it."""
         return []
 
     def missing(self, draft: Draft) -> list[int]:
         """Nodes whose candidates have to be known before it can guess, as far as that is known; by default all where the
         verification may end."""
         return draft.missing()
+
+    def wanted(self, draft: Draft) -> list[Leaf]:
+        """Further nodes whose candidates would be guesses. They compete with the drafter's leaves."""
+        return []
 
     def learn(self, draft: Draft, path: Sequence[int], tokens: Sequence[int]) -> None:  # noqa: B027 - may be nothing
         """Called with each outcome, before the draft moves on. path: the trie's nodes that carry the first of the tokens."""

@@ -19,7 +19,7 @@ class Heads(AllAccepted):
     def __init__(self, most: int = MOST, fixed: int | None = None) -> None:
         self._most, self._fixed = most, fixed
 
-    def more(self, draft: Draft) -> list[Guess]:
+    def more(self, draft: Draft, budget: int) -> list[Guess]:
         first = next(iter(draft.starts), None)
         if first is None or first not in draft.candidates:
             return []

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+import math
+
 from sglang_patches.drafting.draft import Draft
+from sglang_patches.drafting.drafter import Leaf
 from sglang_patches.drafting.predictor import Guess
 from sglang_patches.drafting.saguaro import GeometricFanOut
 
 
 class LikeliestOutcomes(GeometricFanOut):
     """By the measured rates of the draft model's choices. With SAGUARO's power law this is its Theorem 12, with measured rates its
-    Theorem 18; no exponent is needed."""
+    Theorem 18; no exponent is needed.
+
+    It begins with the ends whose candidates are known, and has the others run where that is worth as much as drafting on: a tree of
+    the datastore has ends that the draft model has never seen, and they must not delay the likely ones.
+    """
+
+    def missing(self, draft: Draft) -> list[int]:
+        missing = draft.missing()
+        return missing if len(missing) == 1 + len(draft.verifying or ()) else []
+
+    def wanted(self, draft: Draft) -> list[Leaf]:
+        missing = set(draft.missing())
+        return (
+            [Leaf(end.node, end.ends) for end in self._ends(draft) if end.node in missing] if missing else []
+        )
 
     def guesses(self, draft: Draft, budget: int) -> list[Guess]:
+        return self._likeliest(draft, budget)
+
+    def more(self, draft: Draft, budget: int) -> list[Guess]:
+        if len(draft.missing()) == draft.unknown:
+            return []
+        return self._likeliest(draft, budget + len(draft.starts))
+
+    def _likeliest(self, draft: Draft, budget: int) -> list[Guess]:
+        """What is not drafted for yet, up to the share of the budget that the known ends are of all that is likely."""
+        draft.unknown = len(draft.missing())
+        ends = self._ends(draft)
+        known = sum(end.ends for end in ends if end.node in draft.candidates) / max(
+            1e-9, sum(end.ends for end in ends)
+        )
+        left = math.ceil(budget * known) - len(draft.starts)
         found = [
             Guess(end.node, token, end.reached * rate)
-            for end in self._ends(draft)
+            for end in ends
             for rate, token in end.choices[:budget]
+            if draft.trie.child(end.node, token) not in draft.starts
         ]
-        return sorted(found, key=lambda guess: -guess.probability)[:budget]
+        return sorted(found, key=lambda guess: -guess.probability)[: max(0, left)]

@@ -44,7 +44,7 @@ def rounded(shares: np.ndarray, most: np.ndarray) -> np.ndarray:
 class End(NamedTuple):
     """A node where the accepted path may end. reached, ends: probability that the path comes to it, and that it ends there with
     a token after which the request goes on. choices: rate and token of what is not verified and does not end the request, the
-    likeliest first."""
+    likeliest first; none if the node's candidates are not known."""
 
     node: int
     reached: float
@@ -112,7 +112,13 @@ class GeometricFanOut(OutcomePredictor):
         rates, found = self.rates, []
         reached = {draft.trie.root: 1.0}
         for node in [draft.trie.root, *(draft.verifying or ())]:
-            ranks, verified = _ranks(draft, node), draft.verified_children(node)
+            verified = draft.verified_children(node)
+            if node not in draft.candidates:
+                reached |= {child: reached[node] * rates[0] / len(verified) for child in verified.values()}
+                ends = reached[node] * (1 - rates[0] if verified else 1.0)
+                found.append(End(node, reached[node], ends, []))
+                continue
+            ranks = _ranks(draft, node)
             accepted = {child: float(rates[ranks.get(token, RANKS)]) for token, child in verified.items()}
             reached |= {child: reached[node] * rate for child, rate in accepted.items()}
             over = sum(float(rates[rank]) for token, rank in ranks.items() if token in draft.sampling.ends)
