@@ -92,13 +92,18 @@ Shape = Callable[[int, float], DraftParts]  # most nodes, C
 def shapes() -> dict[str, Shape]:
     """What makes each shape's draft side. All have the same rows a forward, and none retrieves."""
     return {
-        PLANNER: lambda nodes, ratio: DraftParts(LikeliestOutcomes(), Branches(nodes)),
+        PLANNER: lambda nodes, ratio: _planned(nodes),
         "geometric fan-out": lambda nodes, ratio: DraftParts(GeometricFanOut(), Rollouts(nodes)),
         "chain": lambda nodes, ratio: DraftParts(AllAccepted(), Rollouts(nodes)),
         "dynamic split": lambda nodes, ratio: _split(nodes, ratio, Heads()),
         **{f"split in {count}": _static(count) for count in SPLITS},
         **{f"dynamic, gamma = {budget:g} C": _budget(budget) for budget in BUDGETS if budget != 1},
     }
+
+
+def _planned(nodes: int) -> DraftParts:
+    outcomes = LikeliestOutcomes()
+    return DraftParts(outcomes, Branches(nodes, outcomes.rates_of))
 
 
 def _split(nodes: int, gamma: float, heads: Heads) -> DraftParts:

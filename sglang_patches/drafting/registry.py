@@ -142,8 +142,9 @@ def _automatic_draft(around: DraftSurroundings) -> DraftParts:
     from sglang_patches.drafting.planner import Branches, LikeliestOutcomes, RowsByValue
     from sglang_patches.drafting.speed_ratio import SpeedRatio
 
-    phrases, ratio = _phrases(around), SpeedRatio(around.now)
-    return DraftParts(LikeliestOutcomes(), Branches(around.nodes), phrases, ratio, RowsByValue())
+    outcomes = LikeliestOutcomes()
+    branches = Branches(around.nodes, outcomes.rates_of)
+    return DraftParts(outcomes, branches, _phrases(around), SpeedRatio(around.now), RowsByValue())
 
 
 def _duo(around: Surroundings) -> Parts:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
-from sglang_patches.drafting.draft import Draft
+from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.drafter import Leaf
+from sglang_patches.drafting.planner.confidence import ConfidenceRates
 from sglang_patches.drafting.predictor import Guess
 from sglang_patches.drafting.saguaro import GeometricFanOut
+from sglang_patches.drafting.saguaro.fan_out import RANKS
 
 
 class LikeliestOutcomes(GeometricFanOut):
@@ -17,6 +19,20 @@ class LikeliestOutcomes(GeometricFanOut):
     It begins with the ends whose candidates are known, and has the others run where that is worth as much as drafting on: a tree of
     the datastore has ends that the draft model has never seen, and they must not delay the likely ones.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._confidence = ConfidenceRates(RANKS)
+
+    def learn_choice(self, candidates: Candidates, rank: int) -> None:
+        super().learn_choice(candidates, rank)
+        self._confidence.learn(candidates.probabilities[:RANKS], rank)
+
+    def rates_of(self, candidates: Candidates) -> list[float]:
+        rates, probabilities = self.rates, candidates.probabilities[:RANKS]
+        found = rates.copy()
+        found[: len(probabilities)] = self._confidence.rates(probabilities, rates[: len(probabilities)])
+        return found.tolist()
 
     def missing(self, draft: Draft) -> list[int]:
         missing = draft.missing()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sglang_patches.drafting.draft import Draft
+from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.predictor import Guess, OutcomePredictor
 from sglang_patches.drafting.saguaro.hint_rates import HintRates
 
@@ -102,10 +102,18 @@ class GeometricFanOut(OutcomePredictor):
         for node, token in zip(nodes, tokens, strict=False):  # the last node's token is the target's own
             if node in draft.candidates:
                 ranks = _ranks(draft, node)
-                self._counts *= 1 - 1 / MEMORY
-                self._counts[ranks.get(token, RANKS)] += 1
+                self.learn_choice(draft.candidates[node], ranks.get(token, RANKS))
                 for hint, estimate in draft.hints.get(node, {}).items():
                     self._hints.learn(ranks.get(hint, RANKS), estimate, hint == token)
+
+    def learn_choice(self, candidates: Candidates, rank: int) -> None:
+        """The target's own token was this choice, or none of them: RANKS."""
+        self._counts *= 1 - 1 / MEMORY
+        self._counts[rank] += 1
+
+    def rates_of(self, candidates: Candidates) -> list[float]:
+        """`rates` of these candidates."""
+        return self.rates.tolist()
 
     def _ends(self, draft: Draft) -> list[End]:
         """The root and every verified node that may be followed."""
@@ -118,16 +126,16 @@ class GeometricFanOut(OutcomePredictor):
                 ends = reached[node] * (1 - rates[0] if verified else 1.0)
                 found.append(End(node, reached[node], ends, []))
                 continue
-            ranks = _ranks(draft, node)
-            accepted = {child: float(rates[ranks.get(token, RANKS)]) for token, child in verified.items()}
+            ranks, of_rank = _ranks(draft, node), self.rates_of(draft.candidates[node])
+            accepted = {child: of_rank[ranks.get(token, RANKS)] for token, child in verified.items()}
             reached |= {child: reached[node] * rate for child, rate in accepted.items()}
-            over = sum(float(rates[rank]) for token, rank in ranks.items() if token in draft.sampling.ends)
-            choices = {token: float(rates[rank]) for token, rank in ranks.items() if token not in verified}
+            over = sum(of_rank[rank] for token, rank in ranks.items() if token in draft.sampling.ends)
+            choices = {token: of_rank[rank] for token, rank in ranks.items() if token not in verified}
             for token, estimate in draft.hints.get(node, {}).items():
                 choices[token] = self._hints.rate(ranks.get(token, RANKS), estimate)
             likeliest = [(rate, token) for token, rate in choices.items() if token not in draft.sampling.ends]
             likeliest.sort(key=lambda of: -of[0])
-            ends = reached[node] * (1 - over - sum(accepted.values()))
+            ends = reached[node] * max(0.0, 1 - over - sum(accepted.values()))
             found.append(End(node, reached[node], ends, likeliest))
         return found
 
