@@ -21,12 +21,13 @@ from sglang_patches.drafting.registry import METHODS
 from sglang_patches.launch.processes import Child
 from tests.conftest import DRAFT, DRAFTS
 
-# The runs of pytest, in the order in which they begin. The conformance suite imports SGLang for a CPU, others must not. Two halves of
-# the end-to-end tests side by side would need more than 24 GiB.
+# The runs of pytest, in the order in which they begin: the longest first. The conformance suite imports SGLang for a CPU, others must
+# not. Two halves of the end-to-end tests side by side would need more than 24 GiB.
 RUNS = {
     "conformance": ["tests/conformance"],
-    "units": ["tests/unit", "tests/integration"],
     "e2e": ["tests/e2e"],
+    "units": ["tests/unit"],
+    "integration": ["tests/integration"],
 }
 # With --long also the suite again for each method with a draft process, with the drafts that its first run does not have. What
 # tries all drafts in any run is left out.

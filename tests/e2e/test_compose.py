@@ -299,6 +299,7 @@ class TestOneInstance:
         pytest.fail("the datastore was asked for no draft after it came back")
 
 
+@pytest.mark.long  # test_split runs the same processes without containers
 class TestSplit:
     @pytest.fixture(scope="class")
     def stack(self, docker, demo_model, cache):
