@@ -49,9 +49,10 @@ def test_every_distance_from_the_limit(server, plain):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("width", [4, 16, 64])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("overlap", "width", "page_size"),
+    [(True, 4, 1), (False, 4, 16), (False, 16, 1), (True, 16, 16), (True, 64, 1), (False, 64, 16)],
+)
 def test_every_width_and_page_size(
     method, spelling_model, draft_model, plain, method_path, logs, overlap, width, page_size
 ):
