@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.beside.costs import DraftTimes, TargetTimes, Watch
-from benchmarks.beside.forecast import Forecaster, policy_of, with_first_token
+from benchmarks.beside.forecast import Forecaster, with_first_token
 from benchmarks.beside.servers import ALGORITHMS, BESIDE, DRAFT_CORE, VARIANTS, Setup, pin, server_spec
 from benchmarks.beside.summary import records_of, summarise
 from benchmarks.beside.window import decode, window
 from benchmarks.emulated_latency import AdjustableLatency
 from benchmarks.options import check_positive, options
+from benchmarks.pipeline.methods import policy_of
 from benchmarks.pipeline.pairs import Pair, load
 from benchmarks.replay.methods import Corpus
 from benchmarks.report.beside import FORECASTS

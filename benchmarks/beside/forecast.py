@@ -20,7 +20,7 @@ from benchmarks.replay.methods import Corpus
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from sglang_patches.options import Options
-from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
+from sglang_patches.workers.length import LengthPolicy
 
 
 class Forecaster:
@@ -66,9 +66,3 @@ def with_first_token(pair: Pair) -> Pair:
     """As decoding meets it: the prefill has emitted the first token."""
     prompt = np.append(pair.prompt, pair.tokens[:1])
     return Pair(prompt, pair.tokens[1:], pair.choices[1:], pair.probabilities[1:])
-
-
-def policy_of(length: str, nodes: int, seconds: Callable[[float], float]) -> LengthPolicy:
-    """As the worker makes it. seconds: of a step by the rows of all its requests."""
-    narrower = [width for width in CANDIDATE_WIDTHS if width <= nodes] if length == "adaptive" else []
-    return LengthPolicy([*narrower, nodes + 1], seconds)

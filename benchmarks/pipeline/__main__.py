@@ -222,8 +222,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = datastores(question, cases, small, lambda case: stored(given, pairs(case, small)))
         answers[DATASTORES] = list(rows)
     if METHODS in given.ask:
-        stores = lambda case, batch: loads(given, case, pairs(case, batch))  # noqa: E731
-        answers[METHODS] = list(contest(question, cases, given.batch, given.speed, stores))
+        rows = contest(
+            question,
+            cases,
+            given.batch,
+            given.speed,
+            lambda case, batch: loads(given, case, pairs(case, batch)),
+        )
+        answers[METHODS] = list(rows)
     if SHAPES in given.ask:
         answers[SHAPES] = list(against_shapes(question, cases, small, given.speed))
     priors = [*given.prior, *(given.other_prior if DATASTORES in given.ask else [])]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.pipeline.experiments import Case, Question, at_ratio, over, seconds, steps, tokens, warm_up
-from benchmarks.pipeline.methods import setting_of
+from benchmarks.pipeline.methods import policy_of, setting_of
 from benchmarks.pipeline.simulation import Pipeline, Setting, Tally
 from benchmarks.report.statistics import ratio_of_sums
 from datastore_service.client import Datastore
@@ -20,13 +20,12 @@ from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.saguaro import GeometricFanOut
 from sglang_patches.drafting.speed_ratio import SpeedRatio
 from sglang_patches.options import Options
-from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
 
 AUTOMATIC = "SPECSTORE"
 PLAIN = "plain"
 PLANNER = "planner"
 SPLITS = (1, 2, 3, 4)  # sequences of DUO's static rows (table 2)
-BUDGETS = (0.25, 0.5, 1.0, 2.0, 4.0)  # gamma over C (table 3)
+BUDGETS = (0.25, 0.5, 2.0, 4.0)  # gamma over C (table 3), beside 1
 
 
 def contest(
@@ -67,8 +66,7 @@ def _played(question: Question, case: Case, batch: int, name: str) -> Tally:
     assert question.datastore is not None
     nodes = question.lookahead
     options = Options("embedded", nodes=nodes, draft_rows=question.guesses, draft_lookahead=nodes)
-    widths = [*(width for width in CANDIDATE_WIDTHS if width <= nodes), nodes + 1]
-    policy = LengthPolicy(widths, lambda rows: question.times.target(int(rows)))
+    policy = policy_of("adaptive", nodes, lambda rows: question.times.target(int(rows)))
     pairs = question.pairs(case, batch)
     setting = setting_of(name, options, question.times, question.datastore, policy)
     return Pipeline(setting, pairs, batch).run(warm_up(pairs))
@@ -97,7 +95,7 @@ def shapes() -> dict[str, Shape]:
         "chain": lambda nodes, ratio: DraftParts(AllAccepted(), Rollouts(nodes)),
         "dynamic split": lambda nodes, ratio: _split(nodes, ratio, Heads()),
         **{f"split in {count}": _static(count) for count in SPLITS},
-        **{f"dynamic, gamma = {budget:g} C": _budget(budget) for budget in BUDGETS if budget != 1},
+        **{f"dynamic, gamma = {budget:g} C": _budget(budget) for budget in BUDGETS},
     }
 
 

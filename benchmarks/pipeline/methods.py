@@ -15,7 +15,7 @@ from sglang_patches.drafting.fallback import Fallback
 from sglang_patches.drafting.registry import METHODS, DraftSurroundings, Surroundings
 from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.options import Options
-from sglang_patches.workers.length import LengthPolicy
+from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
 
 NEVER = 1e9  # seconds of a draft forward that is never in time
 
@@ -51,3 +51,9 @@ def setting_of(
     return Setting(
         times, nodes, options.draft_rows, parts, fallback, feed=feed, policy=policy, publish=publish
     )
+
+
+def policy_of(length: str, nodes: int, seconds: Callable[[float], float]) -> LengthPolicy:
+    """As the worker makes it. seconds: of a step by the rows of all its requests."""
+    narrower = [width for width in CANDIDATE_WIDTHS if width <= nodes] if length == "adaptive" else []
+    return LengthPolicy([*narrower, nodes + 1], seconds)

@@ -161,16 +161,18 @@ def methods(rows: Sequence[dict]) -> list[str]:
     by = [*models(rows), "ratio", "batch"]
     names, cells = pivot(rows, by, "method", lambda row: cell(row["over_plain"]))
     last = {tuple(row[name] for name in by): row for row in rows if "best" in row}
-    over = [last[tuple(line[: len(by)])] for line in cells]
-    lines = [
-        [*line, f"{_or_behind(row['over_best'])} {row['best']}"]
-        for line, row in zip(cells, over, strict=True)
-    ]
+    best = [last[tuple(line[: len(by)])] for line in cells]
+    lines = _with_best(cells, best, "over_best", "best")
     text = (
         "Throughput over plain decoding, and last that of SPECSTORE over the best of the others, which is named; bold where its"
         " interval is below 1."
     )
     return [*table((*by[:-2], "C", "batch; over plain:", *names, "over the best"), lines), text, ""]
+
+
+def _with_best(lines: Sequence[Sequence], best: Sequence[dict], over: str, name: str) -> list[list[object]]:
+    """Each line, and the ratio to the best of the others with its name. over, name: the fields of these."""
+    return [[*line, f"{_or_behind(row[over])} {row[name]}"] for line, row in zip(lines, best, strict=True)]
 
 
 def _or_behind(over: dict) -> str:
@@ -187,10 +189,7 @@ def shapes(rows: Sequence[dict]) -> list[str]:
         if row["shape"] != "planner":
             others.setdefault(tuple(row[name] for name in by), []).append(row)
     closest = [min(of, key=lambda row: row["planner_over"]["value"]) for of in others.values()]
-    lines = [
-        [*line, f"{_or_behind(row['planner_over'])} {row['shape']}"]
-        for line, row in zip(cells, closest, strict=True)
-    ]
+    lines = _with_best(cells, closest, "planner_over", "shape")
     text = (
         "Tokens a verification, and last those of the planner over the best of the others, which is named; bold where its interval is"
         " below 1. All shapes have the same rows a draft forward, and no datastore. `split in k`: the static rows of DUO's table 2;"

@@ -30,7 +30,7 @@ class Draft:
     likely that is. confirmed: tokens of the text that no retraction takes back; the datastore was sent them. published_from: as in
     `Opened`. wanted: whether the target verifies drafts for the session, as far as it has said. verified_at: when its verification
     began, None while there is none. forwards: that were run for it since then. unknown: ends whose candidates were not known when
-    outcomes were guessed last. frontier: the drafter's own, with the starts that it
+    outcomes were guessed last, and how likely the verification ends there. frontier: the drafter's own, with the starts that it
     belongs to."""
 
     session: str
@@ -45,7 +45,7 @@ class Draft:
     published_from: int | None = None
     verified_at: float | None = None
     forwards: int = 0
-    unknown: int = 0
+    unknown: dict[int, float] = field(default_factory=dict)
     wanted: bool = True
     told: bool = True  # a verification since the last commit
     frontier: tuple[dict[int, float], list[tuple[int, float, int]]] = field(default_factory=lambda: ({}, []))
@@ -75,7 +75,7 @@ class Draft:
                 open_ends.add(node)
         self.verifying, self.hints = [node for node in nodes if node in open_ends], hints
         self.starts, self.confirmed = {}, self.text.length
-        self.forwards = 0
+        self.forwards, self.unknown = 0, {}
         self.wanted = self.told = True
 
     def commit(self, tokens: np.ndarray, epoch: int) -> list[int] | None:

@@ -201,7 +201,7 @@ class DraftSide:
             return self._drafter.leaves(draft)
         if missing := [] if draft.starts else self._predictor.missing(draft):
             return [Leaf(node, 1.0) for node in missing]
-        return [*self._drafter.leaves(draft), *self._predictor.wanted(draft)]
+        return [*self._drafter.leaves(draft), *self._predictor.unknown_ends(draft)]
 
     def _forward(self, leaves: Sequence[tuple[float, Row]]) -> list[Answer]:
         phrases = self._retrieve(leaves)

@@ -33,8 +33,9 @@ class OutcomePredictor(ABC):
         verification may end."""
         return draft.missing()
 
-    def wanted(self, draft: Draft) -> list[Leaf]:
-        """Further nodes whose candidates would be guesses. They compete with the drafter's leaves."""
+    def unknown_ends(self, draft: Draft) -> list[Leaf]:
+        """Verified nodes whose candidates are not known and need not be `missing`. A leaf's value is the probability that the
+        verification ends at it. They compete with the drafter's leaves."""
         return []
 
     def learn(self, draft: Draft, path: Sequence[int], tokens: Sequence[int]) -> None:  # noqa: B027 - may be nothing

@@ -38,24 +38,21 @@ class LikeliestOutcomes(GeometricFanOut):
         missing = draft.missing()
         return missing if len(missing) == 1 + len(draft.verifying or ()) else []
 
-    def wanted(self, draft: Draft) -> list[Leaf]:
-        missing = set(draft.missing())
-        return (
-            [Leaf(end.node, end.ends) for end in self._ends(draft) if end.node in missing] if missing else []
-        )
+    def unknown_ends(self, draft: Draft) -> list[Leaf]:
+        return [Leaf(node, value) for node, value in draft.unknown.items() if node not in draft.candidates]
 
     def guesses(self, draft: Draft, budget: int) -> list[Guess]:
         return self._likeliest(draft, budget)
 
     def more(self, draft: Draft, budget: int) -> list[Guess]:
-        if len(draft.missing()) == draft.unknown:
+        if draft.candidates.keys().isdisjoint(draft.unknown):
             return []
         return self._likeliest(draft, budget + len(draft.starts))
 
     def _likeliest(self, draft: Draft, budget: int) -> list[Guess]:
         """What is not drafted for yet, up to the share of the budget that the known ends are of all that is likely."""
-        draft.unknown = len(draft.missing())
         ends = self._ends(draft)
+        draft.unknown = {end.node: end.ends for end in ends if end.node not in draft.candidates}
         known = sum(end.ends for end in ends if end.node in draft.candidates) / max(
             1e-9, sum(end.ends for end in ends)
         )

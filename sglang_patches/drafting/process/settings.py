@@ -26,7 +26,8 @@ class DraftSettings:
     the target's, "" where requests bring token ids alone. device: `cpu`, `cuda` or `cuda:N`. tokens: slots of the draft model's KV
     cache. sessions: most that are drafted for at once. rows: of a draft forward, and outcomes guessed at once. lookahead: tokens
     drafted after each. namespace, fingerprint: model and tokenizer of the datastore's namespace. context_length, vocabulary: the
-    target's. serial: whether the target has the same device. cores: to which the process is pinned, separated by commas, "" for none. All other options are read as the worker reads them."""
+    target's. serial: whether the target has the same device. cores: to which the process is pinned, separated by
+    commas, "" for none. All other options are read as the worker reads them."""
 
     method: str
     model_path: str

@@ -12,11 +12,12 @@ import pytest
 from benchmarks.beside import window as timing
 from benchmarks.beside.__main__ import parse
 from benchmarks.beside.costs import DraftTimes, TargetTimes, since
-from benchmarks.beside.forecast import Forecaster, policy_of, with_first_token
+from benchmarks.beside.forecast import Forecaster, with_first_token
 from benchmarks.beside.models import by_length, pairs_of
 from benchmarks.beside.servers import BESIDE, VARIANTS, WITH_DRAFT, Setup, server_spec
 from benchmarks.beside.summary import records_of, summarise
 from benchmarks.beside.window import Course, decode, window
+from benchmarks.pipeline.methods import policy_of
 from benchmarks.pipeline.pairs import Pair, synthetic
 from benchmarks.replay.methods import Corpus
 from benchmarks.report import beside as tables

@@ -1,7 +1,5 @@
 """Guesses of the planner while some of the verified nodes are not known to the draft model."""
 
-import pytest
-
 from sglang_patches.drafting.planner import LikeliestOutcomes
 from tests.unit.drafting.saguaro.test_fan_out import make_draft
 
@@ -32,7 +30,7 @@ def test_with_all_known_the_likeliest_are_guessed_at_once():
     assert len(guesses) == BUDGET and chances == sorted(chances, reverse=True)
     assert chances == sorted((guess.probability for guess in everything), reverse=True)[:BUDGET]
     begin(draft, guesses)
-    assert predictor.wanted(draft) == [] == predictor.more(draft, 0)
+    assert predictor.unknown_ends(draft) == [] == predictor.more(draft, 0)
 
 
 def test_what_is_not_known_delays_nothing_and_is_wanted_by_how_likely_it_is():
@@ -41,7 +39,7 @@ def test_what_is_not_known_delays_nothing_and_is_wanted_by_how_likely_it_is():
     guesses = predictor.guesses(draft, BUDGET)
     assert {guess.parent for guess in guesses} <= {0, 1, 2} and 0 < len(guesses) <= BUDGET
     begin(draft, guesses)
-    wanted = {leaf.node: leaf.value for leaf in predictor.wanted(draft)}
+    wanted = {leaf.node: leaf.value for leaf in predictor.unknown_ends(draft)}
     assert set(wanted) == {3, 4} and 0 < sum(wanted.values()) < 0.1  # 3 is the tenth choice after the root
 
 
@@ -58,6 +56,5 @@ def test_guesses_follow_when_an_end_becomes_known():
     assert len(draft.starts) == BUDGET and predictor.more(draft, 0) == []
 
 
-@pytest.mark.parametrize("unknown", [(0, 1, 2, 3, 4)])
-def test_with_nothing_known_all_are_run_first(unknown):
-    assert LikeliestOutcomes().missing(tree(*unknown)) == list(unknown)
+def test_with_nothing_known_all_are_run_first():
+    assert LikeliestOutcomes().missing(tree(0, 1, 2, 3, 4)) == [0, 1, 2, 3, 4]
