@@ -17,7 +17,9 @@ from tests.support.servers import SglangServer
 ROUNDS, ANSWERS = 16, 20
 CONTINUATION = 4
 PROMPT = 4  # of the models' texts, one whose continuations are many
-SIGNIFICANCE = 1e-4  # of a draw; a false alarm is one of two in a row
+# A run with all drafts has some two hundred p-values, of which one is below the first limit in fifty runs. What is below it is drawn
+# again. That draw has the second limit, so that a bias is missed no more often.
+SIGNIFICANCE, AGAIN = 1e-4, 1e-2
 
 SETTINGS = {
     "temperature 1": {"temperature": 1.0},
@@ -83,8 +85,6 @@ def test_same_distribution_as_plain(server, plain, expected, prompts):
     assert tokens_per_step > 1.05, "nothing was accepted, the test would show nothing"
     assert all(len(counts) > 10 for counts in expected.values()), "one continuation takes all"
     p_values = _p_values(expected, found)
-    if (
-        min(p_values.values()) <= SIGNIFICANCE
-    ):  # some two hundred tests in a run of all drafts: by chance once in fifty runs
+    if suspect := [setting for setting, p_value in p_values.items() if p_value <= SIGNIFICANCE]:
         again = _p_values(*(_draw(one, prompts[PROMPT])[0] for one in (plain, server)))
-        assert min(again.values()) > SIGNIFICANCE, (p_values, again)
+        assert min(again[setting] for setting in suspect) > AGAIN, (p_values, again)
