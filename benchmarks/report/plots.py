@@ -328,8 +328,7 @@ def ceiling(rows: Rows) -> Figure:
     return figure
 
 
-LANES = {"target": 3, "worker": 2, "draft": 0}
-COLOURS = {"target": "C0", "worker": "C7", "wait": "C1", "draft": "C2"}
+BARS = {"worker": (2, "C7"), "wait": (2, "C1"), "target": (3, "C0"), "draft": (0, "C2")}  # lane, colour
 MARKS = {"hit": ("^", "C2"), "waited": ("s", "C1"), "miss": ("v", "C3")}
 
 
@@ -348,15 +347,14 @@ def draft_trace(record: dict) -> Iterator[tuple[str, Figure]]:
 def lanes(panel: Axes, rows: Rows) -> None:
     """The steps of a timeline: target, worker and draft as bars, messages as lines between the two processes."""
     by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in in_order(rows, "kind")}
-    for kind in ("worker", "wait", "target", "draft"):
+    for kind, (lane, colour) in BARS.items():
         for row in by_kind.get(kind, []):
-            low = LANES[kind if kind in LANES else "worker"] - 0.3
             panel.broken_barh(
-                [(row["from"], row["to"] - row["from"])], (low, 0.6), color=COLOURS[kind], alpha=0.7
+                [(row["from"], row["to"] - row["from"])], (lane - 0.3, 0.6), color=colour, alpha=0.7
             )
             panel.text(
                 (row["from"] + row["to"]) / 2,
-                low + 0.3,
+                lane,
                 row["label"],
                 ha="center",
                 va="center",
