@@ -6,7 +6,7 @@ SHELL := /bin/bash
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
 
 help:
-	echo "make serve   a datastore and an SGLang server with it (MODEL= DRAFT_MODEL= PORT= ALGORITHM= DEVICE= DATASTORE=)"
+	echo "make serve   a datastore and an SGLang server with it (MODEL= DRAFT_MODEL= EARLY_EXIT= PORT= ALGORITHM= DEVICE= DATASTORE=)"
 	echo "make serve-pd  the same with separate prefill and decode instances behind a router (PREFILLS= DECODES=)"
 	echo "make test    every test, in two lanes side by side (ARGS='tests/unit -k name' for some)"
 	echo "make test-long  the same and what takes too long for every change: a report under var/tests/long"

@@ -110,6 +110,10 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
             raise ValueError(
                 f"{method.name}: --speculative-draft-model-path is missing; {DEFAULT} drafts without a model"
             )
+    if method.early_exit and not load_options().early_exit:
+        raise ValueError(
+            f"{method.name}: --specstore-early-exit is missing; `python -m sglang_patches.early_exit` makes one"
+        )
     if attn_dp_enabled_of(view):
         raise ValueError(f"{method.name}: --enable-dp-attention (--attn-dp-size) is not supported")
     for field, supported in {**_ONLY_SUPPORTED, **method.supported}.items():

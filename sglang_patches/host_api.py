@@ -188,6 +188,17 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "target_predict topk",
         "walks the verified tree on an accelerator",
     ),
+    # An early exit of the target. A model whose layers have no `capture_output` is refused when it is loaded.
+    _row(
+        _SRT + "models.llama.LlamaDecoderLayer.forward",
+        "self positions hidden_states forward_batch capture_output",
+        "hands out the hidden states in the middle of a forward",
+    ),
+    _row(
+        _SRT + "layers.aux_hidden_states.AuxHiddenStateList.capture",
+        "self hidden owned",
+        "what is called with them",
+    ),
     # The target's own choice at a node
     _row(
         _SRT + "layers.sampler.Sampler.forward",

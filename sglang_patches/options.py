@@ -62,6 +62,13 @@ class Options:
         10,
         f"tokens of the datastore that a draft forward checks at most, 0 to {MAX_NODES} (DOUBLE, SPECSTORE)",
     )
+    early_exit: str = _option(
+        "", "file of the target's early exits, made by `python -m sglang_patches.early_exit` (MIRROR)"
+    )
+    early_exit_layer: int = _option(
+        0,
+        "layers of the target below the early exit, of those that the file has; 0 for the one in the middle",
+    )
     fallback: str = _option(
         "datastore",
         "after an outcome that was not guessed: datastore (the draft model if it is worth the wait), draft (always waits), none",

@@ -26,7 +26,8 @@ class Candidates(NamedTuple):
 class Draft:
     """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies and that may be
     followed by others, a parent before its children; None if that is not known. hints: other tokens that the datastore proposes at
-    those nodes and the root, by node, and how likely it thinks they are. starts: nodes that a next speculation may begin at, and how
+    those nodes and the root, by node, and how likely it thinks they are. expected: what an early exit of the target expects after
+    those nodes and the root, none until it has said so. starts: nodes that a next speculation may begin at, and how
     likely that is. confirmed: tokens of the text that no retraction takes back; the datastore was sent them. published_from: as in
     `Opened`. wanted: whether the target verifies drafts for the session, as far as it has said. verified_at: when its verification
     began, None while there is none. forwards: that were run for it since then. unknown: ends whose candidates were not known when
@@ -40,6 +41,7 @@ class Draft:
     candidates: dict[int, Candidates] = field(default_factory=dict)
     verifying: list[int] | None = None
     hints: dict[int, dict[int, float]] = field(default_factory=dict)
+    expected: dict[int, Candidates] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
     confirmed: int = 0
     published_from: int | None = None
@@ -74,7 +76,7 @@ class Draft:
             if self.trie.parent(node) in open_ends and not self.finishes(node):
                 open_ends.add(node)
         self.verifying, self.hints = [node for node in nodes if node in open_ends], hints
-        self.starts, self.confirmed = {}, self.text.length
+        self.expected, self.starts, self.confirmed = {}, {}, self.text.length
         self.forwards, self.unknown = 0, {}
         self.wanted = self.told = True
 
@@ -96,7 +98,7 @@ class Draft:
             self.trie.restart(epoch)
             if before in self.candidates:
                 self.candidates[self.trie.root] = self.candidates.pop(before)
-        self.verifying, self.hints, self.starts = None, {}, {self.trie.root: 1.0}
-        self.forwards = 0
+        self.verifying, self.hints, self.expected = None, {}, {}
+        self.starts, self.forwards = {self.trie.root: 1.0}, 0
         self.wanted, self.told = self.told, False
         return path

@@ -14,12 +14,13 @@ import numpy as np
 from prometheus_client import Counter
 
 from sglang_patches.drafting.cache import ROOT, Trie
-from sglang_patches.drafting.draft import Draft
+from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.drafter import Drafter, Grown, Leaf
 from sglang_patches.drafting.messages import (
     Answer,
     Closed,
     Committed,
+    Expected,
     Growth,
     Hints,
     Lost,
@@ -36,7 +37,7 @@ from sglang_patches.drafting.text import Text
 
 STALE = Counter(
     "specstore_draft_stale_messages",
-    "Verifications that came after their epoch, for another root, or with other numbers",
+    "Verifications, and expectations of them, that came after their epoch, for another root, or with other numbers",
 )
 GUESSES = Counter(
     "specstore_draft_guesses", "Outcomes that were drafted for, by their accepted tokens", ["accepted"]
@@ -93,6 +94,8 @@ class DraftSide:
                 self._close(message.session)
             elif isinstance(message, Committed):
                 answers += self._commit(message)
+            elif isinstance(message, Expected):
+                self._expect(message)
             else:
                 self._verify(message)
         return answers
@@ -168,6 +171,18 @@ class DraftSide:
         if message.epoch == trie.epoch:
             draft.verify(nodes[1:], _hints(trie, nodes, message.hints))
             draft.verified_at = self._ratio.now()
+
+    def _expect(self, message: Expected) -> None:
+        """Of another verification than the last, or of one that was stale, the expectations are stale."""
+        draft = self._drafts[message.session]
+        verifying = (draft.trie.root, *(draft.verifying or ()))
+        nodes = [draft.trie.resolve(node) for node in message.nodes.tolist()]
+        if message.epoch != draft.trie.epoch or draft.verifying is None or draft.trie.root not in nodes:
+            STALE.inc()
+            return
+        shape = len(nodes), -1
+        rows = zip(nodes, message.tokens.reshape(shape), message.probabilities.reshape(shape), strict=True)
+        draft.expected = {node: Candidates(*choices) for node, *choices in rows if node in verifying}
 
     def _guess(self) -> list[Answer]:
         """Of the sessions whose verification's ends are known, as far as the predictor needs them."""

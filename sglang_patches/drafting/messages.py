@@ -70,6 +70,20 @@ class Verifying(msgspec.Struct, eq=False, array_like=True, tag=True):
     hints: Hints = NO_HINTS
 
 
+class Expected(msgspec.Struct, eq=False, array_like=True, tag=True):
+    """What an early exit of the target expects at the tree that it verifies, while it still does (MIRROR, equation 7).
+
+    nodes: int64 [rows], the root and verified nodes. tokens: int32 [rows * choices], each row's choices, the likeliest first.
+    probabilities: float32 [rows * choices], the early exit's.
+    """
+
+    session: str
+    epoch: int
+    nodes: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    probabilities: NDArray[np.float32]
+
+
 class Closed(msgspec.Struct, eq=False, array_like=True, tag=True):
     """The session ends."""
 
@@ -105,5 +119,5 @@ class Ready(msgspec.Struct, eq=False, array_like=True, tag=True):
     tokens: int
 
 
-Message = Opened | Committed | Verifying | Closed
+Message = Opened | Committed | Verifying | Expected | Closed
 Answer = Growth | Lost

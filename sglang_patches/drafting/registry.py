@@ -63,7 +63,8 @@ class Method:
     tensor-parallel rank. supported: server arguments and the one value it works with; any other is refused. verifier: makes its
     sampling scheme, None for the target's own draws. draft_parts: makes what drafts in a process of its own, with the model of
     `--speculative-draft-model-path`; None if nothing does. draft_device: where that model runs unless the operator says otherwise,
-    "" for a device of the target's kind. needs_draft_model: whether it refuses to start without one."""
+    "" for a device of the target's kind. needs_draft_model: whether it refuses to start without one. early_exit: whether its draft side
+    is told what an early exit of the target expects."""
 
     name: str
     summary: str
@@ -73,6 +74,7 @@ class Method:
     draft_parts: Callable[[DraftSurroundings], DraftParts] | None = None
     draft_device: str = ""
     needs_draft_model: bool = True
+    early_exit: bool = False
 
     @property
     def draft_process(self) -> bool:
@@ -165,6 +167,14 @@ def _duo_draft(around: DraftSurroundings) -> DraftParts:
     return DraftParts(Heads(), Sequences(around.nodes, ratio), ratio=ratio)
 
 
+def _mirror_draft(around: DraftSurroundings) -> DraftParts:
+    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.mirror import ExpectedOutcomes
+    from sglang_patches.drafting.rollouts import Rollouts
+
+    return DraftParts(ExpectedOutcomes(), Rollouts(around.lookahead))
+
+
 def _shared_noise(sampler: Sampler) -> Verifier:
     from sglang_patches.verification.noise_verifier import SharedNoise
 
@@ -201,6 +211,14 @@ METHODS = {
             verifier=_shared_noise,
             draft_parts=_duo_draft,
             draft_device="cpu",
+        ),
+        Method(
+            name="MIRROR",
+            summary="a draft model drafts after what an early exit of the target expects, while the target's other layers run",
+            parts=_saguaro,
+            verifier=_shared_noise,
+            draft_parts=_mirror_draft,
+            early_exit=True,
         ),
         Method(
             name="SPECSTORE",

@@ -32,7 +32,16 @@ from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.fallback import Patience
 from sglang_patches.drafting.hints import hints_of
-from sglang_patches.drafting.messages import Closed, Committed, Growth, Message, Opened, Sampling, Verifying
+from sglang_patches.drafting.messages import (
+    Closed,
+    Committed,
+    Expected,
+    Growth,
+    Message,
+    Opened,
+    Sampling,
+    Verifying,
+)
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.source import DRAFT_MODEL
@@ -53,6 +62,23 @@ class Flight(NamedTuple):
 
     states: Sequence[RequestState]
     starts: Sequence[int]
+
+
+class Choices(NamedTuple):
+    """What may follow the rows of a verification, the likeliest first. tokens: int32. probabilities: float32."""
+
+    tokens: np.ndarray
+    probabilities: np.ndarray
+
+
+class _Verified(NamedTuple):
+    """The last verification that was launched. told: requests whose tree the draft side has been told."""
+
+    states: Sequence[RequestState]
+    told: set[RequestState]
+
+
+_NOTHING = _Verified((), set())
 
 
 class Speculation:
@@ -82,6 +108,8 @@ class Speculation:
         self._told: dict[RequestState, tuple[int, np.ndarray]] = {}
         self._shown: set[RequestState] = set()  # that were looked up for this step
         self._proposed: dict[RequestState, DraftTree] = {}  # the datastore's trees of this step
+        self._verified = _NOTHING
+        self._early: tuple[Sequence[RequestState], np.ndarray, Choices] | None = None
 
     def open(self, states: Iterable[RequestState]) -> None:
         """Begins with the requests' texts as far as their outcome is known."""
@@ -92,7 +120,7 @@ class Speculation:
 
     def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
         with self._lock:
-            self._flight = None
+            self._flight, self._verified = None, _NOTHING
             self._take(0.0)  # what the outcomes' epochs still have to come
             news = [outcome for outcome in outcomes if not self._was_told(outcome)]
             self._channel.post(
@@ -115,7 +143,7 @@ class Speculation:
             if flight is not self._flight:
                 _LATE.inc(len(emitted))
                 return
-            self._flight = None
+            self._flight, self._verified = None, _NOTHING
             self._take(0.0)
             messages = []
             for state, start, tokens in zip(*flight, emitted, strict=True):
@@ -180,18 +208,59 @@ class Speculation:
         """The datastore's trees of this step, whichever trees will be verified: what they have beside those is guessed as well."""
         self._proposed = dict(zip(states, trees, strict=True))
 
-    def verification_launched(self, states: Iterable[RequestState]) -> None:
+    def verification_launched(self, states: Sequence[RequestState]) -> None:
         """Tells the draft side which trees are verified, and puts those that came from elsewhere into the cache."""
         with self._lock:
             shown, self._shown = self._shown, set()
             proposed, self._proposed = self._proposed, {}
+            told = [state for state in states if state in shown and state.session in self._cache]
+            self._channel.post([self._verifying(state, proposed.get(state, EMPTY_TREE)) for state in told])
+            self._verified = _Verified(states, set(told))
+            early, self._early = self._early, None
+            if early is not None and early[0] is states:
+                self.expected(*early)
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether the draft side hears of the step that begins."""
+        return bool(self._shown or self._verified.told)
+
+    def expected(self, states: Sequence[RequestState], packed: np.ndarray, choices: Choices) -> None:
+        """Tells the draft side what an early exit expects of these requests' step, while it is under way. From any thread.
+
+        states: the list that `verification_launched` gets. packed: the step's trees as from `layout.pack`. choices: of each row,
+        [batch, width, choices] each.
+        """
+        with self._lock:
+            if states is not self._verified.states:  # told before its launch was, or over
+                self._early = states, packed, choices
+                return
             self._channel.post(
                 [
-                    self._verifying(state, proposed.get(state, EMPTY_TREE))
-                    for state in states
-                    if state in shown and state.session in self._cache
+                    self._expected(state, tree, Choices(*of_state))
+                    for state, tree, *of_state in zip(states, packed, *choices, strict=True)
+                    if state in self._verified.told and state.session in self._cache
                 ]
             )
+
+    def _expected(self, state: RequestState, tree: np.ndarray, choices: Choices) -> Expected:
+        trie = self._cache.trie(state.session)
+        nodes = [trie.root]
+        for token, parent in tree.T.tolist():
+            if parent < -1:  # padding
+                break
+            below = trie.child(nodes[parent + 1], token)
+            if below is None:  # the cache was full
+                break
+            nodes.append(below)
+        rows = len(nodes)
+        return Expected(
+            state.session,
+            trie.epoch,
+            np.array(nodes, np.int64),
+            choices.tokens[:rows].ravel(),
+            choices.probabilities[:rows].ravel(),
+        )
 
     def _verifying(self, state: RequestState, proposed: DraftTree) -> Verifying:
         trie, tree = self._cache.trie(state.session), state.tree

@@ -1,6 +1,6 @@
 """`make serve`: a datastore and an SGLang server that drafts from it, on this machine's GPU or CPU.
 
-`python -m sglang_patches.launch.serve [SGLang flags]` reads MODEL, DRAFT_MODEL, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
+`python -m sglang_patches.launch.serve [SGLang flags]` reads MODEL, DRAFT_MODEL, EARLY_EXIT, PORT, ALGORITHM, DEVICE, DATASTORE, ROLE,
 BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes a demo model when MODEL is not given, waits
 until both processes are healthy, and stops both on Ctrl-C, on SIGTERM and when one of them ends.
 """
@@ -56,6 +56,7 @@ class Settings:
 
     model: str  # MODEL: folder or name of a model SGLang can load; "" for a demo model
     draft_model: str  # DRAFT_MODEL: the same of the model that drafts; "" for none, or for the demo model beside a demo target
+    early_exit: str  # EARLY_EXIT: file of the target's early exits; "" for none, or for the demo target's
     port: int  # PORT of the OpenAI endpoint
     algorithm: str  # ALGORITHM: any of --speculative-algorithm; NONE for plain decoding
     device: str  # DEVICE: cpu or cuda; "" for what the machine has
@@ -76,6 +77,11 @@ class Settings:
         return self.has_draft_process and METHODS[self.algorithm].needs_draft_model
 
     @property
+    def needs_early_exit(self) -> bool:
+        """Whether the method reads an early exit of the target."""
+        return self.algorithm in METHODS and METHODS[self.algorithm].early_exit
+
+    @property
     def starts_service(self) -> bool:
         """Whether this command starts a datastore process."""
         return self.algorithm != "NONE" and self.datastore == "grpc"
@@ -91,6 +97,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     settings = Settings(
         model=environment.get("MODEL", ""),
         draft_model=environment.get("DRAFT_MODEL", ""),
+        early_exit=environment.get("EARLY_EXIT", ""),
         port=_port(environment, "PORT", 30000),
         algorithm=(environment.get("ALGORITHM") or DEFAULT).upper(),
         device=_choice(environment, "DEVICE", ("", *DEVICES)),
@@ -100,6 +107,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ib_device=environment.get("IB_DEVICE", ""),
     )
     _check_draft_model(settings)
+    _check_early_exit(settings)
     return settings
 
 
@@ -111,6 +119,17 @@ def _check_draft_model(settings: Settings) -> None:
     if settings.needs_draft_model and settings.model and not settings.draft_model:
         raise SettingsError(
             f"DRAFT_MODEL='': ALGORITHM={settings.algorithm} drafts with a model, give a small one with MODEL's tokenizer"
+        )
+
+
+def _check_early_exit(settings: Settings) -> None:
+    if settings.early_exit and not settings.needs_early_exit:
+        raise SettingsError(
+            f"EARLY_EXIT={settings.early_exit!r}: ALGORITHM={settings.algorithm} has no early exit, leave it out"
+        )
+    if settings.needs_early_exit and settings.model and not settings.early_exit:
+        raise SettingsError(
+            f"EARLY_EXIT='': ALGORITHM={settings.algorithm} reads MODEL's early exit, make one with python -m sglang_patches.early_exit"
         )
 
 
@@ -163,7 +182,18 @@ def with_models(settings: Settings) -> Settings:
     if not settings.has_draft_process:
         return replace(settings, model=str(ensure()))
     draft = settings.draft_model or str(ensure())
-    return replace(settings, model=str(deepened_target()), draft_model=draft)
+    return replace(
+        settings, model=str(deepened_target()), draft_model=draft, early_exit=_early_exit(settings)
+    )
+
+
+def _early_exit(settings: Settings) -> str:
+    """Of the demo's target."""
+    if settings.early_exit or not settings.needs_early_exit:
+        return settings.early_exit
+    from .early_exits import deepened_exits  # imports torch
+
+    return str(deepened_exits())
 
 
 def engine_command(settings: Settings, prior: Path | None, extra: list[str]) -> list[str]:
@@ -180,6 +210,8 @@ def engine_command(settings: Settings, prior: Path | None, extra: list[str]) -> 
         command += ["--specstore-endpoint", endpoint(settings)]
     if settings.draft_model:
         command += ["--speculative-draft-model-path", settings.draft_model]
+    if settings.early_exit:
+        command += ["--specstore-early-exit", settings.early_exit]
     if settings.datastore == "embedded" and prior:
         command += ["--specstore-prior", str(prior)]
     return command + extra

@@ -108,6 +108,9 @@ class TreeWorker(BaseSpecWorker):
         """Trees for a decode step: (packed int32 [batch, 2, width - 1] as from layout.pack, roots int64 [batch]).
         The same on every tensor-parallel rank. No node lies deeper than `deepest_node`."""
 
+    def verification_begins(self, layout: TreeLayout) -> None:  # noqa: B027 - nothing, unless a method looks into the forward
+        """Called in a decode step before the target's forward is launched."""
+
     def verification_launched(self, batch: ScheduleBatch) -> None:  # noqa: B027 - nothing, unless a method learns
         """Called in a decode step after the target's forward was launched. Work that no launch waits for belongs here: on an
         accelerator it runs beside the forward. On a CPU it is called right before the forward, which has ended when its launch
@@ -175,6 +178,7 @@ class TreeWorker(BaseSpecWorker):
         if self.launch_blocks:
             self.verification_launched(batch)
             clock.end("learn")
+        self.verification_begins(layout)
         result = self.target_worker.forward_batch_generation(batch, is_verify=True)
         clock.end("forward")
         if not self.launch_blocks:

@@ -20,18 +20,21 @@ from sglang_patches.drafting import verified
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.messages import Sampling
+from sglang_patches.drafting.mirror import choices_of
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.process.settings import draft_settings
 from sglang_patches.drafting.process.start import start_draft_process
 from sglang_patches.drafting.registry import Method, Parts, Surroundings
 from sglang_patches.drafting.requests import RequestBook, RequestState, Step
 from sglang_patches.drafting.shared_session import shared_session
-from sglang_patches.drafting.speculation import Speculation
+from sglang_patches.drafting.speculation import Choices, Speculation
+from sglang_patches.early_exit.loading import make_tap
+from sglang_patches.early_exit.tap import Draws, Tap
 from sglang_patches.metrics import observe_step
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options
 from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifies_chains_only, verifying_backend
-from sglang_patches.verification.layout import pack
+from sglang_patches.verification.layout import TreeLayout, pack
 from sglang_patches.verification.target_sampling import needs_plain_step
 from sglang_patches.workers.base import TreeWorker
 from sglang_patches.workers.courier import Courier, make_courier
@@ -50,10 +53,11 @@ SWEEP_SECONDS = 30.0
 
 
 class _Launch(NamedTuple):
-    """Of the step that is being launched. began: by perf_counter."""
+    """Of the step that is being launched. packed: as from `pack`. began: by perf_counter."""
 
     states: list[RequestState]
     trees: list[DraftTree]
+    packed: np.ndarray
     width: int
     began: float
 
@@ -91,6 +95,7 @@ class DecodeWorker(TreeWorker):
         self.parts: Parts | None = None
         self.speculation: Speculation | None = None
         self.courier: Courier | None = None
+        self.tap = self._make_tap(server_args) if self.method.early_exit else None
         if get_parallel().tp_rank == 0:
             self._make_parts(server_args, vocab_size)
 
@@ -123,6 +128,11 @@ class DecodeWorker(TreeWorker):
             options.endpoint,
             self.budget.nodes,
         )
+
+    def _make_tap(self, server_args: ServerArgs) -> Tap:
+        view = resolving_view(server_args)
+        rows = view.max_running_requests * self.max_width
+        return make_tap(self.options, self.model_runner, rows, view.model_path, view.revision)
 
     def start_draft(self, vocab_size: int) -> DraftChannel:
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
@@ -179,11 +189,28 @@ class DecodeWorker(TreeWorker):
         ]
         width = int(self.broadcast_from_first_rank(np.array([self._width_for(states, trees)]))[0])
         packed = self.broadcast_from_first_rank(pack(trees, width))
-        self._launch = _Launch(states, trees, width, time.perf_counter())
+        self._launch = _Launch(states, trees, packed, width, time.perf_counter())
         return packed, np.array([state.text.last for state in states], np.int64)
 
+    def verification_begins(self, layout: TreeLayout) -> None:
+        """The early exit looks into steps that the draft side hears of."""
+        if self.tap is None or not (self.speculation is None or self.speculation.looked_up):
+            return
+        states, packed = self._launch.states, self._launch.packed
+        shape = len(states), self._launch.width, -1
+        requests = [
+            (state.req.sampling_params.temperature, self.verifier.seed_of(state.req)) for state in states
+        ]
+
+        def expected(tokens: np.ndarray, probabilities: np.ndarray) -> None:
+            if self.speculation is not None:
+                choices = Choices(tokens.reshape(shape), probabilities.reshape(shape))
+                self.speculation.expected(states, packed, choices)
+
+        self.tap.expect(Draws.of_batch(requests, layout.positions), choices_of(len(states)), expected)
+
     def verification_launched(self, batch: ScheduleBatch) -> None:
-        states, trees, width, began = self._launch
+        states, trees, _, width, began = self._launch
         verified.count(self._not_learned)
         self.policy.acceptance.learn(outcome for outcome in self._not_learned if outcome.request in self.book)
         self._not_learned.clear()

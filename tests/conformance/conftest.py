@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.e2e.services import serving  # noqa: E402
 from tests.support.servers import SglangServer, running  # noqa: E402
 from tests.support.slow_proxy import SlowProxy  # noqa: E402
 from tests.support.tiny_drafts import spelling_draft  # noqa: E402
+from tests.support.tiny_exits import train_tiny_exits  # noqa: E402
 from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E402
 
 LYING_PLUGIN = Path(__file__).parent / "lying_plugin"
@@ -81,12 +83,21 @@ def draft(request) -> str:
 
 
 @pytest.fixture(scope="session")
-def method_path(request, draft) -> dict[str, str]:
-    """Environment of a server that finds the tested methods, and the draft that lies."""
+def method_environment(request, method, draft, early_exits) -> dict[str, str]:
+    """Environment of a server that finds the tested methods, the draft that lies, and the target's early exits where the method reads
+    one."""
     plugin = request.config.getoption("--method-plugin")
     folders = [plugin.resolve().parent] if plugin is not None else []
     folders += [LYING_PLUGIN] if draft == LYING else []
-    return plugin_path(*folders)
+    return plugin_path(*folders) | ({"SPECSTORE_EARLY_EXIT": str(early_exits())} if method.early_exit else {})
+
+
+@pytest.fixture(scope="session")
+def early_exits(spelling_model, tmp_path_factory) -> Callable[[], Path]:
+    """File of the target's early exits, made when it is first asked for."""
+    return functools.cache(
+        lambda: train_tiny_exits(spelling_model, tmp_path_factory.mktemp("early-exits") / "exits.safetensors")
+    )
 
 
 def plugin_path(*folders: Path) -> dict[str, str]:
@@ -211,10 +222,12 @@ def drafting_spec(
 
 
 @pytest.fixture(scope="session", params=list(SETUPS))
-def server(request, method, spelling_model, draft_model, proxy, method_path, logs) -> Iterator[SglangServer]:
+def server(
+    request, method, spelling_model, draft_model, proxy, method_environment, logs
+) -> Iterator[SglangServer]:
     """The method's. A test that wants one setup alone says so by `parametrize`."""
     spec = drafting_spec(
-        method.name, spelling_model, draft_model, SETUPS[request.param], proxy.endpoint, method_path
+        method.name, spelling_model, draft_model, SETUPS[request.param], proxy.endpoint, method_environment
     )
     with start(spec, logs) as server:
         yield server

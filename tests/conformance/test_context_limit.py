@@ -54,11 +54,11 @@ def test_every_distance_from_the_limit(server, plain):
     [(True, 4, 1), (False, 4, 16), (False, 16, 1), (True, 16, 16), (True, 64, 1), (False, 64, 16)],
 )
 def test_every_width_and_page_size(
-    method, spelling_model, draft_model, plain, method_path, logs, overlap, width, page_size
+    method, spelling_model, draft_model, plain, method_environment, logs, overlap, width, page_size
 ):
     setup = Setup(overlap, True, width - 1, page_size, max_total_tokens=8192)
     assert setup not in SETUPS.values()
     with start(
-        drafting_spec(method.name, spelling_model, draft_model, setup, "", method_path), logs
+        drafting_spec(method.name, spelling_model, draft_model, setup, "", method_environment), logs
     ) as server:
         _assert_right_from_every_distance(server, plain)

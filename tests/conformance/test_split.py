@@ -23,9 +23,9 @@ CACHE = 2048
 
 
 @pytest.fixture(scope="session")
-def stack(method, spelling_model, draft_model, datastore, method_path, logs) -> Iterator[Split]:
+def stack(method, spelling_model, draft_model, datastore, method_environment, logs) -> Iterator[Split]:
     environment = {"SPECSTORE_ENDPOINT": datastore.endpoint, "SPECSTORE_TENANT": f"another {method.name}"}
-    environment |= method_path
+    environment |= method_environment
     spec = ServerSpec(
         f"{method.name}-split",
         spelling_model,

@@ -37,6 +37,7 @@ from datastore_service.client import Datastore, open_datastore
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.draft_side import DraftParts
 from sglang_patches.drafting.registry import DraftSurroundings, Method
+from sglang_patches.early_exit.tap import HostTap
 from sglang_patches.namespace import namespace_of
 from sglang_patches.workers.decode import DecodeWorker
 from tests.support.draft_side import InProcessDraftSide, follow_pairs
@@ -64,6 +65,7 @@ def build_worker(
     worker_class.start_draft = lambda worker, vocab_size: draft_side(
         vocab_size, draft_parts(worker, vocab_size)
     )
+    worker_class._make_tap = lambda worker, arguments: HostTap(target.model_runner, torch.nn.Identity(), 1)
     worker = worker_class(server_args=server_args, gpu_id=0, nccl_port=0, target_worker=target)
     worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
     try:
@@ -118,6 +120,30 @@ class Counting(Markov):
         return 50.0 * torch.nn.functional.one_hot((last + 1) % self.vocab, self.vocab).float()
 
 
+class Layer(torch.nn.Module):
+    """Hands out what it begins with, as SGLang's decoder layers do, and changes nothing."""
+
+    def forward(self, positions, hidden_states, forward_batch, capture_output=None) -> torch.Tensor:
+        if capture_output is not None:
+            capture_output(hidden_states)
+        return hidden_states
+
+
+class Layered(torch.nn.Module):
+    """Two layers and an output head. Its hidden states are logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList([Layer(), Layer()])
+        self.lm_head = torch.nn.Identity()
+        self.logits_processor = SimpleNamespace(_compute_lm_head=lambda states, head: states)
+
+    def run(self, states: torch.Tensor, batch: ScheduleBatch) -> None:
+        for layer in self.model.layers:
+            layer(None, states, batch)
+
+
 class KvCache:
     """The token of each slot."""
 
@@ -140,7 +166,7 @@ class Target:
             linear_attn_registry_result=None,
         )
         self.model_runner = SimpleNamespace(
-            model=torch.nn.Module(), model_config=config, dtype=torch.float32, sampler=Sampler()
+            model=Layered(), model_config=config, dtype=torch.float32, device="cpu", sampler=Sampler()
         )
         self.texts: dict[str, list[int]] = {}
         self.drafted = 0
@@ -184,6 +210,9 @@ class Target:
         parents = (others * (positions[:, None] + 1)).argmax(dim=2)
         before = torch.where(others.any(dim=2), tokens.gather(1, parents), before_root[:, None])
         logits = self._model.logits(before.flatten(), tokens.flatten())
+        # After one layer the target takes each token for its neighbour, wherever it has read an odd one.
+        odd = (tokens.flatten() % 2 == 1)[:, None]
+        self.model_runner.model.run(torch.where(odd, logits.roll(1, dims=1), logits), batch)
         output = LogitsProcessorOutput(next_token_logits=logits.clone())
         return GenerationBatchResult(logits_output=output, can_run_cuda_graph=False)
 

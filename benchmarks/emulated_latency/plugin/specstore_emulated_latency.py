@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -73,18 +74,49 @@ def slow_down(worker, seconds: Seconds, meaning: str) -> None:
     if runner.device != "cpu":
         raise SystemExit(f"{VARIABLE}: a forward on {runner.device} has not ended when it returns")
     logger.warning("EMULATED latency: each decode or verify forward takes at least %s", meaning)
-    runner.forward = slowed(runner.forward, seconds)
+    pace = Pace(seconds)
+    runner.forward = pace.whole(runner.forward)
+    layers = runner.model.model.layers
+    for number, layer in enumerate(layers, start=1):
+        layer.forward = pace.part(layer.forward, number / len(layers))
 
 
-def slowed(forward: Callable, seconds: Seconds) -> Callable:
-    """`ModelRunner.forward` that takes at least so long from its beginning for a decode or verify batch."""
+class Pace:
+    """Spreads the time over the layers: what reads a hidden state in the middle of a forward (MIRROR) has it at half of the time."""
 
-    def slow(forward_batch, *arguments, **named):
-        began = time.monotonic()
-        result = forward(forward_batch, *arguments, **named)
-        mode = forward_batch.forward_mode
-        if mode.is_decode() or mode.is_target_verify():
-            time.sleep(max(0.0, began + seconds() - time.monotonic()))
-        return result
+    def __init__(self, seconds: Seconds) -> None:
+        self._seconds = seconds
+        self._began: float | None = None  # of a forward that is slowed down
+        self._whole = 0.0
 
-    return slow
+    def whole(self, forward: Callable) -> Callable:
+        """`ModelRunner.forward` that takes at least so long from its beginning for a decode or verify batch."""
+
+        def slow(forward_batch, *arguments, **named):
+            mode = forward_batch.forward_mode
+            if not (mode.is_decode() or mode.is_target_verify()):
+                return forward(forward_batch, *arguments, **named)
+            self._began, self._whole = time.monotonic(), self._seconds()
+            try:
+                result = forward(forward_batch, *arguments, **named)
+                self._wait(1.0)
+            finally:
+                self._began = None
+            return result
+
+        return slow
+
+    def part(self, forward: Callable, share: float) -> Callable:
+        """A layer's forward. share: of the time, that the layers up to this one take together."""
+
+        @functools.wraps(forward)
+        def slow(*arguments, **named):
+            result = forward(*arguments, **named)
+            self._wait(share)
+            return result
+
+        return slow
+
+    def _wait(self, share: float) -> None:
+        if self._began is not None and (left := self._began + share * self._whole - time.monotonic()) > 0:
+            time.sleep(left)

@@ -45,18 +45,17 @@ class LikeliestOutcomes(GeometricFanOut):
         return self._likeliest(draft, budget)
 
     def more(self, draft: Draft, budget: int) -> list[Guess]:
-        if draft.candidates.keys().isdisjoint(draft.unknown):
+        if self.known(draft).keys().isdisjoint(draft.unknown):
             return []
         return self._likeliest(draft, budget + len(draft.starts))
 
     def _likeliest(self, draft: Draft, budget: int) -> list[Guess]:
         """What is not drafted for yet, up to the share of the budget that the known ends are of all that is likely."""
-        ends = self._ends(draft)
-        draft.unknown = {end.node: end.ends for end in ends if end.node not in draft.candidates}
-        known = sum(end.ends for end in ends if end.node in draft.candidates) / max(
-            1e-9, sum(end.ends for end in ends)
-        )
-        left = math.ceil(budget * known) - len(draft.starts)
+        ends, known = self._ends(draft), self.known(draft)
+        draft.unknown = {end.node: end.ends for end in ends if end.node not in known}
+        likely = sum(end.ends for end in ends)
+        share = sum(end.ends for end in ends if end.node in known) / max(1e-9, likely)
+        left = math.ceil(budget * share) - len(draft.starts)
         found = [
             Guess(end.node, token, end.reached * rate)
             for end in ends

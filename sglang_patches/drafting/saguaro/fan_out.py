@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -99,12 +99,17 @@ class GeometricFanOut(OutcomePredictor):
             return
         verifying = set(draft.verifying)
         nodes = [draft.trie.root, *(node for node in path if node in verifying)]
+        known = self.known(draft)
         for node, token in zip(nodes, tokens, strict=False):  # the last node's token is the target's own
-            if node in draft.candidates:
-                ranks = _ranks(draft, node)
-                self.learn_choice(draft.candidates[node], ranks.get(token, RANKS))
+            if node in known:
+                ranks = _ranks(known[node])
+                self.learn_choice(known[node], ranks.get(token, RANKS))
                 for hint, estimate in draft.hints.get(node, {}).items():
                     self._hints.learn(ranks.get(hint, RANKS), estimate, hint == token)
+
+    def known(self, draft: Draft) -> Mapping[int, Candidates]:
+        """What may follow the verified nodes, by node."""
+        return draft.candidates
 
     def learn_choice(self, candidates: Candidates, rank: int) -> None:
         """The target's own token was this choice, or none of them: RANKS."""
@@ -117,16 +122,16 @@ class GeometricFanOut(OutcomePredictor):
 
     def _ends(self, draft: Draft) -> list[End]:
         """The root and every verified node that may be followed."""
-        rates, found = self.rates, []
+        rates, found, known = self.rates, [], self.known(draft)
         reached = {draft.trie.root: 1.0}
         for node in [draft.trie.root, *(draft.verifying or ())]:
             verified = draft.verified_children(node)
-            if node not in draft.candidates:
+            if node not in known:
                 reached |= {child: reached[node] * rates[0] / len(verified) for child in verified.values()}
                 ends = reached[node] * (1 - rates[0] if verified else 1.0)
                 found.append(End(node, reached[node], ends, []))
                 continue
-            ranks, of_rank = _ranks(draft, node), self.rates_of(draft.candidates[node])
+            ranks, of_rank = _ranks(known[node]), self.rates_of(known[node])
             accepted = {child: of_rank[ranks.get(token, RANKS)] for token, child in verified.items()}
             reached |= {child: reached[node] * rate for child, rate in accepted.items()}
             over = sum(of_rank[rank] for token, rank in ranks.items() if token in draft.sampling.ends)
@@ -140,6 +145,6 @@ class GeometricFanOut(OutcomePredictor):
         return found
 
 
-def _ranks(draft: Draft, node: int) -> dict[int, int]:
-    """The rank of each of the draft model's choices after a node."""
-    return {token: rank for rank, token in enumerate(draft.candidates[node].tokens[:RANKS].tolist())}
+def _ranks(candidates: Candidates) -> dict[int, int]:
+    """The rank of each choice."""
+    return {token: rank for rank, token in enumerate(candidates.tokens[:RANKS].tolist())}

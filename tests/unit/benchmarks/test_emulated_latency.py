@@ -28,11 +28,36 @@ def batch(kind: str) -> SimpleNamespace:
 def test_prefill_is_not_slowed(plugin, monkeypatch, kind, slept):
     sleeps = []
     monkeypatch.setattr(plugin.time, "sleep", sleeps.append)
-    slow = plugin.slowed(lambda forward_batch, flag=False: (forward_batch, flag), lambda: 1.0)
+    slow = plugin.Pace(lambda: 1.0).whole(lambda forward_batch, flag=False: (forward_batch, flag))
     given = batch(kind)
     assert slow(given, flag=True) == (given, True)
     assert len(sleeps) == slept
     assert all(0 < seconds <= 1 for seconds in sleeps)
+
+
+def test_each_layer_ends_at_its_share_of_the_time(plugin, monkeypatch):
+    clock, ends = [100.0], []
+    monkeypatch.setattr(plugin.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(plugin.time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    pace = plugin.Pace(lambda: 1.0)
+
+    def layer(seconds):
+        clock[0] += seconds
+        return seconds
+
+    layers = [pace.part(layer, share) for share in (0.25, 0.5, 0.75, 1.0)]
+
+    def forward(forward_batch):
+        for seconds, slow in zip((0.1, 0.1, 0.3, 0.1), layers, strict=True):
+            assert slow(seconds) == seconds
+            ends.append(round(clock[0] - 100.0, 6))
+
+    pace.whole(forward)(batch("verify"))
+    assert ends == [0.25, 0.5, 0.8, 1.0], "one that is late delays nothing but itself"
+    ends.clear()
+    clock[0] = 100.0
+    pace.whole(forward)(batch("extend"))
+    assert ends == [0.1, 0.2, 0.5, 0.6]
 
 
 def test_a_draft_is_not_slowed(plugin):
@@ -40,7 +65,8 @@ def test_a_draft_is_not_slowed(plugin):
         raise NotImplementedError
 
     for draft in (True, False):
-        runner = SimpleNamespace(device="cpu", forward=forward)
+        model = SimpleNamespace(model=SimpleNamespace(layers=[]))
+        runner = SimpleNamespace(device="cpu", forward=forward, model=model)
         plugin.slow_down(SimpleNamespace(is_draft_worker=draft, model_runner=runner), lambda: 1.0, "1 s")
         assert (runner.forward is forward) == draft
 
@@ -68,11 +94,11 @@ def test_the_latency_of_a_running_server_can_be_changed(plugin, monkeypatch, tmp
     for name, value in latency.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(plugin.time, "sleep", sleeps.append)
-    slow = plugin.slowed(lambda forward_batch: forward_batch, plugin.latency()[0])
+    slow = plugin.Pace(plugin.latency()[0]).whole(lambda forward_batch: forward_batch)
     for milliseconds in (0, 2000, 500):
         latency.set(milliseconds)
         slow(batch("decode"))
-    assert sleeps == [0.0, pytest.approx(2.0, abs=0.1), pytest.approx(0.5, abs=0.1)]
+    assert sleeps == [pytest.approx(2.0, abs=0.1), pytest.approx(0.5, abs=0.1)]
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "soon", None])

@@ -40,13 +40,21 @@ def test_what_it_cannot_work_with_is_named(model_path, given, flag):
 @pytest.mark.parametrize(
     "name", [method.name for method in METHODS.values() if method.draft_process and method.needs_draft_model]
 )
-def test_a_method_with_a_draft_process_needs_a_draft_model(model_path, name):
+def test_a_method_with_a_draft_process_needs_a_draft_model(model_path, name, monkeypatch):
+    monkeypatch.setenv("SPECSTORE_EARLY_EXIT", "exits.safetensors")
     path = model_path("dense")
     missing = f"{name}: --speculative-draft-model-path is missing; SSSD drafts without a model"
     with pytest.raises(ValueError, match=missing):
         resolve(path, "hopper", speculative_algorithm=name)
     given = {"speculative_algorithm": name, "speculative_draft_model_path": path}
     assert resolve(path, "hopper", **given).speculative_draft_model_path == path
+
+
+@pytest.mark.parametrize("name", [method.name for method in METHODS.values() if method.early_exit])
+def test_a_method_with_an_early_exit_needs_its_file(model_path, name):
+    given = {"speculative_algorithm": name, "speculative_draft_model_path": model_path("dense")}
+    with pytest.raises(ValueError, match=f"{name}: --specstore-early-exit is missing"):
+        resolve(model_path("dense"), "hopper", **given)
 
 
 def test_a_draft_device_that_the_target_s_host_has_not_is_refused(model_path, monkeypatch):

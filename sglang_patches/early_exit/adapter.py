@@ -1,0 +1,94 @@
+"""The trained part of an early exit, and its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+FORMAT = "specstore early exit 1"
+
+
+class Adapter(torch.nn.Module):
+    """Turns a hidden state into one that the target's own output head reads (equation 6, appendix E.2): H -> H/2 -> H.
+
+    The paper's adapter, between two norms without parameters, and beside the state itself. hidden: H.
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.down = torch.nn.Linear(hidden, hidden // 2, bias=False)
+        self.up = torch.nn.Linear(hidden // 2, hidden, bias=False)
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        """state: [rows, H], the residual stream. Returns [rows, H]."""
+        return self.up(torch.relu(self.down(state)))
+
+
+@dataclass(frozen=True)
+class About:
+    """What an early exit belongs to. fingerprint: of the target's weights. layers: that the target has. hidden: width of its states.
+    recall: by the number of its layers below the exit, share of tokens that were its first choice, and among its first 8."""
+
+    fingerprint: str
+    layers: int
+    hidden: int
+    recall: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class EarlyExits:
+    """Adapters by the number of the target's layers below them."""
+
+    about: About
+    adapters: Mapping[int, Adapter]
+
+    def save(self, file: Path) -> None:
+        tensors = {
+            f"{layer}.{name}": tensor.detach().to("cpu", torch.float32).contiguous()
+            for layer, adapter in self.adapters.items()
+            for name, tensor in adapter.state_dict().items()
+        }
+        new = file.with_name(f".{file.name}.new")
+        save_file(tensors, new, {"format": FORMAT, "about": json.dumps(asdict(self.about))})
+        new.replace(file)
+
+    @classmethod
+    def load(cls, file: Path) -> EarlyExits:
+        """Raises ValueError that names the file for one that holds something else, OSError for one that cannot be read."""
+        try:
+            with safe_open(file, "pt") as opened:
+                metadata = opened.metadata() or {}
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+        except SafetensorError as error:
+            raise ValueError(f"{file} holds no early exits: {error}") from error
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"{file} holds no early exits: its format is {metadata.get('format')!r}")
+        about = About(**json.loads(metadata["about"]))
+        return cls(about, {layer: _adapter(about.hidden, layer, tensors) for layer in _layers(tensors)})
+
+    def layer(self, wanted: int) -> int:
+        """wanted: 0 for the one in the middle of the target, as in the paper. Raises ValueError for one that is not here."""
+        if wanted in self.adapters:
+            return wanted
+        if wanted:
+            raise ValueError(f"{wanted} is none of its layers, which are {sorted(self.adapters)}")
+        return min(self.adapters, key=lambda layer: abs(layer - self.about.layers / 2))
+
+
+def _layers(tensors: Mapping[str, torch.Tensor]) -> list[int]:
+    return sorted({int(name.partition(".")[0]) for name in tensors})
+
+
+def _adapter(hidden: int, layer: int, tensors: Mapping[str, torch.Tensor]) -> Adapter:
+    adapter = Adapter(hidden)
+    own = f"{layer}."
+    adapter.load_state_dict(
+        {name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)}
+    )
+    return adapter

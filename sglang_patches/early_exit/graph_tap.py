@@ -1,0 +1,125 @@
+"""The early exit on an accelerator: inside the captured graph, on a stream beside the target's other layers.
+
+Unproven until a GPU has run it. What it relies on:
+
+- A layer's `capture_output` is called while a graph is captured, and what it launches is replayed with the graph.
+- The side stream joins the main one at the last layer, as a capture wants it. Up to there the two run side by side.
+- The copies to pinned memory and the step's number after them are in the order of the side stream. So who reads the number of this
+  step in pinned memory finds its choices there.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from sglang_patches.early_exit.tap import Draws, Receiver, Tap
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from sglang_patches.early_exit.adapter import Adapter
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 5e-5  # between two looks at the step's number
+LATE_SECONDS = 1.0  # after which a step's choices are not waited for: its graph has no early exit
+CHOICES = 8  # that the graph computes of a row
+
+
+class _Step(NamedTuple):
+    """number: of the step, from 1. rows: of its forward. choices: of a row, that the receiver gets."""
+
+    number: int
+    rows: int
+    choices: int
+    receiver: Receiver
+
+
+class GraphTap(Tap):
+    """rows: most of a forward."""
+
+    def __init__(self, runner: ModelRunner, adapter: Adapter, layer: int, rows: int) -> None:
+        super().__init__(runner, adapter, layer)
+        self._devices = torch.get_device_module(runner.device)
+        self._stream = self._devices.Stream()
+        device = torch.device(runner.device)
+        # What the graph reads.
+        self._temperatures = torch.ones(rows, device=device)
+        self._seeds = torch.full((rows,), -1, device=device)
+        self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        # What it writes.
+        self._tokens = torch.zeros(rows, CHOICES, dtype=torch.int32, pin_memory=True)
+        self._chances = torch.zeros(rows, CHOICES, pin_memory=True)
+        self._done = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._kept: torch.Tensor | None = None  # states that the side stream reads, until it has joined
+        self._last = 0
+        _after(runner.model.model.layers[-1], self._join)
+        self._steps: SimpleQueue[_Step] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="specstore-early-exit", daemon=True)
+        self._thread.start()
+
+    def expect(self, draws: Draws, choices: int, receiver: Receiver) -> None:
+        """Returns at once: what the graph reads is copied on the current stream."""
+        self._last += 1
+        rows = len(draws.seeds)
+        for there, values in zip((self._temperatures, self._seeds, self._positions), draws, strict=True):
+            there[:rows].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
+        self._number.fill_(self._last)
+        self._steps.put(_Step(self._last, rows, choices, receiver))
+
+    def _captured(self, states: torch.Tensor) -> None:
+        rows = len(states)
+        self._kept = states.clone()  # the next layer may write over them
+        self._stream.wait_stream(self._devices.current_stream())
+        with self._devices.stream(self._stream):
+            drawn = self._temperatures[:rows], self._seeds[:rows], self._positions[:rows]
+            tokens, chances = self._exit.expects(self._kept, *drawn, CHOICES)
+            self._tokens[:rows].copy_(tokens, non_blocking=True)
+            self._chances[:rows].copy_(chances, non_blocking=True)
+            self._done.copy_(self._number, non_blocking=True)
+
+    def _join(self) -> None:
+        if self._kept is not None:
+            self._devices.current_stream().wait_stream(self._stream)
+            self._kept = None
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._deliver(self._steps.get())
+        except Exception:  # of the receiver
+            logger.exception("specstore: the early exit is no longer read; drafts come as without one")
+
+    def _deliver(self, step: _Step) -> None:
+        """Nothing of a step that is over: what it left is another's by now."""
+        done, until = self._done.numpy(), time.monotonic() + LATE_SECONDS
+        while done[0] < step.number:
+            if time.monotonic() > until:
+                return
+            time.sleep(POLL_SECONDS)
+        tokens = self._tokens[: step.rows, : step.choices].numpy().copy()
+        chances = self._chances[: step.rows, : step.choices].numpy().copy()
+        if done[0] == step.number:
+            step.receiver(tokens, chances)
+
+
+def _after(layer: torch.nn.Module, join: Callable[[], None]) -> None:
+    """Joins once the layer's forward is launched."""
+    stock = layer.forward
+
+    @functools.wraps(stock)
+    def forward(*arguments: Any, **named: Any) -> object:
+        result = stock(*arguments, **named)
+        join()
+        return result
+
+    layer.forward = forward

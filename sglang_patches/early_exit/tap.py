@@ -1,0 +1,149 @@
+"""Reads the target's hidden states in the middle of a verification, without a change to what it computes.
+
+SGLang's own way for draft models that read such states is used: a decoder layer that is called with `capture_output` hands out the
+residual stream that it begins with. So one layer's `forward` is wrapped, and no other part of the model.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_patches.early_exit.adapter import Adapter
+from sglang_patches.verification.shared_noise import NO_NOISE, best
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+CAPTURE = "capture_output"
+
+# Takes tokens, int32 [rows, choices], and probabilities, float32 [rows, choices], the likeliest first.
+Receiver = Callable[[np.ndarray, np.ndarray], None]
+
+
+class Draws(NamedTuple):
+    """How the rows of a verification are drawn. temperatures: float32 [rows]. seeds: int64 [rows] as of `shared_noise.best`.
+    positions: int64 [rows], index in its sequence of the token that is drawn. All on the host."""
+
+    temperatures: np.ndarray
+    seeds: np.ndarray
+    positions: np.ndarray
+
+    @classmethod
+    def of_batch(cls, requests: Sequence[tuple[float, int | None]], positions: np.ndarray) -> Draws:
+        """requests: temperature and seed of each, None for one that shares no noise. positions: int64 [rows], of the rows themselves;
+        each request has as many."""
+        width = len(positions) // len(requests)
+        warmth = [1.0 if seed is None else temperature for temperature, seed in requests]
+        seeds = [NO_NOISE if seed is None else seed for _, seed in requests]
+        return cls(
+            np.repeat(np.array(warmth, np.float32), width),
+            np.repeat(np.array(seeds, np.int64), width),
+            positions + 1,
+        )
+
+
+class EarlyExit:
+    """The target's output head after an adapter.
+
+    expects: the choices of rows of hidden states, [rows, H] -> tokens, int64 [rows, choices], and their probabilities.
+    """
+
+    def __init__(self, runner: ModelRunner, adapter: Adapter) -> None:
+        self._model, self._vocabulary = runner.model, runner.model_config.vocab_size
+        self._adapter = adapter.to(runner.device, runner.dtype)
+
+    @torch.no_grad()
+    def expects(
+        self,
+        states: torch.Tensor,
+        temperatures: torch.Tensor,
+        seeds: torch.Tensor,
+        positions: torch.Tensor,
+        choices: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A request that shares its noise: the early exit draws as the target will. The request's other filters are left out: they
+        take away tokens that are rarely among the first."""
+        logits = self._logits(self._adapter(states))
+        probabilities = torch.softmax(logits.float() / temperatures.view(-1, 1), dim=-1)
+        return best(probabilities, seeds, positions, choices)
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[rows, vocabulary]. Each tensor-parallel rank has a part of the head."""
+        logits = self._model.logits_processor._compute_lm_head(states, self._model.lm_head)
+        group = get_parallel().tp_group
+        if group.world_size > 1:
+            logits = group.all_gather(logits)
+        return logits[:, : self._vocabulary]
+
+
+class Tap(ABC):
+    """Between `expect` and the end of the next forward it hands out what the early exit expects."""
+
+    def __init__(self, runner: ModelRunner, adapter: Adapter, layer: int) -> None:
+        """layer: the number of layers below the exit. Raises ValueError that names a model whose layers hand nothing out."""
+        self._exit = EarlyExit(runner, adapter)
+        wrap(tapped_layer(runner.model, layer), self._captured)
+
+    @abstractmethod
+    def expect(self, draws: Draws, choices: int, receiver: Receiver) -> None:
+        """Of the forward that is launched next. choices: of a row."""
+
+    @abstractmethod
+    def _captured(self, states: torch.Tensor) -> None:
+        """Of a verification. states: [rows, H], not to be kept."""
+
+
+class HostTap(Tap):
+    """On a CPU the target waits for its early exit: the layers behind it begin once the receiver has returned."""
+
+    _expected: tuple[Draws, int, Receiver] | None = None
+
+    def expect(self, draws: Draws, choices: int, receiver: Receiver) -> None:
+        self._expected = draws, choices, receiver
+
+    def _captured(self, states: torch.Tensor) -> None:
+        if self._expected is None:
+            return
+        (draws, choices, receiver), self._expected = self._expected, None
+        tokens, chances = self._exit.expects(states, *map(torch.from_numpy, draws), choices)
+        receiver(tokens.to(torch.int32).numpy(), chances.numpy())
+
+
+def tapped_layer(model: torch.nn.Module, layer: int) -> torch.nn.Module:
+    """The layer that begins with what `layer` layers have made."""
+    layers = getattr(getattr(model, "model", None), "layers", ())
+    found = layers[layer] if 0 < layer < len(layers) else None
+    complete = hasattr(model, "lm_head") and hasattr(model, "logits_processor")
+    if found is None or not complete or CAPTURE not in inspect.signature(found.forward).parameters:
+        raise ValueError(f"{type(model).__name__}: its layers do not hand out their hidden states in SGLang")
+    return found
+
+
+def wrap(layer: torch.nn.Module, receiver: Callable[[torch.Tensor], None]) -> None:
+    """Hands the receiver what the layer begins with in verifications. Who else asks for it still gets it."""
+    stock = layer.forward
+    place = list(inspect.signature(stock).parameters).index("forward_batch")
+
+    @functools.wraps(stock)
+    def forward(*arguments: Any, **named: Any) -> object:
+        batch = arguments[place] if len(arguments) > place else named["forward_batch"]
+        if not batch.forward_mode.is_target_verify():
+            return stock(*arguments, **named)
+        asked = named.pop(CAPTURE, None)
+
+        def captured(states: torch.Tensor, *, owned: bool = False) -> None:
+            receiver(states)
+            if asked is not None:
+                asked(states, owned=owned)
+
+        return stock(*arguments, **named, **{CAPTURE: captured})
+
+    layer.forward = forward

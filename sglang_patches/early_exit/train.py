@@ -1,0 +1,96 @@
+"""From a model and its answers to a file of early exits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sglang_patches.early_exit import report
+from sglang_patches.early_exit.adapter import About, EarlyExits
+from sglang_patches.early_exit.answers import Text
+from sglang_patches.early_exit.fingerprint import model_fingerprint
+from sglang_patches.early_exit.states import States, collect
+from sglang_patches.early_exit.training import Training
+
+DEPTHS = (0.25, 0.5, 0.75)  # of the target, as in the paper
+HELD_OUT = 10  # of so many texts, one tells the recall and is not trained on
+EPOCHS = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained. model: folder. out: file of the exits; beside it stand its checkpoint, and the report as .json and .png."""
+
+    model: Path
+    texts: Sequence[Text]
+    out: Path
+    epochs: int = EPOCHS
+    device: str = "cpu"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.out.with_suffix(".checkpoint")
+
+
+def train(run: Run, console: Console) -> EarlyExits:
+    """Goes on from a checkpoint that is there. Raises ValueError for a model or texts that cannot be used, and `OtherRunError`."""
+    from transformers import AutoModelForCausalLM
+
+    if len(run.texts) < 2:
+        raise ValueError(f"{len(run.texts)} answers: give at least 2, some are held out")
+    dtype = torch.float32 if run.device == "cpu" else "auto"
+    model = AutoModelForCausalLM.from_pretrained(run.model, dtype=dtype).to(run.device).eval()
+    depth = model.config.get_text_config().num_hidden_layers
+    layers = sorted({min(depth - 1, max(1, round(depth * share))) for share in DEPTHS})
+    fingerprint = model_fingerprint(run.model)
+    identity = {
+        "model": fingerprint,
+        "texts": hashlib.sha256(json.dumps(run.texts).encode()).hexdigest(),
+        "epochs": run.epochs,
+    }
+    with _bars(console) as bars:
+        states = _collected(model, run.texts, layers, bars)
+        held_out = states.text % HELD_OUT == HELD_OUT - 1 if len(run.texts) >= HELD_OUT else states.text == 0
+        head = model.get_output_embeddings().weight.detach()
+        training = Training(states.where(~held_out), head, run.epochs, identity, run.checkpoint)
+        _trained(training, bars)
+    recall = training.recall(states.where(held_out))
+    first, others = report.SHOWN
+    shown = {str(layer): (of[first - 1], of[others - 1]) for layer, of in recall.items()}
+    about = About(fingerprint, depth, head.shape[1], shown)
+    exits = EarlyExits(about, training.adapters)
+    exits.save(run.out)
+    _write_report(run, recall, about, int(held_out.sum()))
+    run.checkpoint.unlink(missing_ok=True)
+    return exits
+
+
+def _bars(console: Console) -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
+
+
+def _collected(model, texts: Sequence[Text], layers: Sequence[int], bars: Progress) -> States:
+    task = bars.add_task(
+        "the model reads its answers' tokens", total=sum(len(t.answer) for t in texts), note=""
+    )
+    return collect(model, texts, layers, lambda tokens: bars.advance(task, tokens))
+
+
+def _trained(training: Training, bars: Progress) -> None:
+    task = bars.add_task("training steps", total=training.steps, completed=training.step, note="")
+    training.run(lambda step, loss: bars.update(task, completed=step, note=f"loss {loss:.2f}"))
+
+
+def _write_report(run: Run, recall: dict[int, list[float]], about: About, tokens: int) -> None:
+    """recall: of so many tokens."""
+    told = {"layers": about.layers, "held_out_tokens": tokens, "recall": recall}
+    run.out.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")
+    report.draw(recall, about.layers, run.out.with_suffix(".png"))

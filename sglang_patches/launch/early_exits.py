@@ -1,0 +1,48 @@
+"""Early exits of the demo's targets, made on first use (some minutes)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from sglang_patches.demo.deepened import TIMES, deepened_target
+from sglang_patches.demo.folder import made_once
+from sglang_patches.demo.model import ensure
+from sglang_patches.demo.noise import own_texts
+from sglang_patches.demo.paths import MODEL_NAME, demo_model_dir
+from sglang_patches.early_exit.adapter import EarlyExits
+from sglang_patches.early_exit.answers import Text
+from sglang_patches.early_exit.fingerprint import model_fingerprint
+from sglang_patches.early_exit.train import Run, train
+
+EXITS = "exits.safetensors"
+TEXTS, TOKENS = 58, 320  # all of the demo's answers
+
+
+def demo_exits() -> Path:
+    """Of the demo model: trained on its answers that ship with the package."""
+
+    def make(folder: Path) -> None:
+        texts = [Text(*text) for text in own_texts(TEXTS, TOKENS)]
+        train(Run(ensure(), texts, folder / EXITS), Console(stderr=True))
+
+    return made_once(demo_model_dir().with_name(f"{MODEL_NAME}-early-exits"), make) / EXITS
+
+
+def deepened_exits() -> Path:
+    """Of the deepened target. It has the demo model's states, each after so many more layers."""
+
+    def make(folder: Path) -> None:
+        demo = EarlyExits.load(demo_exits())
+        about = replace(
+            demo.about,
+            fingerprint=model_fingerprint(deepened_target()),
+            layers=demo.about.layers * TIMES,
+            recall={str(int(layer) * TIMES): recall for layer, recall in demo.about.recall.items()},
+        )
+        adapters = {layer * TIMES: adapter for layer, adapter in demo.adapters.items()}
+        EarlyExits(about, adapters).save(folder / EXITS)
+
+    return made_once(deepened_target().with_name(f"{deepened_target().name}-early-exits"), make) / EXITS

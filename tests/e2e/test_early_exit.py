@@ -1,0 +1,66 @@
+"""A server that reads an early exit of its target: it computes the same, and does not start with another model's."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sglang_patches.launch.metrics import metric
+from sglang_patches.launch.processes import ChildDiedError
+from sglang_patches.launch.servers import ServerSpec
+from tests.support.servers import running
+from tests.support.tiny_exits import train_tiny_exits
+from tests.support.tiny_model import texts_of, write_spelling_model
+
+TWICE_PLUGIN = Path(__file__).parent / "twice_plugin"
+LONG = pytest.param("float32", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_spelling_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def exits(model, tmp_path_factory):
+    return train_tiny_exits(model, tmp_path_factory.mktemp("exits") / "exits.safetensors", epochs=1)
+
+
+def spec(name, model, exits, dtype="float32", **environment):
+    return ServerSpec(
+        name,
+        model,
+        "MIRROR",
+        dtype=dtype,
+        draft=model,
+        flags=("--context-length", "512", "--enable-metrics"),
+        environment={"SPECSTORE_EARLY_EXIT": str(exits), **environment},
+        max_total_tokens=4096,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", LONG])
+def test_the_logits_are_the_same_bits(model, exits, logs, tmp_path, dtype):
+    file = tmp_path / "verifications"
+    path = os.pathsep.join(filter(None, [str(TWICE_PLUGIN), os.environ.get("PYTHONPATH", "")]))
+    watched = spec(f"twice-{dtype}", model, exits, dtype, PYTHONPATH=path, SPECSTORE_TWICE_FILE=str(file))
+    with running(watched, logs) as server:
+        for prompt in texts_of(model, 4, 40):
+            server.generate(prompt, temperature=0, max_new_tokens=48)
+        told = [
+            metric(server.url, "specstore_early_exit_tokens_total", choice=of) for of in ("first", "other")
+        ]
+    lines = file.read_text().splitlines()
+    assert len(lines) >= 20 and {line.split()[0] for line in lines} == {"same"}
+    assert max(int(line.split()[1]) for line in lines) > 1
+    assert sum(told) > 20
+
+
+def test_another_model_s_exits_are_refused_by_name(tiny_model, exits, logs):
+    with (
+        pytest.raises(ChildDiedError, match="other-exits"),
+        running(spec("other-exits", tiny_model, exits), logs),
+    ):
+        raise AssertionError("the server became healthy")
+    log = (logs / "other-exits.log").read_text()
+    assert f"specstore option early_exit: {exits}: is of the model with fingerprint" in log
