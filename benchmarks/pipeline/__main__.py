@@ -28,6 +28,7 @@ from benchmarks.pipeline.ceiling import (
     partly_known,
 )
 from benchmarks.pipeline.contest import against_shapes, contest
+from benchmarks.pipeline.exits import by_choices, by_window
 from benchmarks.pipeline.experiments import Case, Question, break_even
 from benchmarks.pipeline.pairs import Pair, load, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
@@ -44,6 +45,7 @@ from datastore_service.protocol.types import Entry, Opening
 ASKED = ("forecast", "misses", "spreads", "sources", "fallbacks", "ratios")
 CEILING, DATASTORES = "ceiling", "datastores"  # of DOUBLE, the others of SAGUARO
 METHODS, SHAPES = "methods", "shapes"  # of all methods, and of the planner
+EXITS = "exits"  # of early exits
 MIXED, REPEATED, PARTLY = "mixed", "repeated", "partly known"  # loads
 REFUSALS = 1 << 14  # kept of a session, more than it has
 GROUPS = 20  # synthetic pairs: intervals are over them
@@ -59,7 +61,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--ask",
         nargs="+",
-        choices=(*ASKED, CEILING, DATASTORES, METHODS, SHAPES),
+        choices=(*ASKED, CEILING, DATASTORES, METHODS, SHAPES, EXITS),
         default=ASKED,
         help="forecast alone is a calculator; all from ceiling on want a K of more than a round's tokens, as 31",
     )
@@ -108,6 +110,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--e-miss: {given.e_miss} is not between 1 and --lookahead + 1")
     if DATASTORES in given.ask and not given.pairs:
         parser.error("--ask datastores: only of recorded pairs (--pairs)")
+    if EXITS in given.ask and not given.pairs:
+        parser.error("--ask exits: only of pairs that were recorded with exits (--pairs)")
     return given
 
 
@@ -232,6 +236,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         answers[METHODS] = list(rows)
     if SHAPES in given.ask:
         answers[SHAPES] = list(against_shapes(question, cases, small, given.speed))
+    if EXITS in given.ask:
+        layers = int(middle["layers"])
+        answers[EXITS] = {
+            "choices": list(by_choices(question, cases, small, given.speed, layers)),
+            "windows": list(by_window(question, middle, small, given.speed, layers)),
+        }
     priors = [*given.prior, *(given.other_prior if DATASTORES in given.ask else [])]
     finish("pipeline", given, [*given.pairs, *(priors if given.pairs else [])], **answers)
 

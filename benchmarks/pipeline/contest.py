@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.pipeline.exits import middle
 from benchmarks.pipeline.experiments import Case, Question, at_ratio, over, seconds, steps, tokens, warm_up
 from benchmarks.pipeline.methods import policy_of, setting_of
 from benchmarks.pipeline.simulation import Pipeline, Setting, Tally
@@ -35,7 +36,7 @@ def contest(
     ratios: Sequence[float],
     stored: Callable[[Case, int], Mapping[str, Callable[[], Datastore]]],
 ) -> Iterator[dict]:
-    """A row for each case, load, ratio, batch and method. over_best: of SPECSTORE alone, over the fastest of the others, plain
+    """A row for each case, load, ratio, batch and method; a method with an early exit only of pairs that have one. over_best: of SPECSTORE alone, over the fastest of the others, plain
     decoding among them. stored: of a case and batch, what makes the datastores, by their load."""
     for case in cases:
         for batch in batches:
@@ -47,7 +48,12 @@ def contest(
 
 def _round(question: Question, labels: Case, case: Case, batch: int) -> Iterator[dict]:
     plain = question.plain(batch)
-    tallies = {name: _played(question, case, batch, name) for name in METHODS}
+    played = [
+        name
+        for name, method in METHODS.items()
+        if not method.early_exit or question.pairs(case, batch)[0].exits
+    ]
+    tallies = {name: _played(question, case, batch, name) for name in played}
     best = max((tally.tokens_a_second, name) for name, tally in tallies.items() if name != AUTOMATIC)
     for name, tally in tallies.items():
         over_plain = ratio_of_sums([count / plain for count in tally.each(tokens)], tally.each(seconds))
@@ -68,7 +74,8 @@ def _played(question: Question, case: Case, batch: int, name: str) -> Tally:
     options = Options("embedded", nodes=nodes, draft_rows=question.guesses, draft_lookahead=nodes)
     policy = policy_of("adaptive", nodes, lambda rows: question.times.target(int(rows)))
     pairs = question.pairs(case, batch)
-    setting = setting_of(name, options, question.times, question.datastore, policy)
+    exit = middle(pairs, int(case["layers"])) if METHODS[name].early_exit else None
+    setting = setting_of(name, options, question.times, question.datastore, policy, exit=exit)
     return Pipeline(setting, pairs, batch).run(warm_up(pairs))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from benchmarks.pipeline.simulation import Around, Setting, Times
+from benchmarks.pipeline.simulation import Around, EarlyExit, Setting, Times
 from datastore_service.client import Datastore
 from datastore_service.protocol.types import Budget
 from sglang_patches.drafting.datastore import DatastoreFeed
@@ -27,8 +27,9 @@ def setting_of(
     open_datastore: Callable[[], Datastore],
     policy: LengthPolicy | None = None,
     publish: bool = True,
+    exit: EarlyExit | None = None,
 ) -> Setting:
-    """name: of a method. open_datastore: the worker's, and another for the draft process. Neither takes time."""
+    """name: of a method. exit: of a method that reads one. open_datastore: the worker's, and another for the draft process. Neither takes time."""
     method, nodes = METHODS[name], options.nodes
     feed = DatastoreFeed(open_datastore(), options.deadline_ms / 1e3)
     if method.draft_parts is None:
@@ -49,7 +50,15 @@ def setting_of(
         return method.parts(surroundings).fallback
 
     return Setting(
-        times, nodes, options.draft_rows, parts, fallback, feed=feed, policy=policy, publish=publish
+        times,
+        nodes,
+        options.draft_rows,
+        parts,
+        fallback,
+        feed=feed,
+        policy=policy,
+        publish=publish,
+        exit=exit,
     )
 
 

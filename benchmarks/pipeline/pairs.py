@@ -2,13 +2,14 @@
 
 A file of pairs (.npz) holds `tokens` int32 [N], `choices` int32 [N, C], `probabilities` float32 [N, C] of all answers one after the
 other, and `ends` int64 [answers], the end of each; `prompts` int32 [M] and `prompt_ends` int64 [answers] likewise. Choices are the
-likeliest first, as the draft model would draw them. What the pairs are is said in fields of their own, numbers and words.
+likeliest first, as the draft model would draw them. `exit_L` int32 [N, E] and `exit_L_probabilities` float32 [N, E] are those of the
+target's early exit after L layers, if there is one. What the pairs are is said in fields of their own, numbers and words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,14 @@ _FIELDS = ("tokens", "choices", "probabilities")
 @dataclass(frozen=True, eq=False)
 class Pair:
     """One answer. prompt: int32 [m]. tokens: int32 [n], the target's. choices: int32 [n, C], the draft model's in place of each, if
-    all before it are the target's. probabilities: float32 [n, C]."""
+    all before it are the target's. probabilities: float32 [n, C]. exits: choices int32 [n, E] and probabilities float32 [n, E] of
+    the target's early exits, by the layers below them."""
 
     prompt: np.ndarray
     tokens: np.ndarray
     choices: np.ndarray
     probabilities: np.ndarray
+    exits: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -41,18 +44,31 @@ def recorded(
     prompt: Sequence[int],
     output: Sequence[int],
     choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    exits: Mapping[int, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]] | None = None,
 ) -> Pair:
     """An answer as the draft model sees it. choose: int32 tokens [n] -> the draft model's choices for the next token after each, best
     first, int [n, C], and their probabilities, float [n, C]; after the request's temperature and filters, and in the order of the
-    noise that it shares with the target, if it has any."""
+    noise that it shares with the target, if it has any. exits: the same of early exits, by layer."""
     text, begin = np.array([*prompt, *output], np.int32), len(prompt)
-    choices, probabilities = (found[begin - 1 : -1, :CHOICES] for found in choose(text))
-    return Pair(text[:begin], text[begin:], choices.astype(np.int32), probabilities.astype(np.float32))
+
+    def of_answer(
+        choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        choices, probabilities = (found[begin - 1 : -1, :CHOICES] for found in choose(text))
+        return choices.astype(np.int32), probabilities.astype(np.float32)
+
+    found = {layer: of_answer(expect) for layer, expect in (exits or {}).items()}
+    return Pair(text[:begin], text[begin:], *of_answer(choose), found)
 
 
 def save(path: Path, pairs: Sequence[Pair], **what: float | str) -> None:
     """what: says what the pairs are."""
     fields = {name: np.concatenate([getattr(pair, name) for pair in pairs]) for name in _FIELDS}
+    for layer in pairs[0].exits:
+        for name, arrays in zip(
+            _exit_fields(layer), zip(*(pair.exits[layer] for pair in pairs), strict=True), strict=True
+        ):
+            fields[name] = np.concatenate(arrays)
     prompts = np.concatenate([pair.prompt for pair in pairs])
     ends, prompt_ends = np.cumsum([(len(pair), len(pair.prompt)) for pair in pairs], axis=0).T
     np.savez_compressed(path, **fields, ends=ends, prompts=prompts, prompt_ends=prompt_ends, **what)
@@ -68,8 +84,20 @@ def load(path: Path) -> tuple[list[Pair], Mapping[str, float | str]]:
     prompts = np.split(found.pop("prompts"), found.pop("prompt_ends")[:-1])
     ends = found.pop("ends")[:-1]
     fields = [np.split(found.pop(name), ends) for name in _FIELDS]
+    layers = sorted(
+        int(name.split("_")[1]) for name in found if name.startswith("exit_") and name.count("_") == 1
+    )
+    exits: list[dict] = [{} for _ in prompts]
+    for layer in layers:
+        parts = (np.split(found.pop(name), ends) for name in _exit_fields(layer))
+        for of, *arrays in zip(exits, *parts, strict=True):
+            of[layer] = tuple(arrays)
     what = {name: value.item() for name, value in found.items()}
-    return [Pair(*of) for of in zip(prompts, *fields, strict=True)], what
+    return [Pair(*of) for of in zip(prompts, *fields, exits, strict=True)], what
+
+
+def _exit_fields(layer: int) -> tuple[str, str]:
+    return f"exit_{layer}", f"exit_{layer}_probabilities"
 
 
 def synthetic(

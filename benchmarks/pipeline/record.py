@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,12 +25,15 @@ from benchmarks.serve.cases import CASES, Pool
 from benchmarks.traces import SHIPPED, load_traces, recorded_rows
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.noise import STRENGTHS, add_noise
+from sglang_patches.early_exit.adapter import EarlyExits
+from sglang_patches.launch.early_exits import demo_exits
 from sglang_patches.verification.shared_noise import NO_NOISE, best
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BATCH = 16  # answers at once
+EXIT_CHOICES = 8  # that are kept of an early exit
 MIXED, TASKS = "mixed", "tasks"
 GENERATED = ("followup", "long", "unrelated")  # loads whose answers are not recorded
 
@@ -67,6 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--count", type=int, default=64, help="of them, drawn at random")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--exits", action="store_true", help="also what the demo model's early exits expect")
     parser.add_argument("--out", type=Path, required=True, help="folder")
     given = parser.parse_args(argv)
     check_positive(parser, given, "count", "max_tokens")
@@ -133,6 +138,29 @@ def chooser(
     return choose
 
 
+def exit_choosers(
+    model: PreTrainedModel, exits: EarlyExits, temperature: float, seed: int
+) -> dict[int, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]]:
+    """What the target's early exits expect after each token of a text, by layer."""
+
+    @lru_cache(1)
+    @torch.inference_mode()
+    def states(text: bytes) -> tuple[torch.Tensor, ...]:
+        ids = torch.from_numpy(np.frombuffer(text, np.int32).astype(np.int64))
+        return model(ids[None], output_hidden_states=True).hidden_states
+
+    @torch.inference_mode()
+    def expect(layer: int, text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        adapted = exits.adapters[layer](states(text.tobytes())[layer][0])
+        logits = torch.nn.functional.linear(adapted, model.get_output_embeddings().weight)
+        positions = torch.arange(len(text)) + 1
+        seeds = torch.full_like(positions, seed)
+        tokens, chances = drawn(logits, temperature, seeds, positions, EXIT_CHOICES)
+        return tokens.numpy(), chances.numpy()
+
+    return {layer: partial(expect, layer) for layer in exits.adapters}
+
+
 def asked(given: argparse.Namespace) -> list[Asked]:
     """The prompts, the shortest first."""
     if given.load in GENERATED:
@@ -180,6 +208,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     given.out.mkdir(parents=True, exist_ok=True)
     texts = dict(target_answers(given))
+    target, exits = (load(), EarlyExits.load(demo_exits())) if given.exits else (None, None)
+    what = {} if exits is None else {"layers": exits.about.layers}
     for agreement in given.agreement:
         model = load(STRENGTHS[agreement])
         for temperature, requests in texts.items():
@@ -187,12 +217,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             for prompt, answer, seed, name in track(
                 requests, f"draft of {agreement}", console=Console(stderr=True)
             ):
-                pair = recorded(prompt, answer, chooser(model, temperature, seed))
+                expect = exit_choosers(target, exits, temperature, seed) if target and exits else None
+                pair = recorded(prompt, answer, chooser(model, temperature, seed), expect)
                 pairs.setdefault(name, []).append(pair)
             for name, of in pairs.items():
                 agreed = float(np.concatenate([pair.ranks() == 0 for pair in of]).mean())
                 out = given.out / f"{name}-{agreement}-t{temperature:g}.npz"
-                save(out, of, load=name, agreement=round(agreed, 2), temperature=temperature)
+                save(out, of, load=name, agreement=round(agreed, 2), temperature=temperature, **what)
                 print(out.name, f"agreement {agreed:.3f}", sum(map(len, of)), "tokens", flush=True)
 
 

@@ -24,8 +24,9 @@ from sglang_patches.drafting.messages import GREEDY, Answer, Message
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.outcome import Outcome, settle
 from sglang_patches.drafting.requests import RequestState
-from sglang_patches.drafting.speculation import Speculation
+from sglang_patches.drafting.speculation import Choices, Speculation
 from sglang_patches.drafting.text import Text
+from sglang_patches.verification.layout import pack
 from sglang_patches.workers.acceptance import Acceptance
 from sglang_patches.workers.length import LengthPolicy
 
@@ -216,6 +217,14 @@ class Tally:
         return [count(part) for part in self.parts]
 
 
+class EarlyExit(NamedTuple):
+    """layer: of the pairs' exits. share: of the target's forward that has passed when it speaks. choices: that it says of a row."""
+
+    layer: int
+    share: float
+    choices: int
+
+
 class Around(NamedTuple):
     """What a fallback is made with. pairs: by session. acceptance: learned of drafts. channel: to the draft side."""
 
@@ -230,7 +239,8 @@ class Setting:
     """lookahead: K, most nodes of a tree. guesses: outcomes a request. parts: makes what drafts, with the draft side's clock.
     fallback: makes what answers a miss. hints: whether the datastore's proposals are guessed as well. feed: tells a datastore of the
     texts, if the fallback asks one. policy: chooses each step's rows, as the worker does; without one all nodes are verified.
-    publish: whether a request that has ended is known to the datastore from then on."""
+    publish: whether a request that has ended is known to the datastore from then on. exit: the target's early exit that the draft
+    side hears, None without."""
 
     times: Times
     lookahead: int
@@ -241,6 +251,7 @@ class Setting:
     feed: DatastoreFeed | None = None
     policy: LengthPolicy | None = None
     publish: bool = True
+    exit: EarlyExit | None = None
 
 
 @dataclass
@@ -341,13 +352,38 @@ class Pipeline:
             state.tree = tree
         self._speculation.verification_launched(states)
         took = self._draft.times.target(len(states) * width)
-        launched, self._clock.now = self._clock.now, self._clock.now + took
+        launched = self._clock.now
+        if self._setting.exit is not None:
+            self._clock.now = launched + self._setting.exit.share * took
+            self._expect(self._setting.exit, states, trees, width)
+        self._clock.now = launched + took
         self._busy.append((launched, self._clock.now))
         if self._setting.policy is not None:
             self._setting.policy.times.observe(len(states), width, took)
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
         self._count(outcomes, at_once, found, self._clock.now - begun, waited)
         return self._commit(outcomes)
+
+    def _expect(
+        self, exit: EarlyExit, states: Sequence[RequestState], trees: Sequence[DraftTree], width: int
+    ) -> None:
+        """At a node that left the target's text the exit says what it says at the same place of it, as `PairModel` does."""
+        packed = pack(trees, width)
+        rows = [self._places(state, parents) for state, (_, parents) in zip(states, packed, strict=True)]
+        of = [self._pairs[state.session].exits[exit.layer] for state in states]
+        tokens, chances = (
+            np.stack([pair[part][places, : exit.choices] for pair, places in zip(of, rows, strict=True)])
+            for part in (0, 1)
+        )
+        self._speculation.expected(states, packed, Choices(tokens, chances))
+
+    def _places(self, state: RequestState, parents: np.ndarray) -> np.ndarray:
+        """The index in the answer of what follows each row. parents: of the rows but the root, as from `pack`."""
+        pair, depths = self._pairs[state.session], [0]
+        for parent in parents.tolist():
+            depths.append(depths[parent + 1] + 1 if parent >= -1 else 0)
+        begin = state.text.length - len(pair.prompt)
+        return np.minimum(begin + np.array(depths), len(pair) - 1)
 
     def _chosen(self, trees: Sequence[DraftTree]) -> tuple[list[DraftTree], int]:
         """What is verified of the trees, and each request's rows."""

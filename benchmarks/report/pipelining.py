@@ -29,7 +29,7 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         "",
         f"A virtual clock, not a measurement: a target forward takes {' '.join(settings['target'])} and a draft forward"
         f" {' '.join(settings['draft'])} (rows:ms), a message {settings['delay_ms']} ms; K = {settings['lookahead']}"
-        f"{_guesses(settings) if record.keys() & SECTIONS.keys() - {CEILING, DATASTORES, METHODS, SHAPES} else ''}.",
+        f"{_guesses(settings) if record.keys() & SECTIONS.keys() - {CEILING, DATASTORES, METHODS, SHAPES, EXITS} else ''}.",
         "",
     ]
     for name, (title, tabulate) in SECTIONS.items():
@@ -198,7 +198,44 @@ def shapes(rows: Sequence[dict]) -> list[str]:
     return [*table((*by[:-1], "C; shape:", *names, "over the best"), lines), text, ""]
 
 
-CEILING, DATASTORES, METHODS, SHAPES = "ceiling", "datastores", "methods", "shapes"
+def exits(found: dict) -> list[str]:
+    return [*_by_choices(found["choices"]), *_by_window(found["windows"])]
+
+
+def _by_choices(rows: Sequence[dict]) -> list[str]:
+    by = [*models(rows), "ratio", "exit"]
+
+    def said(row: dict) -> str:
+        figures = f"{1 - row['hit_rate']['value']:.2f}; {cell(row['over_plain'])}"
+        return figures if row["exit"] == "draft" else f"{figures}; {cell(row['hits_over_draft'])}"
+
+    own = [row for row in rows if row["exit"] == "draft"]
+    names, cells = pivot([row for row in rows if row["exit"] != "draft"], by, "choices", said)
+    draft = table(
+        (*by[:-2], "C", "misses; over plain"), ([*(row[n] for n in by[:-1]), said(row)] for row in own)
+    )
+    text = (
+        "Misses; throughput over plain decoding; hits over those of the draft model's own predictions with as many guesses, which the"
+        " second table has. Nothing answers a miss. An exit speaks when as much of the target's forward has passed as it has layers below it."
+    )
+    return [*table((*by[:-2], "C", "exit; kappa:", *names), cells), text, "", *draft]
+
+
+def _by_window(rows: Sequence[dict]) -> list[str]:
+    names, cells = pivot(
+        rows,
+        ("ratio", "predicts"),
+        "window",
+        lambda row: f"{row['critical']:.2f}; {row['tokens_a_step']:.2f}",
+    )
+    text = (
+        "Drafting on the critical path of a step, in target forwards; tokens a step. A draft that was not prepared is waited for."
+        " `exit`: the middle one; `draft`: the draft model predicts itself; `serial`: nothing is drafted beside the target."
+    )
+    return [*table(("C", "predicts; gamma:", *names), cells), text, ""]
+
+
+CEILING, DATASTORES, METHODS, SHAPES, EXITS = "ceiling", "datastores", "methods", "shapes", "exits"
 SECTIONS = {
     "forecast": ("Forecast", forecast),
     "misses": ("Misses by guesses (SAGUARO, figure 3)", misses),
@@ -209,5 +246,6 @@ SECTIONS = {
     CEILING: ("Past the ceiling of parallel speculation (DOUBLE, table 1 and figure 5)", ceiling),
     DATASTORES: ("By what the datastore has seen (DOUBLE, tables 3 and 9)", datastores),
     METHODS: ("All methods", methods),
+    EXITS: ("Drafting after an early exit (MIRROR, figures 3a and 7)", exits),
     SHAPES: ("The planner against fixed shapes (DUO, tables 2 and 3)", shapes),
 }

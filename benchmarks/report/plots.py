@@ -264,6 +264,9 @@ def pipeline(record: dict) -> Iterator[tuple[str, Figure]]:
         over = next((axis for axis in axes if len({row.get(axis) for row in rows}) > 1), None)
         if over:
             yield name, speeds(rows, over, label)
+    if "exits" in record:
+        yield "choices", missed_by_choices(record["exits"]["choices"])
+        yield "windows", by_window(record["exits"]["windows"])
     if "ceiling" in record:
         yield "ceiling", ceiling(record["ceiling"]["rows"])
 
@@ -325,6 +328,46 @@ def ceiling(rows: Rows) -> Figure:
         panel.axhline(ratio, color="k", linewidth=0.8)
     grid[0].set_ylabel("throughput over plain decoding")
     grid[0].legend(title="retrieval by", fontsize="x-small")
+    return figure
+
+
+def missed_by_choices(rows: Rows) -> Figure:
+    """MIRROR, figure 7: a panel a speed ratio of the middle model, a line an exit; dashed what the draft model misses by itself."""
+    models = [row.get("agreement") for row in rows]
+    rows = [row for row in rows if row.get("agreement") == sorted(set(models))[len(set(models)) // 2]]
+    figure, grid = panels(
+        [f"C = {ratio:g}" for ratio in in_order(rows, "ratio")], xlabel="kappa", xscale="log"
+    )
+    for panel, ratio in zip(grid, in_order(rows, "ratio"), strict=True):
+        of = [row for row in rows if row["ratio"] == ratio]
+        for exit in in_order([row for row in of if row["choices"]], "exit"):
+            own = [row for row in of if row["exit"] == exit]
+            missed = [1 - row["hit_rate"]["value"] for row in own]
+            panel.plot([row["choices"] for row in own], missed, "o-", label=f"exit {exit}")
+        draft = next(row for row in of if not row["choices"])
+        panel.axhline(1 - draft["hit_rate"]["value"], color="k", linestyle="--", label="draft model")
+        panel.set_ylim(0)
+    grid[0].set_ylabel("misses")
+    grid[0].legend(fontsize="x-small")
+    return figure
+
+
+def by_window(rows: Rows) -> Figure:
+    """MIRROR, figure 3a: above the drafting on the critical path, below tokens a step."""
+    ratios = in_order(rows, "ratio")
+    figure = Figure(figsize=(PANEL * len(ratios), 2 * PANEL), layout="constrained")
+    grid = figure.subplots(2, len(ratios), squeeze=False)
+    for column, ratio in zip(grid.T, ratios, strict=True):
+        for panel, what in zip(column, ("critical", "tokens_a_step"), strict=True):
+            for predicts in in_order(rows, "predicts"):
+                own = [row for row in rows if (row["ratio"], row["predicts"]) == (ratio, predicts)]
+                panel.plot([row["window"] for row in own], [row[what] for row in own], label=predicts)
+            panel.grid(alpha=0.3)
+        column[0].set_title(f"C = {ratio:g}")
+        column[1].set_xlabel("gamma")
+    grid[0, 0].set_ylabel("drafting a step waits for,\nin target forwards")
+    grid[1, 0].set_ylabel("tokens a step")
+    grid[0, 0].legend(fontsize="x-small")
     return figure
 
 

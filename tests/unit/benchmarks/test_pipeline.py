@@ -175,7 +175,11 @@ def test_recorded_pairs_come_back_from_their_file(tmp_path):
         order = np.argsort(-table[text], axis=1)
         return order, np.take_along_axis(table[text], order, 1)
 
-    pairs = [recorded([1, 2], [3, 4, 5], choose), recorded([7], [8], choose)]
+    def expect(text):
+        return tuple(array[:, 1:4] for array in choose(text))
+
+    exits = {5: expect, 15: choose}
+    pairs = [recorded([1, 2], [3, 4, 5], choose, exits), recorded([7], [8], choose, exits)]
     assert pairs[0].prompt.tolist() == [1, 2]
     assert pairs[0].tokens.tolist() == [3, 4, 5]
     assert pairs[0].choices[0, 0] == table[2].argmax() and pairs[0].choices[2, 0] == table[4].argmax()
@@ -186,6 +190,10 @@ def test_recorded_pairs_come_back_from_their_file(tmp_path):
     for made, read in zip(pairs, read_back, strict=True):
         for field in ("prompt", "tokens", "choices", "probabilities"):
             assert (getattr(made, field) == getattr(read, field)).all()
+        assert list(read.exits) == [5, 15] and read.exits[5][0].dtype == np.int32
+        for layer, arrays in made.exits.items():
+            for array, same in zip(arrays, read.exits[layer], strict=True):
+                assert (array == same).all()
     np.savez(tmp_path / "q.npz", tokens=[1])
     with pytest.raises(ValueError, match="choices"):
         load(tmp_path / "q.npz")

@@ -1,0 +1,112 @@
+"""Drafting after what an early exit of the target expects (MIRROR), against drafting after the draft model's own predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from benchmarks.pipeline.experiments import (
+    NO_LIMIT,
+    Case,
+    Question,
+    at_ratio,
+    chained,
+    hits,
+    over,
+    seconds,
+    steps,
+    tokens,
+    warm_up,
+)
+from benchmarks.pipeline.pairs import Pair
+from benchmarks.pipeline.simulation import EarlyExit, Pipeline, Setting, Tally
+from benchmarks.report.statistics import ratio_of_sums
+from sglang_patches.drafting.draft_side import DraftParts
+from sglang_patches.drafting.fallback import NoFallback
+from sglang_patches.drafting.mirror import ExpectedOutcomes
+from sglang_patches.drafting.planner import LikeliestOutcomes
+from sglang_patches.drafting.rollouts import Rollouts
+from sglang_patches.drafting.saguaro import WaitingFallback
+
+CHOICES = (1, 2, 4, 8)
+WINDOWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15)
+MOST = CHOICES[-1]
+DRAFT = "draft"  # predicts itself what it drafts after
+
+
+def middle(pairs: Sequence[Pair], layers: int) -> EarlyExit:
+    """The exit next to half of the target."""
+    layer = min(pairs[0].exits, key=lambda at: abs(at - layers / 2))
+    return EarlyExit(layer, layer / layers, MOST)
+
+
+def played(question: Question, case: Case, batch: int, exit: EarlyExit | None, waits: bool = False) -> Tally:
+    """The same guesses with and without an exit. Nothing answers a miss at once. waits: for the draft model instead."""
+    nodes = question.lookahead
+    outcomes = LikeliestOutcomes if exit is None else ExpectedOutcomes
+    fallback = WaitingFallback(NoFallback(), nodes, NO_LIMIT) if waits else NoFallback()
+    setting = Setting(
+        question.times,
+        nodes,
+        question.guesses,
+        lambda now: DraftParts(outcomes(), Rollouts(nodes)),
+        lambda around: fallback,
+        exit=exit,
+    )
+    pairs = question.pairs(case, batch)
+    return Pipeline(setting, pairs, batch).run(warm_up(pairs))
+
+
+def by_choices(
+    question: Question, cases: Sequence[Case], batch: int, ratios: Sequence[float], layers: int
+) -> Iterator[dict]:
+    """Figure 7: how often nothing was prepared, by exit, kappa and ratio. hits_over_draft: over the draft model's own predictions, with
+    as many guesses. layers: of the target."""
+    for case in cases:
+        pairs = question.pairs(case, batch)
+        exits = [
+            EarlyExit(layer, layer / layers, choices)
+            for layer in sorted(pairs[0].exits)
+            for choices in CHOICES
+        ]
+        for ratio in ratios:
+            asked = replace(question, times=at_ratio(question.times, ratio))
+            own = played(asked, case, batch, None)
+            plain = asked.plain(batch)
+            for exit in (None, *exits):
+                tally = own if exit is None else played(asked, case, batch, exit)
+                yield {
+                    **case, "ratio": ratio, "batch": batch,
+                    "exit": DRAFT if exit is None else f"{exit.layer}/{layers}",
+                    "choices": 0 if exit is None else exit.choices,
+                    "hit_rate": ratio_of_sums(tally.each(hits), tally.each(steps)),
+                    "over_plain": ratio_of_sums([count / plain for count in tally.each(tokens)], tally.each(seconds)),
+                    "hits_over_draft": over(own, tally, hits, steps),
+                    "speed_over_draft": over(own, tally, tokens, seconds),
+                }  # fmt: skip
+
+
+def by_window(
+    question: Question, case: Case, batch: int, ratios: Sequence[float], layers: int
+) -> Iterator[dict]:
+    """Figure 3a: a step's drafting on the critical path, over a target forward of one row, and tokens a step, by gamma. A draft that was
+    not prepared is waited for, and `serial` drafts nothing beside the target."""
+    pairs = question.pairs(case, batch)
+    for ratio in ratios:
+        for window in WINDOWS:
+            asked = replace(question, times=at_ratio(question.times, ratio), lookahead=window)
+            labels = {**case, "ratio": ratio, "batch": batch, "window": window}
+            unit = asked.times.target(1)
+            for name, exit in ((DRAFT, None), ("exit", middle(pairs, layers))):
+                tally = played(asked, case, batch, exit, waits=True)
+                critical = tally.waiting * batch / tally.steps.total() / unit
+                yield {
+                    **labels,
+                    "predicts": name,
+                    "critical": critical,
+                    "tokens_a_step": tally.tokens_a_step(),
+                }
+            counts = [chained(pair, window) for pair in pairs[warm_up(pairs) :]]
+            emitted, taken = (sum(of) for of in zip(*counts, strict=True))
+            drafting = window * asked.times.draft(batch) / unit
+            yield {**labels, "predicts": "serial", "critical": drafting, "tokens_a_step": emitted / taken}

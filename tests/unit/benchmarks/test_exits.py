@@ -1,0 +1,93 @@
+"""Early exits on the virtual clock: when they speak, what they save, and how they compare with the draft model's own predictions."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.pipeline import __main__ as command
+from benchmarks.pipeline.exits import by_choices, by_window, middle, played
+from benchmarks.pipeline.experiments import Question, hits
+from benchmarks.pipeline.pairs import VOCABULARY, save, synthetic_pairs
+from benchmarks.pipeline.simulation import EarlyExit, Times
+
+LAYERS = 20
+TIMES = Times(lambda rows: 1.0, lambda rows: 0.05)
+
+
+def with_exits(pairs, right, seed=0):
+    """right: how often the first of eight choices is the target's token, by layer; else the third is, in half of the cases."""
+    rng = np.random.default_rng(seed)
+    for pair in pairs:
+        for layer, rate in right.items():
+            choices = (pair.tokens[:, None] + 1 + np.arange(8, dtype=np.int32)) % VOCABULARY
+            first = rng.random(len(pair)) < rate
+            third = ~first & (rng.random(len(pair)) < 0.5)
+            choices[first, 0], choices[third, 2] = pair.tokens[first], pair.tokens[third]
+            chances = np.broadcast_to(np.array([0.5, *7 * [0.07]], np.float32), choices.shape)
+            pair.exits[layer] = choices, chances
+    return pairs
+
+
+def made(right, acceptance=0.6):
+    return with_exits(synthetic_pairs(6, 120, acceptance, 0.6, 0.5, seed=1), right)
+
+
+def question(pairs, times=TIMES, lookahead=7):
+    return Question(times, lookahead, 24, 2.0, lambda case, batch: pairs)
+
+
+def rate(tally):
+    return hits(tally) / tally.steps.total()
+
+
+def test_an_exit_that_knows_everything_leaves_no_miss():
+    pairs = made({10: 1.0})
+    assert rate(played(question(pairs), {}, 1, middle(pairs, LAYERS))) == 1
+
+
+@pytest.mark.parametrize(("share", "some"), [(0.1, True), (0.97, False)])
+def test_what_comes_too_late_is_not_drafted_for(share, some):
+    """A guess is known to the worker when the draft side's round has ended."""
+    pairs = made({10: 1.0})
+    tally = played(question(pairs), {}, 1, EarlyExit(10, share, 8))
+    assert (tally.tokens_a_step() > 2.2) is some
+
+
+def test_more_choices_miss_less_and_a_deeper_exit_knows_more():
+    pairs = made({5: 0.3, 15: 0.7})
+    rows = list(by_choices(question(pairs), [{}], 1, [40.0], LAYERS))
+    found = {(row["exit"], row["choices"]): row["hit_rate"].value for row in rows}
+    for exit in ("5/20", "15/20"):
+        rates = [found[exit, choices] for choices in (1, 2, 4, 8)]
+        assert rates == sorted(rates) and rates[0] < rates[-1]
+    assert found["15/20", 1] > found["5/20", 1]
+    own = next(row for row in rows if row["exit"] == "draft")
+    assert own["hits_over_draft"].value == 1 and own["choices"] == 0
+
+
+def test_drafting_beside_the_forward_is_on_no_critical_path():
+    pairs = made({10: 0.9})
+    asked = question(pairs, replace(TIMES, target=lambda rows: 1.0))
+    rows = {(row["predicts"], row["window"]): row for row in by_window(asked, {}, 1, [20.0], LAYERS)}
+    for window in (2, 5):
+        exit, serial = rows["exit", window], rows["serial", window]
+        assert exit["critical"] < 0.2 * serial["critical"] and serial["critical"] == pytest.approx(
+            window / 20
+        )
+
+
+def test_the_command_tabulates_and_draws(tmp_path, capsys):
+    pairs = made({5: 0.4, 10: 0.7})
+    save(tmp_path / "a.npz", pairs, load="mixed", agreement=0.6, layers=LAYERS)
+    words = f"--ask exits methods --lookahead 7 --vocab-size 50000 --speed 6 --batch 1 --pairs {tmp_path / 'a.npz'}"
+    command.main([*words.split(), "--json", str(tmp_path / "exits.json")])
+    shown = capsys.readouterr().out
+    assert "Drafting after an early exit" in shown and "10/20" in shown
+    record = json.loads((tmp_path / "exits.json").read_text())
+    assert {row["method"] for row in record["methods"]} >= {"MIRROR", "SAGUARO"}
+    from benchmarks.report import plots
+
+    plots.draw("exits", record, tmp_path)
+    assert {file.name for file in tmp_path.glob("*.png")} >= {"exits-choices.png", "exits-windows.png"}
