@@ -47,7 +47,7 @@ LAYERS = (
     (_plugin(20, "plugin", "algorithm"), _plugin(7, "demo")),
     (_plugin(28, "disaggregation"),),
     (_plugin(38, "workers"),),
-    (_plugin(22, "drafting"),),
+    (_plugin(22, "drafting"), _plugin(40, "early_exit")),
     (_plugin(22, "verification"),),
     (_plugin(34, "tree_attention", "namespace", "metrics"),),
     (_plugin(14, "cpu"), _datastore(88, "cli")),

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -67,7 +68,7 @@ def train(run: Run, console: Console) -> EarlyExits:
     about = About(fingerprint, depth, head.shape[1], shown)
     exits = EarlyExits(about, training.adapters)
     exits.save(run.out)
-    _write_report(run, recall, about, int(held_out.sum()))
+    _write_report(run, recall, about, int(held_out.sum()), console)
     run.checkpoint.unlink(missing_ok=True)
     return exits
 
@@ -89,8 +90,13 @@ def _trained(training: Training, bars: Progress) -> None:
     training.run(lambda step, loss: bars.update(task, completed=step, note=f"loss {loss:.2f}"))
 
 
-def _write_report(run: Run, recall: dict[int, list[float]], about: About, tokens: int) -> None:
+def _write_report(
+    run: Run, recall: dict[int, list[float]], about: About, tokens: int, console: Console
+) -> None:
     """recall: of so many tokens."""
     told = {"layers": about.layers, "held_out_tokens": tokens, "recall": recall}
     run.out.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")
-    report.draw(recall, about.layers, run.out.with_suffix(".png"))
+    if find_spec("matplotlib") is None:
+        console.print("no picture of the recall: matplotlib is not installed")
+    else:
+        report.draw(recall, about.layers, run.out.with_suffix(".png"))
