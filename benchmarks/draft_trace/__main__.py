@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.draft_trace import events, tracing
-from benchmarks.draft_trace.overlap import Share, shares, timeline
+from benchmarks.draft_trace.overlap import Share, shares, spoken, timeline
 from benchmarks.draft_trace.replay import (
     Counts,
     LookedUp,
@@ -57,6 +57,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", type=Path, required=True)
     add("--draft", type=Path, required=True)
+    add("--early-exit", type=Path, help="file of the target's early exits: MIRROR in the place of SAGUARO")
+    add("--early-exit-layer", type=int, default=0)
     add("--emulated-ms", type=float, help="that a forward of the target takes at least, by a sleep in it")
     add("--prompts", type=Path, default=SHIPPED, help="file of python -m benchmarks.record")
     add("--count", type=int, default=6, help="prompts")
@@ -84,11 +86,16 @@ def server_spec(given: argparse.Namespace, variant: str, folder: Path) -> Server
         "--specstore-fallback": "draft",
         "--specstore-length": "static",
     }
+    if given.early_exit:
+        flags |= {
+            "--specstore-early-exit": given.early_exit,
+            "--specstore-early-exit-layer": given.early_exit_layer,
+        }
     words = [str(word) for flag in flags.items() for word in flag]
     return ServerSpec(
         variant.replace(" ", "-"),
         given.model,
-        "SAGUARO",
+        "MIRROR" if given.early_exit else "SAGUARO",
         given.dtype,
         given.lookahead,
         given.draft,
@@ -155,6 +162,9 @@ def row_of(variant: str, done: Load, recorded: Recorded) -> dict:
         "variant": variant,
         "hidden": ratio_of_sums(*(_sums(groups, name) for name in ("hidden", "busy"))),
         "hidden_by_step": [float(np.percentile(drafted, at)) for at in (10, 50, 90)],
+        "spoken": [float(np.percentile(said, at)) for at in (10, 50, 90)]
+        if (said := spoken(recorded.worker))
+        else None,
         "waiting": sum(share.waited for share in steps) / 1e9 / sum(share.seconds for share in steps),
         "step_ms": 1e3 * float(np.median([share.seconds for share in steps])),
         "target_ms": _median_ms(

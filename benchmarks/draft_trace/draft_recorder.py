@@ -26,7 +26,7 @@ class RecordedSide(DraftSide):
     def __init__(self, model: DraftModel, *rest: Any) -> None:
         settings = DraftSettings.parse(argparse.ArgumentParser())
         self._trace = Trace("draft")
-        self._trace.write(events.Settled(now(), settings.rows, settings.lookahead))
+        self._trace.write(events.Settled(now(), settings.rows, settings.lookahead, settings.method))
         self._told = ToldLate() if SERIAL_VARIABLE in os.environ else None
         self._recorded = RecordedModel(model)
         super().__init__(self._recorded, *rest)  # type: ignore[arg-type]

@@ -51,7 +51,15 @@ class Outcome(msgspec.Struct, tag=True):
     accepted: bytes
 
 
-Value = Tree | State | Outcome | int
+class Array(msgspec.Struct, tag=True):
+    """dtype: NumPy's name of it."""
+
+    dtype: str
+    shape: list[int]
+    values: bytes
+
+
+Value = Tree | State | Outcome | Array | int
 
 
 # The worker
@@ -134,11 +142,12 @@ class Step(msgspec.Struct, tag=True):
 
 
 class Settled(msgspec.Struct, tag=True):
-    """What the draft process was told at its start."""
+    """What the draft process was told at its start. method: its name."""
 
     at: int
     rows: int
     lookahead: int
+    method: str = "SAGUARO"
 
 
 class Heard(msgspec.Struct, tag=True):

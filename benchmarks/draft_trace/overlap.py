@@ -9,7 +9,7 @@ from itertools import pairwise
 from benchmarks.draft_trace import events
 from benchmarks.draft_trace.events import Event, answers_of, messages_of
 from benchmarks.draft_trace.replay import LookedUp
-from sglang_patches.drafting.messages import Growth
+from sglang_patches.drafting.messages import Expected, Growth
 
 VERIFY = "TARGET_VERIFY"  # SGLang's mode of a decode step's forward
 
@@ -43,6 +43,18 @@ def shares(worker: Sequence[Event], draft: Sequence[Event]) -> list[Share]:
         )
         for begin, end in pairwise(begins)
     ]
+
+
+def spoken(worker: Sequence[Event]) -> list[float]:
+    """Of each verification of which an early exit spoke, the share that had passed then."""
+    forwards = [(e.began, e.at) for e in worker if isinstance(e, events.Forward) and e.mode == VERIFY]
+    told = [
+        event.at
+        for event in worker
+        if isinstance(event, events.Posted)
+        and any(isinstance(message, Expected) for message in messages_of(event.frame))
+    ]
+    return [(at - begin) / (end - begin) for at in told for begin, end in forwards if begin <= at < end]
 
 
 def draft_spans(draft: Sequence[Event]) -> list[Span]:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from benchmarks.draft_trace import events
 from benchmarks.draft_trace.events import Trace, now, plain_tree
 from datastore_service.protocol.tree import DraftTree
@@ -75,6 +77,11 @@ class RecordedSpeculation:
             vocabulary,
         )
         self._keys: dict[RequestState, int] = {}
+        self._launched: tuple[Any, list] = (None, [])  # as the worker gave it, and as it was passed on
+
+    @property
+    def looked_up(self) -> bool:
+        return self._recorded.looked_up
 
     def __getattr__(self, name: str) -> Callable:
         return functools.partial(self._call, name)
@@ -84,6 +91,10 @@ class RecordedSpeculation:
         plain = [None if callable(each) else [self._plain(value) for value in each] for each in given]
         self._trace.write(events.Call(now(), name, plain))
         passed = [self._patience(each) if callable(each) else each for each in given]
+        if name == "verification_launched":
+            self._launched = arguments[0], passed[0]
+        elif name == "expected" and arguments[0] is self._launched[0]:
+            passed[0] = self._launched[1]  # it is known by being the same list
         result = getattr(self._recorded, name)(*passed)
         if result is not None:
             self._trace.write(events.Returned(now(), [plain_tree(tree) for tree in result]))
@@ -99,6 +110,8 @@ class RecordedSpeculation:
             return events.Outcome(
                 state, value.start, tokens.tobytes(), plain_tree(value.tree), accepted.tobytes()
             )
+        if isinstance(value, np.ndarray):
+            return events.Array(value.dtype.name, list(value.shape), value.tobytes())
         return int(value)
 
     def _state(self, state: RequestState) -> events.State:

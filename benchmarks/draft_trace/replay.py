@@ -18,6 +18,7 @@ from prometheus_client import REGISTRY
 
 from benchmarks.draft_trace import events
 from benchmarks.draft_trace.events import Event, array, plain_tree, tree_of
+from datastore_service.client import Datastore
 from sglang_patches.drafting import outcome, verified
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.draft import Candidates, Draft
@@ -25,16 +26,16 @@ from sglang_patches.drafting.draft_side import DraftParts, DraftSide
 from sglang_patches.drafting.fallback import Patience
 from sglang_patches.drafting.messages import Answer, Message, Sampling
 from sglang_patches.drafting.model import DraftModel, Row
+from sglang_patches.drafting.registry import METHODS, DraftSurroundings
 from sglang_patches.drafting.requests import RequestState
-from sglang_patches.drafting.rollouts import Rollouts
-from sglang_patches.drafting.saguaro import GeometricFanOut
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.drafting.text import Text
+from sglang_patches.options import Options
 
 # Counters of decoding that a replay counts again.
 COUNTERS = (
     "specstore_speculation_lookups", "specstore_growth_dropped", "specstore_draft_stale_messages",
-    "specstore_draft_guesses", "specstore_verified_nodes", "specstore_accepted_nodes",
+    "specstore_draft_guesses", "specstore_verified_nodes", "specstore_accepted_nodes", "specstore_early_exit_tokens",
 )  # fmt: skip
 LOOKUPS = "specstore_speculation_lookups"
 
@@ -105,6 +106,7 @@ class _Worker(DraftChannel):
         self._at = 0
         self._states: dict[int, RequestState] = {}
         self._unlearned: list[outcome.Outcome] = []
+        self._launched: Any = []
         self.looked_up: list[LookedUp] = []
         began = self._take(events.Began)
         self._speculation = Speculation(self, began.nodes, self._sampling_of, self._now, began.vocabulary)
@@ -123,6 +125,9 @@ class _Worker(DraftChannel):
         if call.name == "verification_launched":
             verified.count(self._unlearned)
             self._unlearned = []
+            self._launched = arguments[0]
+        if call.name == "expected":
+            arguments[0] = self._launched
         before = counted_here() if call.name == "look_up" else {}
         result = getattr(self._speculation, call.name)(*arguments)
         if result is not None:
@@ -182,6 +187,8 @@ class _Worker(DraftChannel):
             return self._state(value)
         if isinstance(value, events.Outcome):
             return self._outcome(value)
+        if isinstance(value, events.Array):
+            return np.frombuffer(value.values, value.dtype).reshape(value.shape)
         return value
 
     def _state(self, plain: events.State) -> RequestState:
@@ -214,10 +221,7 @@ def replay_draft(recorded: Sequence[Event]) -> None:
     settled, *rounds = recorded
     assert isinstance(settled, events.Settled)
     model = _RecordedModel()
-    # As `DraftServer` makes it.
-    side = DraftSide(
-        model, DraftParts(GeometricFanOut(), Rollouts(settled.lookahead)), settled.rows, settled.rows
-    )
+    side = DraftSide(model, _parts(settled), settled.rows, settled.rows)
     for number, event in enumerate(rounds):
         compare = functools.partial(_compare_draft, number)
         if isinstance(event, events.Heard):
@@ -227,6 +231,19 @@ def replay_draft(recorded: Sequence[Event]) -> None:
             answers = side.work()
             compare((answers is None, events.framed(answers or [])), (event.idle, event.answers))
             model.end()
+
+
+def _parts(settled: events.Settled) -> DraftParts:
+    """As `DraftServer` makes them, for a method that asks no datastore in its draft process."""
+    make = METHODS[settled.method].draft_parts
+    assert make is not None, settled.method
+    return make(
+        DraftSurroundings(Options(), settled.lookahead, Options().nodes, open_datastore=_no_datastore)
+    )
+
+
+def _no_datastore() -> Datastore:
+    raise MismatchError("the draft side asks a datastore: its answers are not in a trace")
 
 
 def _compare_draft(number: int, here: object, recorded: object) -> None:

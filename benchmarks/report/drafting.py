@@ -9,6 +9,9 @@ VERIFIED, ACCEPTED = "specstore_verified_nodes", "specstore_accepted_nodes"
 RESULTS = ("hit", "waited", "miss")
 
 
+EXITS = "specstore_early_exit_tokens"
+
+
 def tables(record: dict, picture: Picture = no_picture) -> list[str]:
     settings, rows = record["manifest"]["settings"], record["results"]
     emulated = settings["emulated_ms"]
@@ -49,9 +52,20 @@ def _counted(row: dict) -> list[str]:
     by_source = ", ".join(
         f"{source} {accepted.get(source, 0):.0f} of {count:.0f}" for source, count in verified.items()
     )
-    return [
+    said = [
         f"- {row['variant']}: share of the guesses by accepted length: {spread or 'no guesses'}; tokens accepted: {by_source}."
     ]
+    if row.get("spoken"):
+        low, middle, high = row["spoken"]
+        exits = _labelled(row["counted"], EXITS)
+        shown = ", ".join(
+            f"{choice} {count / sum(exits.values()):.2f}" for choice, count in sorted(exits.items())
+        )
+        said.append(
+            f"- {row['variant']}: the early exit spoke after {middle:.2f} [{low:.2f}, {high:.2f}] of the verification"
+            f" (median, 10% and 90%); the target's token was its choice: {shown or 'never asked'}."
+        )
+    return said
 
 
 def _labelled(counted: dict[str, float], name: str) -> dict[str, float]:

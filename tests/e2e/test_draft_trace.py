@@ -10,6 +10,7 @@ from benchmarks.draft_trace.replay import replayed
 from sglang_patches.launch.servers import ServerSpec
 from tests.support.servers import running
 from tests.support.tiny_drafts import spelling_draft
+from tests.support.tiny_exits import train_tiny_exits
 from tests.support.tiny_model import texts_of, write_spelling_model
 
 
@@ -19,19 +20,23 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_a_replay_counts_what_the_server_counted(model, logs, tmp_path):
+@pytest.mark.parametrize("method", ["SAGUARO", "MIRROR"])
+def test_a_replay_counts_what_the_server_counted(model, logs, tmp_path, method):
     traces, draft_folder = tmp_path / "traces", tmp_path / "draft"
     traces.mkdir()
     draft_folder.mkdir()
+    environment = {}
+    if method == "MIRROR":
+        environment["SPECSTORE_EARLY_EXIT"] = str(train_tiny_exits(model, tmp_path / "exits.safetensors"))
     spec = ServerSpec(
-        "traced",
+        f"traced-{method}",
         model,
-        "SAGUARO",
+        method,
         dtype="float32",
         nodes=7,
         draft=spelling_draft(model, draft_folder, 0.6),
         flags=("--context-length", "512", "--enable-metrics"),
-        environment=tracing(traces),
+        environment=tracing(traces) | environment,
         max_total_tokens=4096,
     )
     with running(spec, logs) as server:
@@ -39,6 +44,8 @@ def test_a_replay_counts_what_the_server_counted(model, logs, tmp_path):
         server.generate_many(prompts, 3, temperature=0, max_new_tokens=32)
         server.generate_many(prompts, 3, temperature=1.0, max_new_tokens=32)
         counted = settled_counts(server)
+    if method == "MIRROR":
+        assert counted["specstore_early_exit_tokens{other}"] > 0
     for what in ("speculation_lookups{hit}", "draft_guesses{0}", "accepted_nodes{draft_model}"):
         assert counted[f"specstore_{what}"] > 0
     assert replayed(traces) == counted

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from benchmarks.draft_trace import events
-from benchmarks.draft_trace.overlap import VERIFY, answers, messages, shares, timeline
+from benchmarks.draft_trace.overlap import VERIFY, answers, messages, shares, spoken, timeline
 from benchmarks.draft_trace.replay import LookedUp
 from benchmarks.report import drafting, plots
-from sglang_patches.drafting.messages import Closed, Growth
+from sglang_patches.drafting.messages import Closed, Expected, Growth
 
 NOTHING = events.framed([])
 
@@ -63,12 +63,29 @@ def test_messages_are_followed_from_one_process_to_the_other():
     assert answers(collected, said) == [(4, 7), (6, 7)]
 
 
+def test_an_early_exit_speaks_at_a_share_of_its_verification():
+    one = np.ones(1)
+    said = events.framed(
+        [Expected("s", 1, one.astype(np.int64), one.astype(np.int32), one.astype(np.float32))]
+    )
+    worker = [
+        events.Posted(5, said),  # beside no verification
+        events.Posted(60, said),
+        events.Posted(70, events.framed([Closed("s")])),
+        target(10, 110),
+        target(200, 240, "EXTEND"),
+        events.Posted(320, said),
+        target(300, 400),
+    ]
+    assert spoken(worker) == [0.5, 0.2]
+
+
 @pytest.fixture
 def record():
     worker = [events.Step(0, 120), target(10, 100), waited(130, 150), target(200, 300)]
     rows = timeline(worker, [drafted(20, 90)], [LookedUp(5, ["hit"]), LookedUp(190, ["miss"])], (0, 260))
     row = {
-        "variant": "v", "hidden": {"value": 0.5, "low": 0.4, "high": 0.6}, "hidden_by_step": [0.1, 0.5, 0.9],
+        "variant": "v", "spoken": [0.49, 0.5, 0.52], "hidden": {"value": 0.5, "low": 0.4, "high": 0.6}, "hidden_by_step": [0.1, 0.5, 0.9],
         "waiting": 0.1, "step_ms": 1.0, "target_ms": 1.0, "draft_ms": 1.0, "steps": 2, "tokens": 4, "seconds": 2.0,
         "counted": {"specstore_speculation_lookups{hit}": 3.0, "specstore_draft_guesses{0}": 1.0,
                     "specstore_draft_guesses{1}": 3.0, "specstore_verified_nodes{draft_model}": 8.0},
@@ -96,3 +113,4 @@ def test_the_record_has_a_table_and_a_picture(record, tmp_path):
     text = "\n".join(drafting.tables(record))
     assert "EMULATED" in text and "0.50 [0.40, 0.60]" in text and "3 / 0 / 0" in text
     assert "0: 0.25, 1: 0.75; tokens accepted: draft_model 0 of 8" in text
+    assert "the early exit spoke after 0.50 [0.49, 0.52] of the verification" in text

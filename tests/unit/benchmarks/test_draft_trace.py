@@ -28,7 +28,7 @@ def recording(tmp_path, monkeypatch):
     """Both sides in this process, recorded."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     fields = {field.name: WORDS[str(field.type)] for field in dataclasses.fields(DraftSettings)}
-    settings = DraftSettings(**fields | {"rows": ROWS, "lookahead": LOOKAHEAD})
+    settings = DraftSettings(**fields | {"method": "SAGUARO", "rows": ROWS, "lookahead": LOOKAHEAD})
     monkeypatch.setattr(sys, "argv", ["draft", *settings.flags()])
     worker_side = functools.partial(recorder.RecordedSpeculation, vocabulary=VOCABULARY)
     monkeypatch.setattr(test_speculation, "Speculation", worker_side)
