@@ -23,8 +23,10 @@ from benchmarks.beside.summary import records_of, summarise
 from benchmarks.beside.window import decode, window
 from benchmarks.emulated_latency import AdjustableLatency
 from benchmarks.options import check_positive, options
+from benchmarks.pipeline.exits import middle
 from benchmarks.pipeline.methods import policy_of
 from benchmarks.pipeline.pairs import Pair, load
+from benchmarks.pipeline.simulation import EarlyExit
 from benchmarks.replay.methods import Corpus
 from benchmarks.report.beside import FORECASTS
 from benchmarks.report.manifest import manifest
@@ -47,6 +49,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", type=Path, required=True, help="the target")
     add("--draft", type=Path, required=True)
+    add("--early-exit", type=Path, help="file of the target's early exits, for mirror")
     add("--pairs", type=Path, required=True, help="of python -m benchmarks.beside.models")
     add("--prior", type=Path, nargs="+", default=[SHIPPED_PRIOR], help="recorded answers the datastore knows")
     add(
@@ -74,6 +77,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("plain", "sssd"):
         if name not in given.variants:
             parser.error(f"--variants: the others are compared with {name}")
+    if "mirror" in given.variants and given.early_exit is None:
+        parser.error("--early-exit: mirror needs the file")
     if given.speed and not set(BESIDE) & set(given.variants):
         parser.error(
             f"--speed: none of {', '.join(BESIDE)} is there, of whose draft forwards it is a multiple"
@@ -113,6 +118,7 @@ class Run:
         pairs: Sequence[Pair],
         corpus: Corpus,
         journal: Journal,
+        exit: EarlyExit | None,
     ) -> None:
         self._given, self._servers, self._latency, self._journal = given, servers, latency, journal
         self._pairs, self._corpus = [with_first_token(pair) for pair in pairs], corpus
@@ -120,7 +126,7 @@ class Run:
         self._draft, self._target = {variant: DraftTimes() for variant in self._ours}, TargetTimes()
         self._step_seconds = 0.0  # of SSSD's newest load
         self._full_forward_ms = 0.0  # of the draft model: the unit of the speed ratios
-        self._forecasters: dict[str, Forecaster] = {}
+        self._exit, self._forecasters = exit, dict[str, Forecaster]()
 
     def warm_up(self) -> None:
         """Every prompt once, so that its KV is in each server's prefix cache; then a load at each batch size, from which the draft
@@ -209,7 +215,13 @@ class Run:
                 draft_phrase=given.phrase,
             )
             self._forecasters[variant] = Forecaster(
-                ALGORITHMS[variant], options, self._corpus, policy, group[0], DELAY
+                ALGORITHMS[variant],
+                options,
+                self._corpus,
+                policy,
+                group[0],
+                DELAY,
+                exit=self._exit if variant == "mirror" else None,
             )
         return self._forecasters[variant].load(group, target, self._draft[variant], *self._part(variant))
 
@@ -240,9 +252,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     given = parse(argv)
     exit_when_terminated()
-    pairs, _ = load(given.pairs)
+    pairs, what = load(given.pairs)
     if len(pairs) < given.groups * max(given.batch):
         sys.exit(f"--pairs: {len(pairs)} prompts, {given.groups * max(given.batch)} are needed")
+    if "mirror" in given.variants and not pairs[0].exits:
+        sys.exit("--pairs: without what the early exits expect; record them with --early-exit")
+    exit = middle(pairs, int(what["layers"])) if pairs[0].exits else None
     corpus = Corpus(
         [trace.output for trace in load_traces(*given.prior)],
         vocab_size=len(AutoTokenizer.from_pretrained(given.model)),
@@ -264,10 +279,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             "static" if latency else "adaptive",
             max(given.batch),
             latency.environment() if latency else {},
+            given.early_exit,
         )
         try:
             with all_running(given, setup, folder) as servers:
-                run = Run(given, servers, latency, pairs, corpus, journal)
+                run = Run(given, servers, latency, pairs, corpus, journal, exit)
                 run.warm_up()
                 run.measure_all()
         finally:

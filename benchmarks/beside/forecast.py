@@ -15,7 +15,7 @@ from benchmarks.beside.costs import DraftTimes
 from benchmarks.beside.window import Course, window
 from benchmarks.pipeline.methods import setting_of
 from benchmarks.pipeline.pairs import Pair
-from benchmarks.pipeline.simulation import KINDS, Pipeline, Times
+from benchmarks.pipeline.simulation import KINDS, EarlyExit, Pipeline, Times
 from benchmarks.replay.methods import Corpus
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
@@ -26,11 +26,18 @@ from sglang_patches.workers.length import LengthPolicy
 class Forecaster:
     """One for all loads of a run, in their order: what the product learns while it serves, the simulated one learns too.
 
-    name: of the method in the registry. corpus: what its datastores know. policy: of the rows of a step. delay: seconds of a message.
+    name: of the method in the registry. exit: of one that reads an early exit. corpus: what its datastores know. policy: of the rows of a step. delay: seconds of a message.
     """
 
     def __init__(
-        self, name: str, options: Options, corpus: Corpus, policy: LengthPolicy, pair: Pair, delay: float
+        self,
+        name: str,
+        options: Options,
+        corpus: Corpus,
+        policy: LengthPolicy,
+        pair: Pair,
+        delay: float,
+        exit: EarlyExit | None = None,
     ) -> None:
         """pair: any; what is asked first is thrown away."""
 
@@ -38,7 +45,7 @@ class Forecaster:
             return EmbeddedDatastore(Engine(corpus.vocab_size, corpus.segments))
 
         self._times = Times(lambda rows: 1.0, lambda rows: 1.0, delay)
-        setting = setting_of(name, options, self._times, store, policy, publish=False)
+        setting = setting_of(name, options, self._times, store, policy, publish=False, exit=exit)
         self._pipeline = Pipeline(setting, [pair], batch=1)
 
     def load(
@@ -65,4 +72,5 @@ class Forecaster:
 def with_first_token(pair: Pair) -> Pair:
     """As decoding meets it: the prefill has emitted the first token."""
     prompt = np.append(pair.prompt, pair.tokens[:1])
-    return Pair(prompt, pair.tokens[1:], pair.choices[1:], pair.probabilities[1:])
+    exits = {layer: (choices[1:], chances[1:]) for layer, (choices, chances) in pair.exits.items()}
+    return Pair(prompt, pair.tokens[1:], pair.choices[1:], pair.probabilities[1:], exits)

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.pipeline.pairs import CHOICES, Pair, recorded, save
+from benchmarks.pipeline.record import exit_choosers
 from benchmarks.traces import SHIPPED, Trace, load_traces
+from sglang_patches.early_exit.adapter import EarlyExits
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -21,6 +23,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, required=True, help="the target; greedy, float32")
     parser.add_argument("--draft", type=Path, required=True)
+    parser.add_argument(
+        "--early-exit", type=Path, help="file of the target's early exits: what they expect too"
+    )
     parser.add_argument("--prompts", type=Path, nargs="+", default=[SHIPPED], help="recorded answers")
     parser.add_argument("--count", type=int, default=24, help="prompts")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
@@ -67,10 +72,11 @@ def likeliest(model, text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return choices.numpy(), probabilities.numpy()
 
 
-def pairs_of(target, draft, traces: Iterable[Trace]) -> Iterator[Pair]:
+def pairs_of(target, draft, traces: Iterable[Trace], exits: EarlyExits | None = None) -> Iterator[Pair]:
+    expect = exit_choosers(target, exits, 0.0, 0) if exits else None
     for trace in traces:
         answer = own_answer(target, trace).tolist()
-        yield recorded(trace.prompt.tolist(), answer, lambda text: likeliest(draft, text))
+        yield recorded(trace.prompt.tolist(), answer, lambda text: likeliest(draft, text), expect)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -81,10 +87,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     load = AutoModelForCausalLM.from_pretrained
     target, draft = (load(path, dtype=torch.float32).eval() for path in (given.model, given.draft))
     pairs = []
-    for pair in pairs_of(target, draft, by_length(given.prompts, given.tokens)[: given.count]):
+    exits = EarlyExits.load(given.early_exit) if given.early_exit else None
+    for pair in pairs_of(target, draft, by_length(given.prompts, given.tokens)[: given.count], exits):
         pairs.append(pair)
         print(f"{len(pairs)}/{given.count}", end="\r", flush=True)
-    save(given.out, pairs)
+    save(given.out, pairs, **({"layers": exits.about.layers} if exits else {}))
     right = np.concatenate([pair.ranks() == 0 for pair in pairs])
     print(
         f"{len(pairs)} answers of {given.tokens} tokens; the draft's first choice is the target's in {right.mean():.3f}"

@@ -4,7 +4,8 @@ plain        no speculation
 plain_two    the same with both cores, which is what an operator without a draft model would give it
 sssd         the datastore drafts, with the prior of recorded answers
 saguaro      the draft model drafts beside the target, in a process with a core of its own
-double       the same, and what it drafts is longer by what a datastore of its process knows
+mirror       the same, after what an early exit of the target expects
+double       as saguaro, and what it drafts is longer by what a datastore of its process knows
 duo          the same as saguaro, with as many sequences as the draft model is unsure
 specstore    the planner, with that draft model and that datastore
 standalone   SGLang's own drafting with that model, before each step
@@ -25,7 +26,7 @@ import psutil
 from benchmarks.serve.variants import STANDALONE_CHAIN
 from sglang_patches.launch.servers import ServerSpec, SglangServer
 
-BESIDE = ("saguaro", "double", "duo", "specstore")  # have a draft process
+BESIDE = ("saguaro", "mirror", "double", "duo", "specstore")  # have a draft process
 VARIANTS = ("plain", "plain_two", "sssd", *BESIDE, "standalone")
 WITH_DRAFT = (*BESIDE, "standalone")
 ALGORITHMS = {name: name.upper() for name in ("sssd", *WITH_DRAFT)}
@@ -38,7 +39,7 @@ KV_TOKENS = 8192
 class Setup:
     """nodes: drafted tokens a step of our methods, and of the draft process after each guess. rows: of a draft forward. phrase: tokens
     of a datastore that it checks in one (DOUBLE). length: whether all are verified (static) or as many as pay (adaptive). prior:
-    directory of `specstore build`."""
+    directory of `specstore build`. early_exit: file of the target's (MIRROR), None without."""
 
     model: Path
     draft: Path
@@ -49,6 +50,7 @@ class Setup:
     length: str
     batch: int
     environment: dict[str, str]
+    early_exit: Path | None = None
 
 
 def server_spec(variant: str, setup: Setup) -> ServerSpec:
@@ -61,6 +63,7 @@ def server_spec(variant: str, setup: Setup) -> ServerSpec:
         *("--specstore-draft-tokens", str(KV_TOKENS), "--specstore-draft-phrase", str(setup.phrase)),
     )
     flags = {"sssd": ours} | dict.fromkeys(BESIDE, (*ours, *process))
+    flags["mirror"] += ("--specstore-early-exit", str(setup.early_exit))
     threads = "2" if variant == "plain_two" else "1"
     return ServerSpec(
         variant,

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from benchmarks.report.markdown import Picture, interval, no_picture, table
 
-BESIDE = {"saguaro": "SAGUARO", "double": "DOUBLE", "duo": "DUO", "specstore": "SPECSTORE"}
+BESIDE = {
+    "saguaro": "SAGUARO",
+    "mirror": "MIRROR",
+    "double": "DOUBLE",
+    "duo": "DUO",
+    "specstore": "SPECSTORE",
+}
 FORECASTS = {name: f"{name}_forecast" for name in BESIDE}  # by what was measured
 NAMES = {
     "plain": "plain", "plain_two": "plain, two cores", "sssd": "SSSD", **BESIDE, "standalone": "STANDALONE",
