@@ -193,8 +193,11 @@ class DecodeWorker(TreeWorker):
         return packed, np.array([state.text.last for state in states], np.int64)
 
     def verification_begins(self, layout: TreeLayout) -> None:
-        """The early exit looks into steps that the draft side hears of."""
-        if self.tap is None or not (self.speculation is None or self.speculation.looked_up):
+        """The early exit looks into steps that the draft side hears of. Tensor-parallel ranks compute it together: they cannot know what
+        the first one told, and look into all."""
+        together = get_parallel().tp_group.world_size > 1
+        heard = together or (self.speculation is not None and self.speculation.looked_up)
+        if self.tap is None or not heard:
             return
         states, packed = self._launch.states, self._launch.packed
         shape = len(states), self._launch.width, -1
