@@ -87,13 +87,18 @@ def by_choices(
 
 
 def by_window(
-    question: Question, case: Case, batch: int, ratios: Sequence[float], layers: int
+    question: Question,
+    case: Case,
+    batch: int,
+    ratios: Sequence[float],
+    layers: int,
+    windows: Sequence[int] = WINDOWS,
 ) -> Iterator[dict]:
     """Figure 3a: a step's drafting on the critical path, over a target forward of one row, and tokens a step, by gamma. A draft that was
     not prepared is waited for, and `serial` drafts nothing beside the target."""
     pairs = question.pairs(case, batch)
     for ratio in ratios:
-        for window in WINDOWS:
+        for window in windows:
             asked = replace(question, times=at_ratio(question.times, ratio), lookahead=window)
             labels = {**case, "ratio": ratio, "batch": batch, "window": window}
             unit = asked.times.target(1)

@@ -30,8 +30,8 @@ def with_exits(pairs, right, seed=0):
     return pairs
 
 
-def made(right, acceptance=0.6):
-    return with_exits(synthetic_pairs(6, 120, acceptance, 0.6, 0.5, seed=1), right)
+def made(right, count=5, length=80):
+    return with_exits(synthetic_pairs(count, length, 0.6, 0.6, 0.5, seed=1), right)
 
 
 def question(pairs, times=TIMES, lookahead=7):
@@ -70,7 +70,7 @@ def test_more_choices_miss_less_and_a_deeper_exit_knows_more():
 def test_drafting_beside_the_forward_is_on_no_critical_path():
     pairs = made({10: 0.9})
     asked = question(pairs, replace(TIMES, target=lambda rows: 1.0))
-    rows = {(row["predicts"], row["window"]): row for row in by_window(asked, {}, 1, [20.0], LAYERS)}
+    rows = {(row["predicts"], row["window"]): row for row in by_window(asked, {}, 1, [20.0], LAYERS, (2, 5))}
     for window in (2, 5):
         exit, serial = rows["exit", window], rows["serial", window]
         assert exit["critical"] < 0.2 * serial["critical"] and serial["critical"] == pytest.approx(
@@ -79,7 +79,7 @@ def test_drafting_beside_the_forward_is_on_no_critical_path():
 
 
 def test_the_command_tabulates_and_draws(tmp_path, capsys):
-    pairs = made({5: 0.4, 10: 0.7})
+    pairs = made({5: 0.4, 10: 0.7}, count=3, length=40)
     save(tmp_path / "a.npz", pairs, load="mixed", agreement=0.6, layers=LAYERS)
     words = f"--ask exits methods --lookahead 7 --vocab-size 50000 --speed 6 --batch 1 --pairs {tmp_path / 'a.npz'}"
     command.main([*words.split(), "--json", str(tmp_path / "exits.json")])
