@@ -44,8 +44,7 @@ def train(run: Run, console: Console) -> EarlyExits:
     """Goes on from a checkpoint that is there. Raises ValueError for a model or texts that cannot be used, and `OtherRunError`."""
     from transformers import AutoModelForCausalLM
 
-    if len(run.texts) < 2:
-        raise ValueError(f"{len(run.texts)} answers: give at least 2, some are held out")
+    _check(run)
     dtype = torch.float32 if run.device == "cpu" else "auto"
     model = AutoModelForCausalLM.from_pretrained(run.model, dtype=dtype).to(run.device).eval()
     depth = model.config.get_text_config().num_hidden_layers
@@ -71,6 +70,16 @@ def train(run: Run, console: Console) -> EarlyExits:
     _write_report(run, recall, about, int(held_out.sum()), console)
     run.checkpoint.unlink(missing_ok=True)
     return exits
+
+
+def _check(run: Run) -> None:
+    """Before minutes of work. Raises ValueError."""
+    if len(run.texts) < 2:
+        raise ValueError(f"answers: {len(run.texts)}, give at least 2: some are held out")
+    if not run.out.parent.is_dir():
+        raise ValueError(f"out: no folder {run.out.parent}")
+    if torch.device(run.device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: {run.device}, and torch finds no GPU")
 
 
 def _bars(console: Console) -> Progress:

@@ -114,6 +114,22 @@ def test_what_is_held_out_is_not_trained_on(model, tmp_path, monkeypatch):
     assert seen == [[number for number in range(25) if number not in (9, 19)]]
 
 
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ({"texts": [Text([2], [3])]}, "answers: 1, give at least 2"),
+        ({"out": "missing/exits.safetensors"}, "out: no folder .*missing"),
+        ({"device": "cuda:7"}, "device: cuda:7, and torch finds no GPU"),
+    ],
+)
+def test_what_would_fail_in_the_end_is_named_at_once(model, tmp_path, monkeypatch, fault, named):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    given = {"texts": [Text([2], [3])] * 3, "out": "exits.safetensors", **fault}
+    run = Run(model, given["texts"], tmp_path / given["out"], device=given.get("device", "cpu"))
+    with pytest.raises(ValueError, match=named):
+        train(run, Console(file=io.StringIO()))
+
+
 def test_answers_are_read_as_distil_writes_them(model, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(model)
     file = tmp_path / "answers.jsonl"
