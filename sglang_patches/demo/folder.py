@@ -6,12 +6,14 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .errors import DemoModelError
 
 CHECKSUMS = "SHA256SUMS"
+_held = threading.local()  # folders whose lock a thread has
 
 
 def made_once(out: Path, write: Callable[[Path], None]) -> Path:
@@ -49,12 +51,19 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Two processes that need it at once: the second waits and finds it made."""
+    """Two processes that need it at once: the second waits and finds it made. What is made of another folder here may make that first:
+    this thread has the lock already."""
+    held: set[Path] = _held.__dict__.setdefault("folders", set())
+    if folder in held:
+        yield
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        held.add(folder)
         yield
     finally:
+        held.discard(folder)
         os.close(descriptor)
 
 

@@ -45,6 +45,15 @@ def test_a_broken_folder_is_made_again(tmp_path, write, harm):
     assert write.runs == 2
 
 
+@pytest.mark.timeout(60)
+def test_what_is_made_of_another_folder_makes_that_first(tmp_path, write):
+    def from_another(folder):
+        (folder / "weights").write_text((made_once(tmp_path / "a", write) / "weights").read_text())
+
+    assert (made_once(tmp_path / "b", from_another) / "weights").read_text() == "right"
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+
+
 def test_a_failure_leaves_nothing_behind(tmp_path):
     def fail(folder: Path) -> None:
         (folder / "weights").write_text("half")
