@@ -6,7 +6,9 @@ Everything else is checked on a tiny model: tests/conformance. gRPC with overlap
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from sglang_patches.drafting.registry import METHODS
 from sglang_patches.launch.servers import ServerSpec
 from tests.e2e.conftest import WORKSHOP_TOKENS
 from tests.support.servers import SglangServer, running
+from tests.support.tiny_exits import train_poor_exits
 
 SLICE = 10
 
@@ -25,11 +28,21 @@ def setup(request) -> str:
     return request.param
 
 
+@pytest.fixture(scope="module")
+def poor_exits(demo_model, tmp_path_factory) -> Callable[[], Path]:
+    """File of the demo model's early exits, made when it is first asked for."""
+    return functools.cache(
+        lambda: train_poor_exits(demo_model, tmp_path_factory.mktemp("exits") / "exits.safetensors")
+    )
+
+
 @pytest.fixture(scope="module", params=METHODS)
-def drafting(request, setup, demo_model, datastore_endpoint, logs) -> Iterator[SglangServer]:
+def drafting(request, setup, demo_model, datastore_endpoint, logs, poor_exits) -> Iterator[SglangServer]:
     scheduling, place = setup.split(", ")
     endpoint = "embedded" if place == "embedded" else datastore_endpoint
     flags = ("--specstore-endpoint", endpoint, "--specstore-deadline-ms", "200")
+    if METHODS[request.param].early_exit:
+        flags += ("--specstore-early-exit", str(poor_exits()))
     spec = ServerSpec(
         f"demo-{request.param}-{place}",
         demo_model,
