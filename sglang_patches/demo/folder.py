@@ -51,8 +51,8 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Two processes that need it at once: the second waits and finds it made. What is made of another folder here may make that first:
-    this thread has the lock already."""
+    """Two processes that need it at once: the second waits and finds it made. A thread that has the lock already goes on: it makes one
+    folder from another, which it makes first."""
     held: set[Path] = _held.__dict__.setdefault("folders", set())
     if folder in held:
         yield

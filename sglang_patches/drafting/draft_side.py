@@ -173,7 +173,7 @@ class DraftSide:
             draft.verified_at = self._ratio.now()
 
     def _expect(self, message: Expected) -> None:
-        """Of another verification than the last, or of one that was stale, the expectations are stale."""
+        """Drops expectations that do not belong to the verification under way."""
         draft = self._drafts[message.session]
         verifying = (draft.trie.root, *(draft.verifying or ()))
         nodes = [draft.trie.resolve(node) for node in message.nodes.tolist()]

@@ -232,7 +232,7 @@ class Speculation:
         [batch, width, choices] each.
         """
         with self._lock:
-            if states is not self._verified.states:  # told before its launch was, or over
+            if states is not self._verified.states:  # its launch is not told yet, or it is over
                 self._early = states, packed, choices
                 return
             self._channel.post(

@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 5e-5  # between two looks at the step's number
 LATE_SECONDS = 1.0  # after which a step's choices are not waited for: its graph has no early exit
-CHOICES = 8  # that the graph computes of a row
 
 
 class _Step(NamedTuple):
@@ -44,9 +43,9 @@ class _Step(NamedTuple):
 
 
 class GraphTap(Tap):
-    """rows: most of a forward."""
+    """rows: most of a forward. choices: of a row, that the graph computes."""
 
-    def __init__(self, runner: ModelRunner, adapter: Adapter, layer: int, rows: int) -> None:
+    def __init__(self, runner: ModelRunner, adapter: Adapter, layer: int, rows: int, choices: int) -> None:
         super().__init__(runner, adapter, layer)
         self._devices = torch.get_device_module(runner.device)
         self._stream = self._devices.Stream()
@@ -57,11 +56,11 @@ class GraphTap(Tap):
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         # What it writes.
-        self._tokens = torch.zeros(rows, CHOICES, dtype=torch.int32, pin_memory=True)
-        self._chances = torch.zeros(rows, CHOICES, pin_memory=True)
+        self._tokens = torch.zeros(rows, choices, dtype=torch.int32, pin_memory=True)
+        self._chances = torch.zeros(rows, choices, pin_memory=True)
         self._done = torch.zeros(1, dtype=torch.int64, pin_memory=True)
         self._kept: torch.Tensor | None = None  # states that the side stream reads, until it has joined
-        self._last = 0
+        self._last, self._told_late = 0, False
         _after(runner.model.model.layers[-1], self._join)
         self._steps: SimpleQueue[_Step] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="specstore-early-exit", daemon=True)
@@ -82,7 +81,7 @@ class GraphTap(Tap):
         self._stream.wait_stream(self._devices.current_stream())
         with self._devices.stream(self._stream):
             drawn = self._temperatures[:rows], self._seeds[:rows], self._positions[:rows]
-            tokens, chances = self._exit.expects(self._kept, *drawn, CHOICES)
+            tokens, chances = self._exit.expects(self._kept, *drawn, self._tokens.shape[1])
             self._tokens[:rows].copy_(tokens, non_blocking=True)
             self._chances[:rows].copy_(chances, non_blocking=True)
             self._done.copy_(self._number, non_blocking=True)
@@ -104,6 +103,9 @@ class GraphTap(Tap):
         done, until = self._done.numpy(), time.monotonic() + LATE_SECONDS
         while done[0] < step.number:
             if time.monotonic() > until:
+                if not self._told_late:
+                    logger.warning("specstore: a step's early exit did not speak; drafts come as without one")
+                    self._told_late = True
                 return
             time.sleep(POLL_SECONDS)
         tokens = self._tokens[: step.rows, : step.choices].numpy().copy()

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def make_tap(options: Options, runner: ModelRunner, rows: int, model: str, revision: str | None) -> Tap:
-    """rows: most of a verification. model, revision: as SGLang's --model-path and --revision. Raises ValueError that names the option for a file that is not of
+def make_tap(
+    options: Options, runner: ModelRunner, rows: int, choices: int, model: str, revision: str | None
+) -> Tap:
+    """rows: most of a verification. choices: most of a row. model, revision: as SGLang's --model-path and --revision. Raises ValueError that names the option for a file that is not of
     this model, or a model that has no place for it, OSError for a file that cannot be read."""
     try:
         exits = EarlyExits.load(Path(options.early_exit))
@@ -35,7 +37,7 @@ def make_tap(options: Options, runner: ModelRunner, rows: int, model: str, revis
     )  # fmt: skip
     if runner.device == "cpu":
         return HostTap(runner, exits.adapters[layer], layer)
-    return GraphTap(runner, exits.adapters[layer], layer, rows)
+    return GraphTap(runner, exits.adapters[layer], layer, rows, choices)
 
 
 def _refuse_other_model(exits: EarlyExits, model: str, revision: str | None) -> None:

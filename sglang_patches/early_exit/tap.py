@@ -51,10 +51,7 @@ class Draws(NamedTuple):
 
 
 class EarlyExit:
-    """The target's output head after an adapter.
-
-    expects: the choices of rows of hidden states, [rows, H] -> tokens, int64 [rows, choices], and their probabilities.
-    """
+    """The target's output head after an adapter."""
 
     def __init__(self, runner: ModelRunner, adapter: Adapter) -> None:
         self._model, self._vocabulary = runner.model, runner.model_config.vocab_size
@@ -69,8 +66,11 @@ class EarlyExit:
         positions: torch.Tensor,
         choices: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A request that shares its noise: the early exit draws as the target will. The request's other filters are left out: they
-        take away tokens that are rarely among the first."""
+        """Tokens, int64 [rows, choices], and their probabilities, float32 [rows, choices], best first. states: [rows, H]. temperatures:
+        float32 [rows]. seeds, positions: int64 [rows], as of `shared_noise.best`.
+
+        It draws with the noise that the target will draw with. Top-k, top-p and min-p are left out: what they take away is rarely
+        among the first."""
         logits = self._logits(self._adapter(states))
         probabilities = torch.softmax(logits.float() / temperatures.view(-1, 1), dim=-1)
         return best(probabilities, seeds, positions, choices)

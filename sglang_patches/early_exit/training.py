@@ -25,7 +25,8 @@ class OtherRunError(ValueError):
 
 @dataclass
 class Training:
-    """head: the target's output head, [vocabulary, H], not changed; the adapters are on its device. identity: what a checkpoint belongs to. checkpoint: its file."""
+    """head: the target's output head, [vocabulary, H], not changed; the adapters are on its device. identity: what a checkpoint belongs
+    to. checkpoint: its file. Raises `OtherRunError` for a checkpoint of another run."""
 
     states: States
     head: torch.Tensor

@@ -1,4 +1,4 @@
-"""Early exits of the demo's targets, made on first use (some minutes)."""
+"""Early exits of the demo's targets, made on first use."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from sglang_patches.drafting import verified
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.messages import Sampling
-from sglang_patches.drafting.mirror import choices_of
+from sglang_patches.drafting.mirror import MOST, choices_of
 from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.process.settings import draft_settings
 from sglang_patches.drafting.process.start import start_draft_process
@@ -132,7 +132,7 @@ class DecodeWorker(TreeWorker):
     def _make_tap(self, server_args: ServerArgs) -> Tap:
         view = resolving_view(server_args)
         rows = view.max_running_requests * self.max_width
-        return make_tap(self.options, self.model_runner, rows, view.model_path, view.revision)
+        return make_tap(self.options, self.model_runner, rows, MOST, view.model_path, view.revision)
 
     def start_draft(self, vocab_size: int) -> DraftChannel:
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
@@ -195,9 +195,10 @@ class DecodeWorker(TreeWorker):
     def verification_begins(self, layout: TreeLayout) -> None:
         """The early exit looks into steps that the draft side hears of. Tensor-parallel ranks compute it together: they cannot know what
         the first one told, and look into all."""
+        if self.tap is None:
+            return
         together = get_parallel().tp_group.world_size > 1
-        heard = together or (self.speculation is not None and self.speculation.looked_up)
-        if self.tap is None or not heard:
+        if not (together or (self.speculation is not None and self.speculation.looked_up)):
             return
         states, packed = self._launch.states, self._launch.packed
         shape = len(states), self._launch.width, -1

@@ -140,7 +140,7 @@ def streams(monkeypatch):
 
 def test_on_an_accelerator_the_choices_come_from_another_thread(streams):
     made, adapter, found = runner(), Adapter(HIDDEN), SimpleQueue()
-    tap, host = graph_tap.GraphTap(made, adapter, EXIT, rows=32), runner()
+    tap, host = graph_tap.GraphTap(made, adapter, EXIT, rows=32, choices=8), runner()
     said = []
     host_tap = HostTap(host, adapter, EXIT)
     for seed, rows in ((3, 6), (4, 4), (5, 8)):
@@ -156,7 +156,7 @@ def test_on_an_accelerator_the_choices_come_from_another_thread(streams):
 def test_what_a_later_step_has_written_over_is_not_told(streams, monkeypatch):
     made, found = runner(), SimpleQueue()
     monkeypatch.setattr(graph_tap, "POLL_SECONDS", 0.05)
-    tap = graph_tap.GraphTap(made, Adapter(HIDDEN), EXIT, rows=32)
+    tap = graph_tap.GraphTap(made, Adapter(HIDDEN), EXIT, rows=32, choices=8)
     with mock.patch.object(tap, "_steps", SimpleQueue()) as held:  # the thread waits for the first queue
         for number in (1, 2):
             tap.expect(draws([1.0], [None], 4), 2, lambda *answer, number=number: found.put(number))
@@ -166,20 +166,21 @@ def test_what_a_later_step_has_written_over_is_not_told(streams, monkeypatch):
     assert found.get(timeout=1) == 2 and found.empty()
 
 
-def test_a_step_without_an_early_exit_is_given_up(streams, monkeypatch):
+def test_a_step_without_an_early_exit_is_given_up_and_the_log_says_so(streams, monkeypatch, caplog):
     monkeypatch.setattr(graph_tap, "LATE_SECONDS", 0.05)
     made, found = runner(), SimpleQueue()
-    tap = graph_tap.GraphTap(made, Adapter(HIDDEN), EXIT, rows=32)
+    tap = graph_tap.GraphTap(made, Adapter(HIDDEN), EXIT, rows=32, choices=8)
     tap.expect(draws([1.0], [None], 4), 2, lambda *answer: found.put(1))
     time.sleep(0.2)
     tap.expect(draws([1.0], [None], 4), 2, lambda *answer: found.put(2))
     made.model(states(4))
     assert found.get(timeout=60) == 2 and found.empty()
+    assert caplog.text.count("a step's early exit did not speak") == 1
 
 
 def test_a_receiver_that_fails_stops_nothing_but_the_reading(streams, caplog):
     made = runner()
-    tap = graph_tap.GraphTap(made, Adapter(HIDDEN), EXIT, rows=32)
+    tap = graph_tap.GraphTap(made, Adapter(HIDDEN), EXIT, rows=32, choices=8)
     before = made.model(states(4))
     with caplog.at_level(logging.ERROR):
         tap.expect(draws([1.0], [None], 4), 2, lambda *answer: 1 / 0)
