@@ -179,7 +179,9 @@ class GrpcDatastore(Datastore):
                 self._run_stream()
                 reason = "stream ended by the service"
             except grpc.RpcError as error:
-                reason = f"{error.code().name}: {error.details()}"
+                # Who cancels a stream has said why.
+                cancelled = self._call.cancelled()
+                reason = self._disconnect_reason if cancelled else f"{error.code().name}: {error.details()}"
             with self._state:
                 if self._closed:
                     return
