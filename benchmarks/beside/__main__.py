@@ -144,7 +144,9 @@ class Run:
             self._full_forward_ms = 1e3 * times.forward(self._given.rows)
             points = ", ".join(f"{rows:.1f} rows {1e3 * s:.0f} ms" for rows, s in times.points())
             prefill = f"prefill {1e3 * times.prefill(100):.0f} ms for 100 tokens"
-            say(f"draft forwards of {variant}: {points}; {prefill}")
+            say(
+                f"draft forwards of {variant}: {points}; {prefill}; {1e3 * times.around_forward:.1f} ms around each"
+            )
 
     def measure_all(self) -> None:
         """In rounds of a group of every batch size and ratio, so that a run that is cut off has all of them."""

@@ -17,6 +17,7 @@ from sglang_patches.launch.servers import SglangServer
 
 FORWARDS, ROWS = "specstore_draft_forward_seconds", "specstore_draft_rows_total"
 PREFILLS, PREFILLED = "specstore_draft_prefill_seconds_sum", "specstore_draft_prefilled_tokens_total"
+ROUNDS = "specstore_draft_round_seconds"
 LOOKUPS = "specstore_speculation_lookups_total"
 RESULTS = ("hit", "waited", "miss")
 
@@ -25,9 +26,9 @@ Draft = dict[str, dict[str, float]]
 
 def draft_counters(server: SglangServer) -> Draft:
     """Of a server with a draft process, since it runs. `forwards`, `seconds`, `rows` by rows of the forward, rounded up to a power of two;
-    `prefill`: seconds and tokens; `lookups` by result."""
+    `prefill`: seconds and tokens; `rounds`: seconds and count; `lookups` by result."""
     found: Draft = {
-        name: defaultdict(float) for name in ("forwards", "seconds", "rows", "prefill", "lookups")
+        name: defaultdict(float) for name in ("forwards", "seconds", "rows", "prefill", "rounds", "lookups")
     }
     for sample in samples(server.url):
         rows = sample.labels.get("rows", "")
@@ -37,6 +38,8 @@ def draft_counters(server: SglangServer) -> Draft:
             ROWS: ("rows", rows),
             PREFILLS: ("prefill", "seconds"),
             PREFILLED: ("prefill", "tokens"),
+            f"{ROUNDS}_sum": ("rounds", "seconds"),
+            f"{ROUNDS}_count": ("rounds", "count"),
             LOOKUPS: ("lookups", sample.labels.get("result", "")),
         }.get(sample.name)
         if where is not None:
@@ -102,6 +105,13 @@ class DraftTimes:
         """Seconds of a prompt of so many tokens."""
         spent = self.totals["prefill"]
         return tokens * spent["seconds"] / spent["tokens"] if spent.get("tokens") else 0.0
+
+    @property
+    def around_forward(self) -> float:
+        """Seconds of a round but for what the model takes: messages, guesses, look-ups."""
+        rounds = self.totals["rounds"]
+        model = sum(self.totals["seconds"].values()) + self.totals["prefill"].get("seconds", 0.0)
+        return max(0.0, rounds["seconds"] - model) / rounds["count"] if rounds.get("count") else 0.0
 
 
 class TargetTimes:

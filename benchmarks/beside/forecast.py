@@ -52,7 +52,13 @@ class Forecaster:
         self, pairs: Sequence[Pair], target: Callable[[int], float], draft: DraftTimes, warm: int, until: int
     ) -> dict:
         """A `window` of these requests with its tally. target: seconds by the rows of all requests together."""
-        times = replace(self._times, target=target, draft=draft.forward, prefill=draft.prefill)
+        times = replace(
+            self._times,
+            target=target,
+            draft=draft.forward,
+            prefill=draft.prefill,
+            around=draft.around_forward,
+        )
         pipeline = self._pipeline
         pipeline.begin(pairs, times, len(pairs))
         courses = [Course([], [], []) for _ in pairs]

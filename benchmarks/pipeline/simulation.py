@@ -36,12 +36,13 @@ KINDS = HIT, WAITED, FELL_BACK, NOTHING = "hit", "waited", "fell back", "nothing
 @dataclass(frozen=True)
 class Times:
     """Seconds. target, draft: of a forward over so many rows. delay: of a message, either way. prefill: of the draft model, over so
-    many tokens of a prompt."""
+    many tokens of a prompt. around: of a round of the draft side, but for its model's."""
 
     target: Callable[[int], float]
     draft: Callable[[int], float]
     delay: float = 0.0
     prefill: Callable[[int], float] = lambda tokens: 0.0
+    around: float = 0.0
 
 
 @dataclass
@@ -147,6 +148,7 @@ class TimedDraftSide(DraftChannel):
             begun, self._free = self._free, self.now()
             self._free += self.times.prefill(model.prefilled) if model.prefilled else 0.0
             self.busy.append((begun, self._free))
+            self._free += self.times.around
         self._answers += [(self._free + self.times.delay, answer) for answer in answers + (worked or [])]
         return True
 

@@ -6,6 +6,7 @@ import logging
 import time
 
 import numpy as np
+from prometheus_client import Summary
 
 from datastore_service.client import Datastore, open_datastore
 from datastore_service.protocol.types import Namespace
@@ -24,6 +25,10 @@ logger = logging.getLogger(__name__)
 WARM_UP = "warm-up"  # name of a session
 CHUNK = 256  # tokens of a prompt between two draft forwards
 ROOM_SECONDS = 0.5  # after which room is looked for again
+ROUND_SECONDS = Summary(
+    "specstore_draft_round_seconds",
+    "Rounds in which the draft model ran, or a text of it was begun: messages, guesses, look-ups, the forward, answers",
+)
 
 
 def draft_parts(settings: DraftSettings) -> DraftParts:
@@ -80,9 +85,13 @@ class DraftServer:
         idle = True
         while True:
             patience = 0.0 if not idle else ROOM_SECONDS if self._side.waits_for_room else None
-            answers = self._side.hear(self._connection.receive(patience))
+            messages = self._connection.receive(patience)
+            began = time.monotonic()
+            answers = self._side.hear(messages)
             drafted = self._side.work()
             idle = drafted is None
             answers += drafted or ()
             if answers:
                 self._connection.send(answers)
+            if not idle:
+                ROUND_SECONDS.observe(time.monotonic() - began)

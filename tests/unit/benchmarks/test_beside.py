@@ -87,6 +87,7 @@ def counters(forwards, seconds, rows) -> dict:
         "seconds": seconds,
         "rows": rows,
         "prefill": {"seconds": 2.0, "tokens": 400.0},
+        "rounds": {"seconds": 2.0 + sum(seconds.values()) * 1.5, "count": sum(forwards.values())},
     }
 
 
@@ -96,6 +97,7 @@ def test_draft_times_are_those_of_all_loads():
     times.learn(counters({"8": 2, "32": 5}, {"8": 0.2, "32": 1.0}, {"8": 12, "32": 120}))
     assert times.points() == [(6, 0.1), (24, 0.2)]
     assert times.forward(15) == pytest.approx(0.15) and times.prefill(100) == pytest.approx(0.5)
+    assert times.around_forward == pytest.approx(0.5 * 1.4 / 9)
 
 
 def test_more_rows_of_a_draft_forward_are_never_thought_quicker():
@@ -129,7 +131,8 @@ def synthetic_pairs(count: int, acceptance: float) -> list[Pair]:
 def draft_times(seconds: float, prefill: float = 0.0) -> DraftTimes:
     times = DraftTimes()
     times.learn(
-        counters({"32": 1}, {"32": seconds}, {"32": ROWS}) | {"prefill": {"seconds": prefill, "tokens": 1.0}}
+        counters({"32": 1}, {"32": seconds}, {"32": ROWS})
+        | {"prefill": {"seconds": prefill, "tokens": 1.0}, "rounds": {}}
     )
     return times
 

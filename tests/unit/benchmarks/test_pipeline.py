@@ -134,6 +134,16 @@ def test_drafting_beside_the_target_beats_drafting_before_it():
     assert row["synchronous_over_plain"].value == pytest.approx(expected, rel=0.05)
 
 
+def test_what_the_draft_side_does_around_its_forwards_takes_drafting_time():
+    def tokens(draft, around=0.0):
+        times = Times(lambda rows: STEP, lambda rows: draft, around=around)
+        return question(acceptance=1.0, times=times).tally({}, 1, fallback="none").tokens_a_step()
+
+    slower = tokens(STEP / 2)
+    assert tokens(STEP / 4, STEP / 4) == pytest.approx(slower, rel=0.05)
+    assert slower < 0.8 * tokens(STEP / 4)
+
+
 def test_messages_that_take_longer_than_a_step_miss():
     late = question(times=Times(lambda rows: STEP, lambda rows: DRAFT, delay=2 * STEP)).tally(
         {}, 1, fallback="none"
