@@ -14,7 +14,7 @@ from sglang_patches.drafting.registry import DEFAULT, Method
 from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import drift_message
 from sglang_patches.options import load_options
-from sglang_patches.workers import cache_room, finish_hooks
+from sglang_patches.workers import cache_room, finish_hooks, usage_report
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,10 @@ class TreeAlgorithm(CustomSpecAlgo):
         refuse_unsupported(self.method, server_args)
         cfg = resolving_view(server_args)
         verifies = cfg.disaggregation_mode != "prefill"
-        refuse_if_left_out((*cache_room.HOOKS, *(finish_hooks.HOOKS if verifies else ())))
+        refuse_if_left_out(cache_room.HOOKS)
+        if verifies:
+            refuse_if_left_out((*finish_hooks.HOOKS, *usage_report.SCHEDULER_HOOKS))
+            usage_report.register_metrics()
         for field, value in tree_attention.choose(self.name, server_args).items():
             setattr(server_args, field, value)
         width = load_options().nodes + 1

@@ -30,6 +30,8 @@ def _row(path: str, parameters: str | None, why: str) -> HostSymbol:
 
 _SRT = "sglang.srt."
 _PROCESSOR = _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
+_STREAMER = _SRT + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer."
+_MANAGER = _SRT + "managers.tokenizer_manager.TokenizerManager."
 _REPACK = "hooked on a CPU: packed weights are made again"
 _REGISTRY = _SRT + "plugins.hook_registry."
 HOST_SYMBOLS: tuple[HostSymbol, ...] = (
@@ -116,6 +118,21 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         _PROCESSOR + "process_batch_result_prebuilt",
         "self batch",
         "hooked: closes the session of a request that ends as it joins a decode instance's batch",
+    ),
+    # What a request's answer says of its decoding
+    _row(_SRT + "managers.scheduler.Scheduler.get_output_streamer_class", "self", "hooked: adds our field"),
+    _row(_STREAMER + "build_additional_customized_info", "self reqs", "overridden: our field"),
+    _row(_STREAMER + "has_additional_customized_info", None, "overridden: there is a field"),
+    _row(_SRT + "managers.schedule_batch.Req.output_ids_through_stop", None, "the tokens of the answer"),
+    _row(
+        _MANAGER + "update_request_meta_info",
+        "self meta_info state customized_info index finish_reason",
+        "hooked: our field is no list",
+    ),
+    _row(
+        _MANAGER + "_calculate_spec_decoding_metrics",
+        "self meta_info recv_obj i",
+        "hooked: drafted tokens are those that were verified",
     ),
     # A step: draft, forward, commit
     _row(_SRT + "model_executor.forward_batch_info.ForwardMode.DECODE", None, "a step of plain decoding"),

@@ -85,6 +85,8 @@ def register_method(method: Method) -> None:
             return PrefillWorker
         from sglang_patches.workers.decode import DecodeWorker
         from sglang_patches.workers.finish_hooks import register_finish_hooks
+        from sglang_patches.workers.usage_report import register_streamer
 
         register_finish_hooks()
+        register_streamer()
         return DecodeWorker.of(method)

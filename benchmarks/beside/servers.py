@@ -32,7 +32,7 @@ WITH_DRAFT = (*BESIDE, "standalone")
 ALGORITHMS = {name: name.upper() for name in ("sssd", *WITH_DRAFT)}
 DRAFT_PROGRAM = "sglang_patches.drafting.process"
 TARGET_CORE, DRAFT_CORE = 0, 1
-KV_TOKENS = 8192
+KV_TOKENS = 4096
 
 
 @dataclass(frozen=True)

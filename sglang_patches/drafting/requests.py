@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Opening
 from sglang_patches.drafting.outcome import Outcome, settle
 from sglang_patches.drafting.text import Text
+from sglang_patches.drafting.usage import Usage
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 # Requests that vanished, neither finished nor aborted, leave the book after this time.
 UNSEEN_SECONDS = 600.0
+USAGE = "specstore_usage"  # attribute of a request of SGLang: its `Usage`, for the answer
 
 
 class Step(NamedTuple):
@@ -43,8 +45,8 @@ class RequestState:
 
     session: its name with the datastore and the draft side. plain_reason: why nothing may be drafted for it, None if it may.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
-    known. confirmed: tokens that no retraction can take back. ended: its session is closed. ends: tokens that end it.
-    Overlap scheduling may launch a request once more after the step that ended it.
+    known. confirmed: tokens that no retraction can take back. ended: its session is closed. ends: tokens that end it. usage: what
+    its answer says of its steps. Overlap scheduling may launch a request once more after the step that ended it.
     """
 
     req: Req
@@ -60,14 +62,21 @@ class RequestState:
     tree: DraftTree = EMPTY_TREE
     last_seen: float = 0.0
     ends: frozenset[int] = frozenset()
+    usage: Usage = field(default_factory=Usage)
 
 
-def request_opening(req: Req, publish: bool) -> Opening:
-    """Reads `custom_params["specstore"]`: {"conversation": name, "publish": bool}."""
+def _wishes(req: Req) -> dict:
+    """`custom_params["specstore"]`: {"conversation": name, "publish": bool, "sources": bool}."""
     wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
     if not isinstance(wishes, dict):
         logger.warning("specstore: custom_params.specstore of %s is not an object, ignored", req.rid)
-        wishes = {}
+        return {}
+    return wishes
+
+
+def request_opening(req: Req, publish: bool) -> Opening:
+    """Reads the request's `custom_params`."""
+    wishes = _wishes(req)
     return Opening(
         conversation=str(wishes.get("conversation", "")),
         publish=publish and bool(wishes.get("publish", True)),
@@ -202,7 +211,9 @@ class RequestBook:
             ended=req.finished(),
             last_seen=time.monotonic(),
             ends=end_tokens(req),
+            usage=Usage(opening.prompt_length, bool(_wishes(req).get("sources", False))),
         )
+        setattr(req, USAGE, state.usage)
         if not state.ended:
             self._states[req.rid] = state
         return state

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 from prometheus_client import Counter
 
-from datastore_service.protocol.tree import Tier
 from sglang_patches.drafting.outcome import Outcome
-from sglang_patches.drafting.source import DRAFT_MODEL, SOURCES
+from sglang_patches.drafting.source import SOURCES, source_name
 
 VERIFIED = Counter("specstore_verified_nodes", "Drafted tokens that the target verified", ["source"])
 ACCEPTED = Counter("specstore_accepted_nodes", "Drafted tokens that the target accepted", ["source"])
@@ -31,4 +30,4 @@ def count(outcomes: Iterable[Outcome]) -> None:
 
 @functools.cache  # a label's look-up costs more than the count
 def _labelled(counter: Counter, source: int) -> Counter:
-    return counter.labels("draft_model" if source == DRAFT_MODEL else Tier(source).name.lower())
+    return counter.labels(source_name(source))

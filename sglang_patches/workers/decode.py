@@ -91,6 +91,7 @@ class DecodeWorker(TreeWorker):
         )
         self._last_sweep = time.monotonic()
         self._not_learned: list[Outcome] = []
+        self._counted = 0  # of these
         self.datastore: DatastoreFeed | None = None
         self.parts: Parts | None = None
         self.speculation: Speculation | None = None
@@ -162,6 +163,8 @@ class DecodeWorker(TreeWorker):
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         state = self.book.close(rid)
         if state is not None:
+            self._not_learned += self.book.settle([state])
+            self._count()
             for feed in self._feeds:
                 feed.close([state])
 
@@ -215,9 +218,10 @@ class DecodeWorker(TreeWorker):
 
     def verification_launched(self, batch: ScheduleBatch) -> None:
         states, trees, _, width, began = self._launch
-        verified.count(self._not_learned)
+        self._count()
         self.policy.acceptance.learn(outcome for outcome in self._not_learned if outcome.request in self.book)
         self._not_learned.clear()
+        self._counted = 0
         for state, tree in zip(states, trees, strict=True):
             state.tree = tree.first(width - 1)
         if self.speculation is not None:
@@ -244,6 +248,13 @@ class DecodeWorker(TreeWorker):
         if self.parts is not None:
             self.parts.fallback.outcomes_known(outcomes)
         self._not_learned += outcomes
+
+    def _count(self) -> None:
+        news = self._not_learned[self._counted :]
+        self._counted = len(self._not_learned)
+        verified.count(news)
+        for outcome in news:
+            outcome.request.usage.add(outcome)
 
     def _settle(self, states: list[RequestState]) -> None:
         outcomes = self.book.settle(states)

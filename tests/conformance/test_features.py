@@ -86,6 +86,37 @@ def test_chat_completions_stream(server, plain):
     assert "".join(deltas) == whole != ""
 
 
+def test_an_answer_says_what_its_steps_verified(server, prompts):
+    """The width of a step varies, and SGLang counts the widest."""
+    wanted = {"custom_params": {"specstore": {"sources": True}}}
+    drafted = 0
+    for ids in prompts[:4]:
+        whole = greedy(server, ids, **wanted)
+        *pieces, last = server.stream(ids, temperature=0, max_new_tokens=NEW_TOKENS, **wanted)
+        for answer in (whole, last):
+            info, tokens = answer["meta_info"], len(answer["output_ids"])
+            told = info["specstore"]
+            assert told["steps"] == info["spec_verify_ct"]
+            assert sum(told["accepted"].values()) + told["steps"] + 1 >= tokens == len(told["sources"])
+            assert tokens - told["sources"].count("target") <= info["spec_num_correct_drafts"]
+            assert set(told["sources"]) - {"target"} <= set(told["accepted"]) <= set(told["drafted"])
+            assert info["spec_num_proposed_drafts"] == sum(told["drafted"].values())
+            drafted += info["spec_num_proposed_drafts"]
+        assert not any("specstore" in piece["meta_info"] for piece in pieces)
+    assert drafted
+
+
+def test_the_openai_endpoints_count_what_was_verified(server):
+    body = {"model": "default", "prompt": "a", "max_tokens": 24, "temperature": 0}
+    answer = requests.post(
+        server.url + "/v1/completions", json=body | {"return_spec_tokens_details": True}, timeout=300
+    ).json()
+    details = answer["sglext"]["spec_tokens_details"]
+    assert 0 <= details["spec_num_correct_drafts"] <= details["spec_num_proposed_drafts"]
+    widest = requests.get(server.url + "/server_info", timeout=60).json()["speculative_num_draft_tokens"]
+    assert details["spec_num_proposed_drafts"] < details["spec_verify_ct"] * (widest - 1)
+
+
 @pytest.mark.parametrize("kind", ["stop", "stop_token_ids"])
 def test_the_end_of_an_answer(server, plain, prompts, kind):
     """A drafted path may run past a stop: nothing after it may show."""
