@@ -1,8 +1,8 @@
 """`python -m benchmarks.beside`: drafting beside the target against plain decoding, SSSD, STANDALONE and the simulator's forecasts.
 
 With --speed the target's latency is EMULATED, by a sleep inside its forwards (benchmarks.emulated_latency): so many times a full
-draft forward. Without it, what is measured is what the processor computes. Each process has one core. Prompts come from a file of
-pairs (benchmarks.beside.models), which also says what the two models say.
+draft forward. Without it, what is measured is what the processor computes, in the type that suits it. Each process has one core.
+Prompts come from a file of pairs (benchmarks.beside.models), which also says what the two models say.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from benchmarks.report.records import finish
 from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.variants import prepare
 from benchmarks.traces import SHIPPED_PRIOR, load_traces
-from sglang_patches.launch.servers import SglangServer, exit_when_terminated
+from sglang_patches.launch.servers import SglangServer, exit_when_terminated, suitable_dtype
 from sglang_patches.options import Options
 
 DELAY = 0.5e-3  # seconds of a message between the processes: both wake up for it
@@ -274,6 +274,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         setup = Setup(
             given.model,
             given.draft,
+            "float32" if latency else suitable_dtype(),
             knowledge.prior,
             given.nodes,
             given.rows,

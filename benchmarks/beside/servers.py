@@ -23,7 +23,6 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.serve.variants import STANDALONE_CHAIN
 from sglang_patches.launch.servers import ServerSpec, SglangServer
 
 BESIDE = ("saguaro", "mirror", "double", "duo", "specstore")  # have a draft process
@@ -37,12 +36,13 @@ KV_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Setup:
-    """nodes: drafted tokens a step of our methods, and of the draft process after each guess. rows: of a draft forward. phrase: tokens
-    of a datastore that it checks in one (DOUBLE). length: whether all are verified (static) or as many as pay (adaptive). prior:
-    directory of `specstore build`. early_exit: file of the target's (MIRROR), None without."""
+    """dtype: of both models. nodes: drafted tokens a step, and of the draft process after each guess. rows: of a draft forward.
+    phrase: tokens of a datastore that it checks in one (DOUBLE). length: whether all are verified (static) or as many as pay
+    (adaptive). prior: directory of `specstore build`. early_exit: file of the target's (MIRROR), None without."""
 
     model: Path
     draft: Path
+    dtype: str
     prior: Path
     nodes: int
     rows: int
@@ -69,8 +69,8 @@ def server_spec(variant: str, setup: Setup) -> ServerSpec:
         variant,
         setup.model,
         ALGORITHMS.get(variant),
-        "float32",
-        STANDALONE_CHAIN if variant == "standalone" else setup.nodes,
+        setup.dtype,
+        setup.nodes,
         setup.draft if variant in WITH_DRAFT else None,
         flags=(*flags.get(variant, ()), "--enable-metrics"),
         environment={**setup.environment, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"},

@@ -196,7 +196,16 @@ def test_what_was_answered_is_not_known_the_second_time():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_servers(variant, tmp_path):
     setup = Setup(
-        tmp_path, tmp_path / "draft", tmp_path / "prior", K, ROWS, 7, "static", 8, {"EMULATED": "yes"}
+        tmp_path,
+        tmp_path / "draft",
+        "float32",
+        tmp_path / "prior",
+        K,
+        ROWS,
+        7,
+        "static",
+        8,
+        {"EMULATED": "yes"},
     )
     spec = server_spec(variant, setup)
     words = spec.command(1)
