@@ -80,10 +80,16 @@ def build(
     out: Annotated[Path, typer.Option(help="directory of the prior; a finished one is appended to")],
     tokenizer: Annotated[Path, typer.Option(help="the model's folder, for its tokenizer.json")],
     field: Annotated[str, typer.Option(help="field of a JSONL line, column of a Parquet file")] = "text",
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="build on a Ray cluster: HOST:PORT of its head, or `local` for one on this machine"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Builds a prior from a corpus. An interrupted build goes on where it stopped."""
-    built = build_shown(sources, out, tokenizer, field)
+    built = build_shown(sources, out, tokenizer, field, ray)
     print(json.dumps(built.fields) if as_json else built)
 
 

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
 
-import numpy as np
-
-from datastore_service.engine.segment import build_segment
-from datastore_service.storage.corpus import groups, read_tokens
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
 from datastore_service.storage.manifest import MANIFEST, Manifest, has_manifest, read_manifest, write_manifest
+from datastore_service.storage.parts import Built, Part, PartBuilder, Recipe, build_here, parts_of
 from datastore_service.storage.segment_file import SUFFIX, write_segment
 from datastore_service.storage.tokenizer import load_tokenizer
 
 SEGMENT_TOKENS = 1 << 26
+# The last segment of a part is smaller than the others, so a part holds several: about four, with 4 bytes of text a token.
+PART_BYTES = 16  # for each token of a segment
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """documents, tokens: indexed by this build so far. An interrupted run's are included in documents only."""
+    """documents, tokens: indexed by this run so far. segments: of the whole prior."""
 
     documents: int
     tokens: int
@@ -39,29 +36,31 @@ def build_prior(
     field: str = "text",
     segment_tokens: int = SEGMENT_TOKENS,
     progress: Callable[[Progress], None] = lambda _: None,
+    builder: PartBuilder = build_here,
 ) -> Manifest:
     """Tokenises the files (storage.corpus lists their kinds) and writes segments of at most `segment_tokens` tokens. A
     longer document gets a segment of its own.
 
-    A finished prior of the same tokenizer in the directory is appended to. An interrupted build of the same files
-    continues after its last finished segment. progress is called after each segment.
+    The corpus is divided into parts of whole files, and no segment reaches beyond its part. builder: who builds the parts. It
+    changes no byte of the prior. A finished prior of the same tokenizer in the directory is appended to. An interrupted
+    build of the same files continues after its last finished segment. progress is called after each segment.
 
     Raises StorageError for an unreadable file, an id outside the vocabulary, a directory of another tokenizer, a
     directory of another unfinished build, and a corpus without tokens."""
     directory = Path(directory)
     paths = [Path(source) for source in sources]
     manifest = _begin(directory, paths, tokenizer_folder, field, segment_tokens)
-    tokenizer = load_tokenizer(tokenizer_folder)
-    corpus = chain.from_iterable(read_tokens(path, field, tokenizer, manifest.vocab_size) for path in paths)
-    documents = islice(corpus, manifest.documents, None)
-    resumed, tokens = manifest.documents > 0, 0
-    for group in groups(documents, segment_tokens):
-        manifest = _add_segment(directory, manifest, group)
-        tokens += sum(map(len, group))
-        progress(Progress(manifest.documents, tokens, len(manifest.segments)))
+    recipe = Recipe(load_tokenizer(tokenizer_folder), field, manifest.vocab_size, segment_tokens)
+    resumed = manifest.part > 0 or manifest.documents > 0
+    documents = tokens = 0
+    for built in builder(recipe, _unfinished(paths, segment_tokens, manifest)):
+        manifest = _add_segment(directory, manifest, built)
+        documents += built.segment.documents
+        tokens += len(built.segment)
+        progress(Progress(documents, tokens, len(manifest.segments)))
     if tokens == 0 and not resumed:
         raise StorageError(", ".join(map(str, paths)) or directory, "corpus", "holds no tokens")
-    manifest = replace(manifest, source="", documents=0)
+    manifest = replace(manifest, source="", part=0, documents=0)
     write_manifest(directory, manifest)
     return manifest
 
@@ -97,17 +96,24 @@ def _begin(
     return replace(manifest, source=source)
 
 
+def _unfinished(paths: list[Path], segment_tokens: int, manifest: Manifest) -> list[Part]:
+    """The parts of which the manifest's segments do not hold all."""
+    parts = parts_of(paths, PART_BYTES * segment_tokens)[manifest.part :]
+    return [replace(part, skipped=manifest.documents * (part.number == manifest.part)) for part in parts]
+
+
 def _source_digest(paths: list[Path], field: str, segment_tokens: int) -> str:
+    """Of all that decides which documents are in which segment."""
     stamps = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    return hashlib.sha256(json.dumps([stamps, field, segment_tokens]).encode()).hexdigest()
+    options = [field, segment_tokens, PART_BYTES]
+    return hashlib.sha256(json.dumps([stamps, *options]).encode()).hexdigest()
 
 
-def _add_segment(directory: Path, manifest: Manifest, group: list[np.ndarray]) -> Manifest:
+def _add_segment(directory: Path, manifest: Manifest, built: Built) -> Manifest:
     name = f"{len(manifest.segments):06d}{SUFFIX}"
-    segment = build_segment(group, manifest.vocab_size, threads=os.cpu_count() or 1)
-    write_segment(directory / name, segment, manifest.tokenizer)
+    write_segment(directory / name, built.segment, manifest.tokenizer)
     manifest = replace(
-        manifest, segments=(*manifest.segments, name), documents=manifest.documents + len(group)
+        manifest, segments=(*manifest.segments, name), part=built.part, documents=built.documents
     )
     write_manifest(directory, manifest)
     return manifest

@@ -14,6 +14,11 @@ class StorageError(Exception):
         super().__init__(f"{path}: {field}: {reason}")
         self.path = Path(path)
         self.field = field
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[StorageError], tuple[Path, str, str]]:
+        """Errors travel between the processes of a build."""
+        return StorageError, (self.path, self.field, self.reason)
 
 
 def shortened(digits: str) -> str:

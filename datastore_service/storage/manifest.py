@@ -22,12 +22,14 @@ FORMATS_WITHOUT_CHECKSUM = (1,)
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """segments: file names in the order they were built. source: digest of the corpus and options of an unfinished
-    build, "" when it is complete. documents: how many of that corpus the segments hold already."""
+    build, "" when it is complete. part: number of the part of that corpus that the last segment belongs to. documents: how
+    many of that part's documents the segments hold already."""
 
     tokenizer: str
     vocab_size: int
     segments: tuple[str, ...] = ()
     source: str = ""
+    part: int = 0
     documents: int = 0
 
 
@@ -80,7 +82,10 @@ def _intact(path: Path, fields: dict) -> dict:
 
 
 def _parse(path: Path, fields: dict) -> Manifest:
-    expected = {"tokenizer": str, "vocab_size": int, "segments": list, "source": str, "documents": int}
+    expected = {
+        "tokenizer": str, "vocab_size": int, "segments": list, "source": str, "part": int, "documents": int,
+    }  # fmt: skip
+    fields = {"part": 0} | fields  # manifests of earlier versions lack it
     for name, kind in expected.items():
         if not isinstance(fields.get(name), kind):
             raise StorageError(path, name, f"missing or not {kind.__name__}")

@@ -17,10 +17,12 @@ VOCAB = 2000
 START_SECONDS = 60.0
 
 
-def specstore(*words: object, **environment: str) -> subprocess.CompletedProcess:
+def specstore(*words: object, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
+    """folder: in which the command runs."""
     command = [*SPECSTORE, *map(str, words)]
     return subprocess.run(
         command,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import pyarrow.parquet as parquet
 import pytest
 
 from datastore_service.storage.build import build_prior, vocabulary_size
+from datastore_service.storage.checksummed_json import write_checksummed
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.manifest import MANIFEST, open_segments, read_manifest
+from datastore_service.storage.parts import build_here, parts_of
 from tests.unit.storage.conftest import WORDS, write_tokenizer
 
 
@@ -98,6 +101,55 @@ def test_a_killed_build_goes_on_after_its_last_finished_segment(tmp_path, tokeni
     assert documents(tmp_path / "p") == [[i, 2, 3] for i in range(1, 9)]
     assert (tmp_path / "p" / "000000.seg").stat().st_mtime_ns == built
     assert sorted(os.listdir(tmp_path / "p")) == [*(f"00000{i}.seg" for i in range(4)), MANIFEST]
+
+
+def test_a_corpus_is_divided_between_files(tmp_path):
+    paths = [tmp_path / f"{i}.txt" for i in range(6)]
+    for path, size in zip(paths, (0, 4, 6, 11, 1, 9), strict=True):
+        path.write_text("a" * size)
+    parts = parts_of(paths, 10)
+    assert [part.number for part in parts] == [0, 1, 2]
+    assert [part.paths for part in parts] == [tuple(paths[:3]), tuple(paths[3:4]), tuple(paths[4:])]
+
+
+def test_no_segment_reaches_beyond_its_part_and_a_stopped_build_goes_on_within_it(tmp_path, tokenizer_folder):
+    """Each file is a part. The build stops after the second segment of the second one, and goes on there."""
+    texts = [[{"text": f"{a} b c"} for a in letters] for letters in ("abc", "defgh", "ij")]
+    sources = [jsonl(tmp_path / f"{i}.jsonl", *rows) for i, rows in enumerate(texts)]
+    built = []
+
+    def stopping(recipe, parts):
+        for one in build_here(recipe, parts):
+            yield one
+            built.append((one.part, one.documents))
+            if built == [(0, 2), (0, 3), (1, 2), (1, 4)]:
+                raise KeyboardInterrupt
+
+    def build():
+        return build_prior(sources, tmp_path / "p", tokenizer_folder, segment_tokens=6, builder=stopping)
+
+    with pytest.raises(KeyboardInterrupt):
+        build()
+    unfinished = read_manifest(tmp_path / "p")
+    assert (unfinished.part, unfinished.documents, len(unfinished.segments)) == (1, 4, 4)
+    finished = build()
+    assert built[4:] == [(1, 5), (2, 2)]
+    assert (finished.source, finished.part, finished.documents) == ("", 0, 0)
+    assert documents(tmp_path / "p") == [[i, 2, 3] for i in range(1, 11)]
+
+
+def test_a_manifest_of_an_earlier_version_has_no_part(tmp_path, tokenizer_folder):
+    build_prior([jsonl(tmp_path / "a.jsonl", {"text": "a"})], tmp_path / "p", tokenizer_folder)
+    path = tmp_path / "p" / MANIFEST
+    fields = json.loads(path.read_text())
+    del fields["checksum"], fields["part"]
+    write_checksummed(path, fields)
+    assert read_manifest(tmp_path / "p").part == 0
+
+
+def test_an_error_of_a_file_survives_the_way_between_processes():
+    error = pickle.loads(pickle.dumps(StorageError("a.jsonl", "line 2", "not JSON")))
+    assert (type(error), str(error), error.field) == (StorageError, "a.jsonl: line 2: not JSON", "line 2")
 
 
 @pytest.mark.parametrize(

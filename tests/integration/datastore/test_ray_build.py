@@ -1,0 +1,143 @@
+"""`specstore build --ray` on a real Ray cluster of two workers, one of which is killed."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from datastore_service.storage.build import Progress, build_prior
+from datastore_service.storage.errors import StorageError
+from datastore_service.storage.ray_cluster import RayCluster
+from tests.integration.datastore.conftest import VOCAB, specstore
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install specstore[ray]"),
+    pytest.mark.timeout(300),
+]  # fmt: skip
+# No token is written to the user's folder, and nothing is reported.
+QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+FILES, DOCUMENTS, TOKENS = 4, 400, 1000  # of the corpus, of a file, of a document
+SEGMENT_TOKENS = 20_000
+BUSY = "ray::_build_on_worker"  # what Ray calls a worker's process while it builds a part
+BUSY_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def head():
+    """The process that has started the cluster, and its address."""
+    command = [sys.executable, "-m", "tests.integration.datastore.ray_head"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **pipes) as process:
+            yield process, process.stdout.readline().strip()
+            process.stdin.close()
+            assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def large_corpus(tmp_path_factory) -> list[Path]:
+    """Each file is a part of 20 segments."""
+    folder, rng = tmp_path_factory.mktemp("parts"), np.random.default_rng(8)
+    paths = [folder / f"{i}.jsonl" for i in range(FILES)]
+    for path in paths:
+        rows = rng.integers(0, VOCAB, (DOCUMENTS, TOKENS)).tolist()
+        path.write_text("".join(json.dumps({"ids": row}) + "\n" for row in rows))
+    return paths
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def kill_a_busy_worker(head: psutil.Process) -> int:
+    """Its process id. It is stopped first, so that it is surely at work when it is killed."""
+    limit = time.monotonic() + BUSY_SECONDS
+    while time.monotonic() < limit:
+        for process in head.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.cmdline()[:1] != [BUSY]:
+                    continue
+                process.suspend()
+                if process.cmdline()[:1] == [BUSY]:
+                    process.kill()
+                    return process.pid
+                process.resume()
+    raise AssertionError("no worker was at work")
+
+
+def test_a_killed_worker_changes_no_byte(head, large_corpus, tokenizer, tmp_path):
+    process, address = head
+    killed: list[int] = []
+    seen: list[Progress] = []
+
+    def kill_once(progress: Progress) -> None:
+        seen.append(progress)
+        if not killed:
+            killed.append(kill_a_busy_worker(psutil.Process(process.pid)))
+
+    options = {"field": "ids", "segment_tokens": SEGMENT_TOKENS}
+    with RayCluster(address) as cluster:
+        build_prior(
+            large_corpus, tmp_path / "ray", tokenizer, progress=kill_once, builder=cluster.build, **options
+        )
+    assert killed and not psutil.pid_exists(killed[0])
+    assert len(seen) == FILES * DOCUMENTS * TOKENS // SEGMENT_TOKENS
+    build_prior(large_corpus, tmp_path / "here", tokenizer, **options)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
+
+
+def test_the_command_builds_the_same_prior(head, corpus, prior, tokenizer, tmp_path):
+    done = specstore(
+        "build", corpus[0].name, "--out", tmp_path / "prior", "--tokenizer", tokenizer, "--field", "ids", "--ray", head[1],
+        folder=corpus[0].parent, **QUIET,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert contents(tmp_path / "prior") == contents(prior)
+
+
+def test_a_bad_document_is_named_by_its_worker(head, tokenizer, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(json.dumps({"ids": [1, VOCAB]}) + "\n")
+    with (
+        RayCluster(head[1]) as cluster,
+        pytest.raises(StorageError, match=rf"bad\.jsonl: document 1: tokens: id {VOCAB} is outside"),
+    ):
+        build_prior([bad], tmp_path / "prior", tokenizer, field="ids", builder=cluster.build)
+
+
+@pytest.mark.long
+def test_a_part_whose_workers_always_die_is_named(head, large_corpus, tokenizer, tmp_path):
+    """Every worker is killed as soon as it works. What is in the prior by then stays, and the build goes on there."""
+    process, address = head
+    program = f"""
+from datastore_service.storage.build import build_prior
+from datastore_service.storage.ray_cluster import RayCluster
+with RayCluster({address!r}) as cluster:
+    build_prior({list(map(str, large_corpus))!r}, {str(tmp_path / "prior")!r}, {str(tokenizer)!r}, "ids",
+                {SEGMENT_TOKENS}, builder=cluster.build)
+"""
+    builder = subprocess.Popen(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=os.environ | QUIET
+    )
+    while builder.poll() is None:
+        for worker in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if worker.cmdline()[:1] == [BUSY]:
+                    worker.send_signal(signal.SIGKILL)
+        time.sleep(0.01)
+    assert "OSError: ray: the part that begins with" in builder.stderr.read()
+    options = {"field": "ids", "segment_tokens": SEGMENT_TOKENS}
+    build_prior(large_corpus, tmp_path / "prior", tokenizer, **options)
+    build_prior(large_corpus, tmp_path / "here", tokenizer, **options)
+    assert contents(tmp_path / "prior") == contents(tmp_path / "here")
