@@ -5,6 +5,7 @@
     python -m benchmarks.split_latency  time between tokens with prefill and decode on one instance and on two
     python -m benchmarks.engine         time of a draft by the size of the prior
     python -m benchmarks.rpc            time of a draft over gRPC
+    python -m benchmarks.load           sessions and steps that one datastore service carries, and where its limit is
     python -m benchmarks.upkeep         time and memory of building, merging and sessions
     python -m benchmarks.host_time      time of a decode step on the host before the forward pass
     python -m benchmarks.length         loss of throughput by unknown step times, in a simulation

@@ -26,6 +26,11 @@ class Playback:
     def ended(self) -> bool:
         return self.known == len(self._text)
 
+    @property
+    def following(self) -> np.ndarray:
+        """int32, what is not decoded yet."""
+        return self._text[self.known :]
+
     def entry(self, budget: Budget = NO_DRAFT) -> Entry:
         """What is known and was not sent before."""
         tokens = self._text[self._sent : self.known]
@@ -39,7 +44,7 @@ class Playback:
 
     def accepted(self, tree: DraftTree) -> np.ndarray:
         """bool [nodes]"""
-        return accepted_nodes(tree, self._text[self.known :])
+        return accepted_nodes(tree, self.following)
 
     def advance(self, tokens: int) -> int:
         """Decodes so many more; how many there were."""

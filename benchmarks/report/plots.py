@@ -214,6 +214,36 @@ def engine(record: dict) -> Iterator[tuple[str, Figure]]:
     yield "", figure
 
 
+def load(record: dict) -> Iterator[tuple[str, Figure]]:
+    """Memory over time; of a search for the limit, latencies over the rate."""
+    if len(record["levels"]) > 1:
+        figure, axes = single(
+            xlabel="steps a second of each stream", ylabel="latency of a step, ms", xscale="log", yscale="log"
+        )
+        rates = [level["rate"] for level in record["levels"]]
+        for name, label in (
+            ("p50_ms", "p50"),
+            ("p99_ms", "p99"),
+            ("p999_ms", "p99.9"),
+            ("late_p99_ms", "clients late, p99"),
+        ):
+            axes.plot(rates, [level[name] for level in record["levels"]], marker=".", label=label)
+        axes.axhline(record["manifest"]["settings"]["p99_ms"], color="gray", linewidth=0.8)
+        axes.legend(fontsize="small")
+    else:
+        figure, axes = single(xlabel="minutes", ylabel="resident MiB", ylim=(0, None))
+        minutes = [sample["seconds"] / 60 for sample in record["samples"]]
+        axes.plot(
+            minutes, [sample["resident_bytes"] / 2**20 for sample in record["samples"]], label="resident"
+        )
+        tokens = axes.twinx()
+        held = [sample["live_tokens"] / 1e6 for sample in record["samples"]]
+        tokens.plot(minutes, held, color="C1", label="live tier")
+        tokens.set(ylabel="million tokens of the live tier", ylim=(0, None))
+        figure.legend(loc="outside upper center", ncols=2, fontsize="small")
+    yield "", figure
+
+
 def roofline(record: dict) -> Iterator[tuple[str, Figure]]:
     figure, axes = single(
         xlabel="s_q, the root included", ylabel="step time over plain decoding", xscale="log", yscale="log"
@@ -447,6 +477,6 @@ def beside(record: dict) -> Iterator[tuple[str, Figure]]:
 
 
 DRAWN: dict[str, Callable[[dict], Iterator[tuple[str, Figure]]]] = {
-    "replay": replay, "serve": serve, "engine": engine, "roofline": roofline, "split_latency": split_latency,
+    "replay": replay, "serve": serve, "engine": engine, "load": load, "roofline": roofline, "split_latency": split_latency,
     "pipeline": pipeline, "draft_trace": draft_trace, "beside": beside,
 }  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.report import beside, costs, drafting, pipelining, replaying, serving
+from benchmarks.report import beside, carrying, costs, drafting, pipelining, replaying, serving
 
 COSTS = {
     "engine": costs.engine,
     "rpc": costs.rpc,
+    "load": carrying.load,
     "upkeep": costs.upkeep,
     "host_time": costs.host_time,
     "length": costs.length,

@@ -1,0 +1,145 @@
+"""A simulated engine: one Draft stream, and a batch of sessions that all take a step together."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+from benchmarks.load.texts import Texts
+from benchmarks.playback import Playback
+from datastore_service.client.base import DatastoreError
+from datastore_service.client.remote import GrpcDatastore
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Reply, Status
+from sglang_patches.drafting.outcome import settle
+
+CONNECT_SECONDS = 60.0
+ANSWER_SECONDS = 30.0  # longer than any answer takes: latencies have no ceiling
+
+
+@dataclass(frozen=True)
+class Level:
+    """A load for some time. rate: steps a second of each stream. start, end: of time.monotonic()."""
+
+    rate: float
+    start: float
+    end: float
+
+
+@dataclass
+class Taken:
+    """Steps that were taken. latencies: seconds from sending a step to having read its answer. late: seconds by which the step
+    was sent after it was due, which is the client's own delay. tokens: decoded. entries: of all messages. refused: entries by
+    the status that is not OK. missed: answers after the deadline. broken: streams that ended."""
+
+    latencies: array = field(default_factory=lambda: array("d"))
+    late: array = field(default_factory=lambda: array("d"))
+    tokens: int = 0
+    entries: int = 0
+    refused: Counter = field(default_factory=Counter)
+    missed: int = 0
+    broken: int = 0
+
+    def add(self, other: Taken) -> None:
+        self.latencies.extend(other.latencies)
+        self.late.extend(other.late)
+        self.refused.update(other.refused)
+        self.tokens += other.tokens
+        self.entries += other.entries
+        self.missed += other.missed
+        self.broken += other.broken
+
+
+class Engine:
+    """Its next step is due an interval after the last one was, or when that is answered, if it takes longer: so an engine
+    decodes. An answer after the deadline is waited for and counted, but its drafts are not used. A session that ends is closed in
+    the message in which another takes its place. name: of its sessions' names the beginning."""
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: str,
+        namespace: Namespace,
+        texts: Texts,
+        sessions: int,
+        nodes: int,
+        deadline: float,
+    ) -> None:
+        self._name, self._texts = name, texts
+        self._budget, self._deadline = Budget(nodes), deadline
+        self._datastore = GrpcDatastore(endpoint, namespace)
+        self._begun = 0
+        self._closing: list[Entry] = []
+        self._sessions = [self._begin(anywhere=True) for _ in range(sessions)]
+
+    def open(self) -> None:
+        """Connects and opens its sessions. Raises DatastoreError if the service does not take the stream."""
+        self._connect()
+        self._exchange(Taken())
+
+    def run(self, level: Level, phase: float) -> Taken:
+        """phase: of its first step, the share of an interval after the level's start."""
+        taken, interval = Taken(), 1 / level.rate
+        due = level.start + phase * interval
+        while due < level.end:
+            time.sleep(max(0.0, due - time.monotonic()))
+            taken.late.append(time.monotonic() - due)
+            answered = self._exchange(taken)
+            due = max(due + interval, answered)
+        return taken
+
+    def close(self) -> None:
+        self._datastore.close()
+
+    def _connect(self) -> None:
+        if not self._datastore.wait_connected(CONNECT_SECONDS):
+            raise DatastoreError(f"stream {self._name}: {self._datastore.disconnect_reason}")
+
+    def _begin(self, anywhere: bool = False) -> Playback:
+        """anywhere: in its answer, as sessions are that began at different times."""
+        self._begun += 1
+        text, prompt = self._texts.next()
+        known = self._texts.somewhere(prompt, len(text)) if anywhere else prompt
+        return Playback(f"{self._name}-{self._begun}", text, known, Opening(prompt_length=prompt))
+
+    def _exchange(self, taken: Taken) -> float:
+        """A step. When it was answered, of time.monotonic()."""
+        entries = [session.entry(self._budget) for session in self._sessions] + self._closing
+        sent = time.monotonic()
+        try:
+            replies = self._datastore.step(entries, ANSWER_SECONDS)
+        except DatastoreError:
+            taken.broken += 1
+            self._start_again()
+            return time.monotonic()
+        answered = time.monotonic()
+        taken.latencies.append(answered - sent)
+        taken.entries += len(entries)
+        missed = answered - sent > self._deadline
+        taken.missed += missed
+        taken.refused.update(reply.status.name for reply in replies if reply.status is not Status.OK)
+        self._advance(replies[: len(self._sessions)], taken, missed)
+        return answered
+
+    def _advance(self, replies: list[Reply], taken: Taken, missed: bool) -> None:
+        """Decodes, and replaces the sessions that have ended or were refused."""
+        trees = [reply.tree for reply in replies]
+        following = [session.following for session in self._sessions]
+        outcomes = settle([None] * len(trees), trees, [0] * len(trees), following)
+        self._closing = []
+        for place, (session, reply, outcome) in enumerate(
+            zip(self._sessions, replies, outcomes, strict=True)
+        ):
+            taken.tokens += session.advance(1 if missed else int(outcome.accepted.sum()) + 1)
+            if reply.status is not Status.OK:
+                self._sessions[place] = self._begin()
+            elif session.ended:
+                self._closing.append(session.closing())
+                self._sessions[place] = self._begin()
+
+    def _start_again(self) -> None:
+        """On a new stream, with new sessions."""
+        self._connect()
+        self._closing = []
+        self._sessions = [self._begin(anywhere=True) for _ in self._sessions]
