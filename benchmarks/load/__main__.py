@@ -32,7 +32,8 @@ from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
 from datastore_service.client import tokenizer_fingerprint
 from datastore_service.protocol.types import Namespace
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.storage.build import build_prior
+from datastore_service.storage.build import build_prior, vocabulary_size
+from datastore_service.storage.errors import StorageError
 from sglang_patches.launch.datastore import DatastoreService
 from sglang_patches.launch.metrics import samples
 from sglang_patches.launch.processes import free_port
@@ -139,35 +140,46 @@ def _of_service(before: dict[str, float], after: dict[str, float]) -> dict[str, 
 
 @contextmanager
 def bench(given: argparse.Namespace) -> Iterator[Bench]:
-    """Everything started and all sessions open."""
+    """Everything started and all sessions open. Raises StorageError for a file that is no tokenizer, ValueError for answers of
+    another vocabulary, ClientError if the sessions cannot be opened."""
     errors = Console(stderr=True)
+    vocab_size = vocabulary_size(given.tokenizer)
+    check_vocabulary(given.traces, vocab_size)
     with tempfile.TemporaryDirectory(prefix="load-") as name:
         folder, port = Path(name), free_port()
         errors.print("building the prior")
         prior = make_prior(folder, given.tokenizer, int(given.millions * MILLION))
         data = folder / "data"
         data.mkdir()
-        vocab_size = Tokenizer.from_file(str(given.tokenizer)).get_vocab_size()
         flags = (
             "--prior", prior, "--data", data, "--metrics-port", port, "--vocab-size", vocab_size, "--streams", given.streams,
             "--sessions", 2 * given.sessions, "--log-level", "warning",
         )  # fmt: skip
-        plan_of = (tokenizer_fingerprint(given.tokenizer), tuple(given.traces), vocab_size)
         with (
             DatastoreService(folder / "log", *flags) as service,
-            Clients(plan(given, service.endpoint, *plan_of), given.streams, given.processes) as clients,
+            Clients(plan(given, service.endpoint, vocab_size), given.streams, given.processes) as clients,
         ):
             errors.print(f"opening {given.sessions} sessions")
             clients.wait_open()
             yield Bench(given, service, clients, f"http://127.0.0.1:{port}", data)
 
 
-def plan(
-    given: argparse.Namespace, endpoint: str, fingerprint: str, traces: tuple[Path, ...], vocab_size: int
-) -> Plan:
-    namespace, batch = Namespace("load", fingerprint), given.sessions // given.streams
+def check_vocabulary(paths: Sequence[Path], vocab_size: int) -> None:
+    largest = max(int(max(trace.prompt.max(), trace.output.max())) for trace in load_traces(*paths))
+    if largest >= vocab_size:
+        raise ValueError(f"traces: id {largest} is not below the tokenizer's {vocab_size}")
+
+
+def plan(given: argparse.Namespace, endpoint: str, vocab_size: int) -> Plan:
     return Plan(
-        endpoint, namespace, traces, vocab_size, batch, given.nodes, given.deadline_ms / 1e3, given.seed
+        endpoint,
+        Namespace("load", tokenizer_fingerprint(given.tokenizer)),
+        tuple(given.traces),
+        vocab_size,
+        given.sessions // given.streams,
+        given.nodes,
+        given.deadline_ms / 1e3,
+        given.seed,
     )
 
 
@@ -175,11 +187,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     exit_when_terminated()
     try:
-        load_traces(*given.traces)
         with bench(given) as running:
             running.run(given.rate, SETTLE_SECONDS)
             results = find_limit(given, running) if given.find_limit else carry(given, running)
-    except (ValueError, ClientError) as error:
+    except (ValueError, StorageError, ClientError) as error:
         sys.exit(f"load: {error}")
     finish("load", given, [*given.traces, SHIPPED_PRIOR], **results)
 

@@ -14,6 +14,7 @@ from benchmarks.load.engine import Engine, Level, Taken
 from benchmarks.load.texts import Texts
 from benchmarks.traces import load_traces
 from datastore_service.client.base import DatastoreError
+from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Namespace
 
 ANSWER_SECONDS = 120.0  # for a process's report after a level, and for all of its sessions to open
@@ -101,16 +102,11 @@ def _serve(plan: Plan, numbers: Sequence[int], orders: Connection) -> None:
     traces = load_traces(*plan.traces)
     engines = [
         Engine(
-            f"s{number}",
-            plan.endpoint,
-            plan.namespace,
-            Texts(traces, plan.vocab_size, (plan.seed, number)),
-            plan.batch,
-            plan.nodes,
-            plan.deadline,
+            f"s{number}", GrpcDatastore(plan.endpoint, plan.namespace, vocab_size=plan.vocab_size),
+            Texts(traces, plan.vocab_size, (plan.seed, number)), plan.batch, plan.nodes, plan.deadline,
         )
         for number in numbers
-    ]
+    ]  # fmt: skip
     phases = [random.Random(f"{plan.seed} {number}").random() for number in numbers]
     with ThreadPoolExecutor(len(engines)) as pool:
         try:

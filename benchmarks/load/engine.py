@@ -11,7 +11,7 @@ from benchmarks.load.texts import Texts
 from benchmarks.playback import Playback
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import GrpcDatastore
-from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Reply, Status
+from datastore_service.protocol.types import Budget, Entry, Opening, Reply, Status
 from sglang_patches.drafting.outcome import settle
 
 CONNECT_SECONDS = 60.0
@@ -30,13 +30,13 @@ class Level:
 @dataclass
 class Taken:
     """Steps that were taken. latencies: seconds from sending a step to having read its answer. late: seconds by which the step
-    was sent after it was due, which is the client's own delay. tokens: decoded. entries: of all messages. refused: entries by
-    the status that is not OK. missed: answers after the deadline. broken: streams that ended."""
+    was sent after it was due, which is the client's own delay. tokens: decoded. session_steps: of all sessions. refused:
+    entries by the status that is not OK. missed: answers after the deadline. broken: streams that ended."""
 
     latencies: array = field(default_factory=lambda: array("d"))
     late: array = field(default_factory=lambda: array("d"))
     tokens: int = 0
-    entries: int = 0
+    session_steps: int = 0
     refused: Counter = field(default_factory=Counter)
     missed: int = 0
     broken: int = 0
@@ -46,29 +46,22 @@ class Taken:
         self.late.extend(other.late)
         self.refused.update(other.refused)
         self.tokens += other.tokens
-        self.entries += other.entries
+        self.session_steps += other.session_steps
         self.missed += other.missed
         self.broken += other.broken
 
 
 class Engine:
-    """Its next step is due an interval after the last one was, or when that is answered, if it takes longer: so an engine
-    decodes. An answer after the deadline is waited for and counted, but its drafts are not used. A session that ends is closed in
+    """Its next step is due an interval after the last one was, or later by as much as the answer takes longer: so an engine
+    decodes. Where the client is late it catches up, so that its delays do not lower the rate. An answer after the deadline is waited for and counted, but its drafts are not used. A session that ends is closed in
     the message in which another takes its place. name: of its sessions' names the beginning."""
 
     def __init__(
-        self,
-        name: str,
-        endpoint: str,
-        namespace: Namespace,
-        texts: Texts,
-        sessions: int,
-        nodes: int,
-        deadline: float,
+        self, name: str, datastore: GrpcDatastore, texts: Texts, sessions: int, nodes: int, deadline: float
     ) -> None:
-        self._name, self._texts = name, texts
+        """deadline: seconds."""
+        self._name, self._datastore, self._texts = name, datastore, texts
         self._budget, self._deadline = Budget(nodes), deadline
-        self._datastore = GrpcDatastore(endpoint, namespace)
         self._begun = 0
         self._closing: list[Entry] = []
         self._sessions = [self._begin(anywhere=True) for _ in range(sessions)]
@@ -82,15 +75,11 @@ class Engine:
         """phase: of its first step, the share of an interval after the level's start."""
         taken, interval = Taken(), 1 / level.rate
         due = level.start + phase * interval
-        while due < level.end:
+        while max(due, time.monotonic()) < level.end:
             time.sleep(max(0.0, due - time.monotonic()))
             taken.late.append(time.monotonic() - due)
-            answered = self._exchange(taken)
-            due = max(due + interval, answered)
+            due += max(interval, self._exchange(taken))
         return taken
-
-    def close(self) -> None:
-        self._datastore.close()
 
     def _connect(self) -> None:
         if not self._datastore.wait_connected(CONNECT_SECONDS):
@@ -104,7 +93,7 @@ class Engine:
         return Playback(f"{self._name}-{self._begun}", text, known, Opening(prompt_length=prompt))
 
     def _exchange(self, taken: Taken) -> float:
-        """A step. When it was answered, of time.monotonic()."""
+        """A step. How many seconds the engine waited for it."""
         entries = [session.entry(self._budget) for session in self._sessions] + self._closing
         sent = time.monotonic()
         try:
@@ -112,15 +101,15 @@ class Engine:
         except DatastoreError:
             taken.broken += 1
             self._start_again()
-            return time.monotonic()
-        answered = time.monotonic()
-        taken.latencies.append(answered - sent)
-        taken.entries += len(entries)
-        missed = answered - sent > self._deadline
+            return time.monotonic() - sent
+        waited = time.monotonic() - sent
+        taken.latencies.append(waited)
+        taken.session_steps += len(self._sessions)
+        missed = waited > self._deadline
         taken.missed += missed
         taken.refused.update(reply.status.name for reply in replies if reply.status is not Status.OK)
         self._advance(replies[: len(self._sessions)], taken, missed)
-        return answered
+        return waited
 
     def _advance(self, replies: list[Reply], taken: Taken, missed: bool) -> None:
         """Decodes, and replaces the sessions that have ended or were refused."""

@@ -38,10 +38,11 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: object, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        self.samples.append(self._sample())
+        if failure is None:  # else the service may be gone
+            self.samples.append(self._sample())
 
     @property
     def cores(self) -> dict[str, float]:

@@ -67,14 +67,17 @@ def _limit(record: dict) -> list[str]:
         return []
     if not limit["beyond"]:
         return [f"No limit was found up to {levels[-1]['rate']:.1f} steps a second of each stream.", ""]
-    held = levels[-2] if len(levels) > 1 else None
+    last = levels[-1]["rate"]
+    held = next((level for level in reversed(levels) if level["rate"] < last), None)
     carried = (
         f"carries {held['rate']:.1f} steps a second of each stream ({held['tokens_per_second']:.0f} tokens a second)"
         if held
         else "does not carry the lowest rate that was offered"
     )
-    last = levels[-1]["rate"]
-    return [f"It {carried}. At {last:.1f}: {limit['beyond']}. At its end was {limit['exhausted']}.", ""]
+    return [
+        f"It {carried}. At {last:.1f}, twice in turn: {limit['beyond']}. The resource at its end: {limit['exhausted']}.",
+        "",
+    ]
 
 
 def _over_time(samples: list[dict]) -> list[str]:

@@ -231,7 +231,7 @@ def load(record: dict) -> Iterator[tuple[str, Figure]]:
         axes.axhline(record["manifest"]["settings"]["p99_ms"], color="gray", linewidth=0.8)
         axes.legend(fontsize="small")
     else:
-        figure, axes = single(xlabel="minutes", ylabel="resident MiB", ylim=(0, None))
+        figure, axes = single(xlabel="minutes", ylabel="resident MiB")
         minutes = [sample["seconds"] / 60 for sample in record["samples"]]
         axes.plot(
             minutes, [sample["resident_bytes"] / 2**20 for sample in record["samples"]], label="resident"
@@ -239,7 +239,9 @@ def load(record: dict) -> Iterator[tuple[str, Figure]]:
         tokens = axes.twinx()
         held = [sample["live_tokens"] / 1e6 for sample in record["samples"]]
         tokens.plot(minutes, held, color="C1", label="live tier")
-        tokens.set(ylabel="million tokens of the live tier", ylim=(0, None))
+        tokens.set(ylabel="million tokens of the live tier")
+        for axis in (axes, tokens):
+            axis.set_ylim(bottom=0)
         figure.legend(loc="outside upper center", ncols=2, fontsize="small")
     yield "", figure
 
