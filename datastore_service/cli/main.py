@@ -19,7 +19,7 @@ from datastore_service.cli.output import errors
 from datastore_service.cli.prior import build_shown
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
 from datastore_service.distil.errors import ModelServerError
-from datastore_service.endpoint import parse_endpoint
+from datastore_service.endpoint import Endpoint, parse_endpoint
 from datastore_service.engine.fusion import FusionWeights, Policy
 from datastore_service.protocol.types import MAX_VOCAB
 from datastore_service.storage.errors import StorageError
@@ -69,6 +69,20 @@ app = typer.Typer(
 admin.add_commands(app)
 query.add_command(app)
 distil.add_command(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(package_version("specstore"))
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None: ...
 
 
 @app.command()
@@ -135,9 +149,12 @@ def serve(
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            help="HTTP port on loopback: a status page at /, Prometheus at /metrics", min=0, max=65535
+            help="HTTP port: a status page at /, Prometheus at /metrics, without a token", min=0, max=65535
         ),
     ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="its IPv4 address; other machines reach it only with --allow-remote")
+    ] = "127.0.0.1",
     vocab_size: Annotated[
         int, typer.Option(help="token ids are smaller; a small one saves memory", min=1, max=MAX_VOCAB)
     ] = MAX_VOCAB,
@@ -185,6 +202,7 @@ def serve(
     log_to_stderr(log_level)
     export_spans()
     address = parse_endpoint(listen, "listen")
+    _check_metrics_host(metrics_host, allow_remote)
     tls = server_tls(tls_certificate, tls_key, tls_client_ca)
     token = _admin_token(admin_token_file)
     limits = Limits(
@@ -208,7 +226,14 @@ def serve(
         corpora,
         directory,
     )
-    serve_until_told(service, metrics_port)
+    serve_until_told(service, metrics_port, metrics_host)
+
+
+def _check_metrics_host(host: str, allow_remote: bool) -> None:
+    if not (allow_remote or Endpoint(host).local):
+        raise ValueError(
+            f"metrics-host: {host} is reachable from other machines; --allow-remote permits that"
+        )
 
 
 def _admin_token(file: Path | None) -> str:
@@ -237,7 +262,7 @@ def fingerprint(
 @app.command()
 def version() -> None:
     """Prints the version."""
-    print(package_version("specstore"))
+    _print_version(True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from datastore_service.server.namespaces import EngineFactory, Namespaces
 from datastore_service.server.request_parsing import RequestParsing
 from datastore_service.server.shutdown import ShutdownSignals
 from datastore_service.server.status_page import StatusPage
-from datastore_service.server.web import application, listen
+from datastore_service.server.web import LOOPBACK, application, listen
 from datastore_service.storage.data_directory import DataDirectory
 from datastore_service.tls import Tls
 from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
@@ -157,12 +157,12 @@ class Service:
             self.namespaces.check_segments()
 
 
-def serve(service: Service, metrics_port: int | None = None) -> None:
+def serve(service: Service, metrics_port: int | None = None, metrics_host: str = LOOPBACK) -> None:
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process immediately. metrics_port: HTTP port
-    on loopback for the status page and metrics, None for neither."""
+    of the status page and metrics, None for neither. metrics_host: the address that it listens on."""
     signals = ShutdownSignals()
     if metrics_port is not None:
-        listen(application(service.page.html, service.metrics.registry), metrics_port)
+        listen(application(service.page.html, service.metrics.registry), metrics_port, metrics_host)
     service.start()
     signals.wait()
     signals.exit_within(END_SECONDS)

@@ -1,4 +1,4 @@
-"""HTTP on loopback: the status page at /, metrics for Prometheus at /metrics."""
+"""HTTP: the status page at /, metrics for Prometheus at /metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _HEADERS = (
     ("Content-Type", "text/html; charset=utf-8"),
     ("Cache-Control", "no-store"),
@@ -44,14 +44,17 @@ def application(html: Callable[[], str], registry: CollectorRegistry) -> WSGIApp
     return answer
 
 
-def listen(app: WSGIApplication, port: int) -> WSGIServer:
-    """Serves on a thread until `shutdown`. Raises OSError naming the option if the port is not free."""
+def listen(app: WSGIApplication, port: int, host: str = LOOPBACK) -> WSGIServer:
+    """Serves on a thread until `shutdown`. host: an IPv4 address or a name of one.
+
+    Raises OSError naming the option if the port is not free or the address is not this machine's."""
     try:
-        server = make_server(HOST, port, app, _Server, _QuietHandler)
+        server = make_server(host, port, app, _Server, _QuietHandler)
     except OSError as error:
-        raise OSError(f"metrics-port: {port}: {error.strerror}") from None
+        option = f"metrics-port: {port}" if host == LOOPBACK else f"metrics-host: {host}:{port}"
+        raise OSError(f"{option}: {error.strerror}") from None
     threading.Thread(target=server.serve_forever, name="specstore-http", daemon=True).start()
-    log.info("status page and metrics", extra={"url": f"http://{HOST}:{server.server_port}/"})
+    log.info("status page and metrics", extra={"url": f"http://{host}:{server.server_port}/"})
     return server
 
 

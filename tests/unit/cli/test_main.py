@@ -31,6 +31,7 @@ def run(*words: str):
 
 def test_version():
     assert run("version").output.strip()[0].isdigit()
+    assert run("--version").output == run("version").output
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,7 @@ def test_version():
         (["fingerprint", "/none"], 1, "specstore: /none: file: No such file or directory\n"),
         (["serve", "--listen", "x"], 2, "specstore: listen: 'x' is not HOST:PORT or unix:PATH\n"),
         (["serve", "--listen", "127.0.0.1:0", "--tls-key", "/none"], 2, "specstore: tls-key: needs tls-certificate\n"),
+        (["serve", "--listen", "127.0.0.1:0", "--metrics-host", "0.0.0.0"], 2, "specstore: metrics-host: 0.0.0.0 is reachable from other machines; --allow-remote permits that\n"),
         (["serve", "--sessions", "0"], 2, "specstore: sessions: 0 is below 1\n"),
         (["serve", "--tokens", "0"], 2, "specstore: tokens: 0 is below 1\n"),
         (["serve", "--live-tokens", "-1"], 2, "specstore: live_tokens: -1 is not at least 0\n"),
