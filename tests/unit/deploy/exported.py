@@ -1,0 +1,89 @@
+"""Which metrics the product exports, and with which labels: the service's from a real scrape, the others from the code that
+defines them, because importing that needs a GPU's or a draft model's libraries."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from datastore_service.protocol.types import Namespace
+from proto_gen.specstore.v1 import admin_pb2
+from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
+from tests.unit.server.service import running, serving
+
+CHECKOUT = Path(__file__).parents[3]
+SAMPLES = {  # endings of a metric's samples, with the labels that they add
+    "Counter": {"_total": set()},
+    "Gauge": {"": set()},
+    "Histogram": {"_bucket": {"le"}, "_sum": set(), "_count": set()},
+    "Summary": {"_sum": set(), "_count": set()},
+}
+SGLANG_METRICS = "srt/observability/metrics_collector.py"
+
+Exported = dict[str, set[str]]  # names of labels by name of sample
+
+
+def of_the_service() -> Exported:
+    """Read from a service with a namespace and a refused call."""
+    with running(token="secret") as service, serving(service) as url:
+        service.namespaces.open(Namespace("model", "t" * 64, "tenant"))
+        with grpc.insecure_channel(service.endpoint) as channel:
+            call = AdminStub(channel).Stats.future(admin_pb2.StatsRequest())
+            assert call.code() is grpc.StatusCode.UNAUTHENTICATED
+        with urllib.request.urlopen(f"{url}metrics") as reply:
+            families = text_string_to_metric_families(reply.read().decode())
+        exported: Exported = {}
+        for sample in (sample for family in families for sample in family.samples):
+            exported.setdefault(sample.name, set()).update(sample.labels)
+        return exported
+
+
+def of_the_engine() -> Exported:
+    """Defined by the plugin and by the client of the datastore."""
+    exported: Exported = {}
+    for folder in ("sglang_patches", "datastore_service/client"):
+        for file in sorted((CHECKOUT / folder).rglob("*.py")):
+            for kind, name, labels in _defined(ast.parse(file.read_text())):
+                exported |= {name + ending: labels | added for ending, added in SAMPLES[kind].items()}
+    return exported
+
+
+def of_sglang() -> Exported:
+    """SGLang's gauges, without its labels: they depend on its flags. Empty where SGLang is not installed."""
+    found = importlib.util.find_spec("sglang")
+    if found is None or found.origin is None:
+        return {}
+    tree = ast.parse((Path(found.origin).parent / SGLANG_METRICS).read_text())
+    words = (keyword for call in _calls(tree, {"Gauge"}) for keyword in call.keywords)
+    return {ast.literal_eval(word.value): set() for word in words if word.arg == "name"}
+
+
+def strings_of_the_code() -> set[str]:
+    """Every string of the two packages: the values of labels are among them."""
+    files = [
+        file
+        for folder in ("sglang_patches", "datastore_service")
+        for file in (CHECKOUT / folder).rglob("*.py")
+    ]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def _defined(tree: ast.Module) -> Iterator[tuple[str, str, set[str]]]:
+    """Kind, name and labels of each metric that a module makes."""
+    for call in _calls(tree, set(SAMPLES)):
+        if call.args and isinstance(call.args[0], ast.Constant):
+            labels = call.args[2] if len(call.args) > 2 else ast.List([])
+            yield call.func.id, call.args[0].value, set(ast.literal_eval(labels))
+
+
+def _calls(tree: ast.Module, names: set[str]) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            yield node
