@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test test-long lint serve serve-pd bench peers packages lock clean
+.PHONY: help env test test-long lint serve serve-pd bench peers packages dist lock clean
 
 # Every target runs in the environment of the lock file, which is made on first use.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
@@ -14,6 +14,7 @@ help:
 	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served"
 	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks"
 	echo "make packages  draws docs/packages.svg: which package imports which"
+	echo "make dist    wheel and sdist in dist/"
 	echo "make env     makes the environment and prints its path"
 	echo "make lock    resolves pyproject.toml into requirements/lock.txt"
 	echo "make clean   removes what running leaves in the checkout"
@@ -49,6 +50,10 @@ peers:
 
 packages:
 	$(IN_ENV) python docs/packages.py $(ARGS)
+
+# The wheel is built from the sdist, so the sdist has what a build needs.
+dist:
+	$(IN_ENV) && rm -rf dist && python -m build
 
 # The file names no package index: whoever installs from it uses their own registry.
 lock:
