@@ -89,7 +89,7 @@ def test_the_installed_base_serves(dist, tmp_path):
     assert not listed & NOT_OF_THE_BASE
 
     imported = run([venv / "bin" / "python", "-c", "import datastore_service as d; print(d.__file__)"], empty)
-    assert Path(imported).is_relative_to(venv)
+    assert Path(imported.strip()).is_relative_to(venv)
     specstore = venv / "bin" / "specstore"
     version = dist[1].name.split("-")[1]
     assert run([specstore, "--version"], empty).strip() == version
