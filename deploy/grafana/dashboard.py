@@ -84,7 +84,10 @@ SPECULATION = [
     Shown(
         "Tokens a step",
         "Tokens that a request gets from one decode step, as SGLang counts them. 1 is plain decoding.",
-        {"{{instance}}": f"sglang:spec_accept_length{{{ENGINE}}}"},
+        # Prometheus 2 gets the second name: prometheus-client escapes colons for whoever does not ask for UTF-8 names.
+        {
+            "{{instance}}": f"sglang:spec_accept_length{{{ENGINE}}} or sglang_spec_accept_length{{{ENGINE}}}",
+        },
     ),
     Shown(
         "Acceptance by source",

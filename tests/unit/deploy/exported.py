@@ -55,13 +55,15 @@ def of_the_engine() -> Exported:
 
 
 def of_sglang() -> Exported:
-    """SGLang's gauges, without its labels: they depend on its flags. Empty where SGLang is not installed."""
+    """SGLang's gauges, without its labels: they depend on its flags. Each also as Prometheus 2 is told it, without colons.
+    Empty where SGLang is not installed."""
     found = importlib.util.find_spec("sglang")
     if found is None or found.origin is None:
         return {}
     tree = ast.parse((Path(found.origin).parent / SGLANG_METRICS).read_text())
     words = (keyword for call in _calls(tree, {"Gauge"}) for keyword in call.keywords)
-    return {ast.literal_eval(word.value): set() for word in words if word.arg == "name"}
+    names = {ast.literal_eval(word.value) for word in words if word.arg == "name"}
+    return {name: set() for name in names | {name.replace(":", "_") for name in names}}
 
 
 def strings_of_the_code() -> set[str]:
