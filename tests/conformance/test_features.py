@@ -107,14 +107,19 @@ def test_an_answer_says_what_its_steps_verified(server, prompts):
 
 
 def test_the_openai_endpoints_count_what_was_verified(server):
-    body = {"model": "default", "prompt": "a", "max_tokens": 24, "temperature": 0}
-    answer = requests.post(
-        server.url + "/v1/completions", json=body | {"return_spec_tokens_details": True}, timeout=300
-    ).json()
-    details = answer["sglext"]["spec_tokens_details"]
-    assert 0 <= details["spec_num_correct_drafts"] <= details["spec_num_proposed_drafts"]
+    """Not every step of drawn texts has the widest tree, as SGLang's own count would have it."""
+    body = {"model": "default", "max_tokens": 24, "return_spec_tokens_details": True}
     widest = requests.get(server.url + "/server_info", timeout=60).json()["speculative_num_draft_tokens"]
-    assert details["spec_num_proposed_drafts"] < details["spec_verify_ct"] * (widest - 1)
+    fewer = 0
+    for prompt in ("a", "ten", "why", "zq", "of it", "x"):
+        answer = requests.post(
+            server.url + "/v1/completions", json=body | {"prompt": prompt}, timeout=300
+        ).json()
+        details = answer["sglext"]["spec_tokens_details"]
+        most = details["spec_verify_ct"] * (widest - 1)
+        assert 0 <= details["spec_num_correct_drafts"] <= details["spec_num_proposed_drafts"] <= most
+        fewer += details["spec_num_proposed_drafts"] < most
+    assert fewer
 
 
 @pytest.mark.parametrize("kind", ["stop", "stop_token_ids"])
