@@ -143,15 +143,24 @@ class Part:
     healthy: Callable[[], bool]
 
 
-def run_stack(parts: list[Part], logs: Path, ready: Callable[[], None], restarts: bool = False) -> NoReturn:
+def run_stack(
+    parts: list[Part],
+    logs: Path,
+    ready: Callable[[], None],
+    restarts: bool = False,
+    in_turn: bool = False,
+) -> NoReturn:
     """Starts the parts, calls `ready` when all are healthy and runs until it is interrupted. Raises `ChildDiedError` if
     a part ends. Stops the parts in the opposite order, because an engine would count the end of its datastore as a failure.
 
-    restarts: a part that ends after it was healthy is started again instead."""
+    restarts: a part that ends after it was healthy is started again instead. in_turn: a part is started once the one before it
+    is healthy."""
     children: list[Child] = []
     try:
         for part in parts:
             children.append(_start(part, logs))
+            if in_turn:
+                wait_until(part.healthy, children)
         for part in parts:
             wait_until(part.healthy, children)
         ready()

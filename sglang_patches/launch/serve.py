@@ -246,12 +246,17 @@ def detect_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def build_prior(model: str) -> Path:
-    """A prior from the shipped answers in this model's tokens; kept for the next start."""
+def model_tokenizer(model: str) -> Path:
+    """The model's tokenizer.json; raises `SettingsError` if there is none."""
     try:
-        tokenizer = tokenizer_file(model)
+        return tokenizer_file(model)
     except ValueError as error:
         raise SettingsError(f"MODEL={model}: {error}") from None
+
+
+def build_prior(model: str) -> Path:
+    """A prior from the shipped answers in this model's tokens; kept for the next start."""
+    tokenizer = model_tokenizer(model)
     priors = cache_root() / "priors"
     prior = priors / hashlib.sha256(tokenizer.read_bytes() + CORPUS.read_bytes()).hexdigest()[:16]
     if not prior.exists():

@@ -1,0 +1,1 @@
+"""The page of `make demo` and its server."""
