@@ -1,12 +1,13 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test test-long lint serve serve-pd bench peers packages dist lock clean
+.PHONY: help env test test-long lint serve serve-pd demo bench peers packages dist lock clean
 
 # Every target runs in the environment of the lock file, which is made on first use.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
 
 help:
 	echo "make serve   a datastore and an SGLang server with it (MODEL= DRAFT_MODEL= EARLY_EXIT= PORT= ALGORITHM= DEVICE= DATASTORE=)"
+	echo "make demo    a page in a browser: plain decoding and a method answer the same question (variables of make serve; PORT= is the page's)"
 	echo "make serve-pd  the same with separate prefill and decode instances behind a router (PREFILLS= DECODES=)"
 	echo "make test    every test, in two lanes side by side (ARGS='tests/unit -k name' for some)"
 	echo "make test-long  the same and what takes too long for every change: a report under var/tests/long"
@@ -36,6 +37,9 @@ serve:
 
 serve-pd:
 	$(IN_ENV) exec python -m sglang_patches.launch.serve_pd $(ARGS)
+
+demo:
+	$(IN_ENV) exec python -m sglang_patches.launch.demo $(ARGS)
 
 bench:
 	$(IN_ENV) && export PATH && model=$$(python -m sglang_patches.demo.model | tail -n 1) && \

@@ -3,13 +3,19 @@
 import contextlib
 import json
 import os
+import signal
+import time
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
+from sglang_patches.launch.demo import page_part
 from sglang_patches.launch.demo_page.answers import Server
 from sglang_patches.launch.demo_page.application import QUESTION_CHARACTERS, SAMPLES, application
+from sglang_patches.launch.processes import Child, free_port, wait_until
+from sglang_patches.launch.serve import read_settings
 from tests.support.browser import CHROMIUM, Page, browsing
 from tests.support.sglang_stand_in import END, StandIn, byte_tokenizer, serving
 
@@ -30,8 +36,8 @@ DONE = f"{IDLE} && document.getElementById('result').textContent.includes('ident
 
 @pytest.fixture(scope="module")
 def stand_ins():
-    plain = StandIn(TOKENIZER, OUTPUT, seconds=0.01)
-    method = StandIn(TOKENIZER, OUTPUT, PER_STEP, SOURCES, seconds=0.01)
+    plain = StandIn(TOKENIZER, OUTPUT)
+    method = StandIn(TOKENIZER, OUTPUT, PER_STEP, SOURCES)
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(serving(s.application())) for s in (plain, method)]
         servers = Server("plain decoding", urls[0], drafts=False), Server("SSSD", urls[1], drafts=True)
@@ -39,18 +45,16 @@ def stand_ins():
         yield plain, method, url
 
 
-@pytest.fixture(scope="module", params=["light", "dark"])
-def tab(request, tmp_path_factory):
-    """One browser for all tests of a colour scheme."""
-    with browsing(tmp_path_factory.mktemp("chromium"), dark=request.param == "dark") as page:
-        page.scheme = request.param
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with browsing(tmp_path_factory.mktemp("chromium")) as page:
         yield page
 
 
 @pytest.fixture
 def page(stand_ins, tab) -> Page:
     plain, method, url = stand_ins
-    plain.seconds = method.seconds = 0.01
+    plain.seconds = method.seconds = 0.0
     plain.output, method.output, method.sources = OUTPUT, OUTPUT, SOURCES
     method.breaks_after, method.context = None, 4096
     tab.complaints.clear()
@@ -68,6 +72,7 @@ def figures(page: Page, column: str) -> dict[str, str]:
 
 def test_a_sample_is_answered_by_both_and_every_token_has_its_source(page, stand_ins):
     plain, method, _ = stand_ins
+    plain.seconds = 0.01
     assert page.text("#model") == "tiny"
     assert [page.text(f"#{column} h2") for column in ("plain", "method")] == ["plain decoding", "SSSD"]
     page.click("#samples li:nth-child(2) button")
@@ -79,7 +84,8 @@ def test_a_sample_is_answered_by_both_and_every_token_has_its_source(page, stand
         shown = figures(page, column)
         assert shown["text"] == ANSWER, "and no markup of it"
         assert (shown["tokens"], shown["step"]) == (str(len(OUTPUT)), tokens_a_step)
-        assert float(shown["rate"]) == pytest.approx(len(OUTPUT) / float(shown["seconds"]), rel=0.5)
+        if column == "plain":  # the other takes too little time for a figure of one decimal
+            assert float(shown["rate"]) == pytest.approx(len(OUTPUT) / float(shown["seconds"]), rel=0.2)
     spans = page.evaluate(
         "JSON.stringify([...document.querySelectorAll('#method .text span')].map(e => [e.className, e.title, e.textContent]))"
     )
@@ -95,7 +101,9 @@ def test_a_sample_is_answered_by_both_and_every_token_has_its_source(page, stand
     assert page.complaints == [], "a refused style, a missing file, an exception"
 
 
-def test_sources_differ_in_colour_and_in_line_and_can_be_read(page):
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_sources_differ_in_colour_and_in_line_and_can_be_read(page, scheme):
+    page.prefer(scheme)
     page.click("#ask")
     page.wait_for(DONE)
     styles = {}
@@ -107,7 +115,7 @@ def test_sources_differ_in_colour_and_in_line_and_can_be_read(page):
     assert len({colour for colour, _ in styles.values()}) == len(NAMES)
     assert len({line for _, line in styles.values()}) == len(NAMES)
     ground = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert (ground > 0.5) == (page.scheme == "light")
+    assert (ground > 0.5) == (scheme == "light")
     for name, (colour, _) in styles.items():
         low, high = sorted([ground, luminance(colour)])
         assert (high + 0.05) / (low + 0.05) >= 4.5, f"{name}: the contrast that WCAG asks for (AA)"
@@ -148,7 +156,7 @@ def test_the_keyboard_alone_asks_and_asks_again(page, stand_ins):
 
 def test_text_and_figures_grow_one_server_after_the_other(page, stand_ins):
     plain, method, _ = stand_ins
-    plain.seconds = method.seconds = 0.1
+    plain.seconds = method.seconds = 0.05
     page.click("#ask")
     page.wait_for("document.querySelector('#plain .text').textContent.length > 3")
     shown = figures(page, "plain")
@@ -224,3 +232,27 @@ def test_nothing_is_wider_than_the_window(page, tmp_path, width):
     page.screenshot(tmp_path / "page.png")
     assert Image.open(tmp_path / "page.png").width == width
     page.call("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_command_serves_the_page_and_ends_within_an_answer(stand_ins, tmp_path):
+    plain, _, _ = stand_ins
+    plain.seconds = 1.0
+    TOKENIZER.save(str(tmp_path / "tokenizer.json"))
+    settings = read_settings({"PORT": str(free_port()), "MODEL": "/models/tiny", "DEVICE": "cpu"})
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(serving(s.application())) for s in stand_ins[:2]]
+        ports = [int(url.rpartition(":")[2]) for url in urls]
+        part = page_part(settings, tmp_path / "tokenizer.json", *ports)
+        child = Child(part.name, part.command, part.environment, tmp_path / "log")
+        stack.callback(child.kill)
+        wait_until(part.healthy, [child], seconds=60)
+        url = f"http://127.0.0.1:{settings.port}"
+        assert httpx.get(f"{url}/settings", trust_env=False).json()["names"]["method"] == "SSSD"
+        body = {"question": "a", "server": "plain"}
+        with httpx.stream("POST", f"{url}/ask", json=body, trust_env=False, timeout=60) as reply:
+            lines = reply.iter_lines()
+            assert json.loads(next(lines))["tokens"] == 1
+            began = time.monotonic()
+            child.stop()
+        assert time.monotonic() - began < 10, "an answer takes longer"
+        assert child.status == -signal.SIGTERM, "uvicorn ends as the signal would have ended it"

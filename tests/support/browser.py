@@ -30,15 +30,18 @@ class Page:
         command += ["--remote-debugging-pipe", "about:blank"]
         self._reading, self._writing, self._process = _start(command)
 
-    def attach(self, dark: bool) -> None:
+    def attach(self) -> None:
         """Before anything else."""
         (target,) = [t for t in self.call("Target.getTargets", {})["targetInfos"] if t["type"] == "page"]
         attached = self.call("Target.attachToTarget", {"targetId": target["targetId"], "flatten": True})
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable", {})
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def prefer(self, scheme: str) -> None:
+        """light or dark."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
         """One command of the protocol; raises RuntimeError with its words."""
@@ -150,11 +153,11 @@ def _start(command: list[str]) -> tuple[int, int, subprocess.Popen]:
 
 
 @contextlib.contextmanager
-def browsing(folder: Path, width: int = 1200, height: int = 1000, dark: bool = False) -> Iterator[Page]:
+def browsing(folder: Path, width: int = 1200, height: int = 1000) -> Iterator[Page]:
     """folder: of its profile."""
     page = Page(folder, width, height)
     try:
-        page.attach(dark)
+        page.attach()
         yield page
     finally:
         page.close()

@@ -75,7 +75,7 @@ class StandIn:
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
         try:
             async for message in self._messages(body):
-                yield b"data: " + json.dumps(message).encode() + b"\n\n"
+                yield b"data: " + json.dumps(message, ensure_ascii=False).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
         except asyncio.CancelledError:
             self.ended_early += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ def open_client() -> httpx.AsyncClient:
 
 async def answer(
     client: httpx.AsyncClient, server: Server, question: str, tokenizer: Tokenizer
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any], None]:
     """First messages with `text` so far, `tokens`, `seconds` since the server was asked, and `steps` after the prompt's, of which SGLang may
     have joined some. The last message has `answer`: `tokens` (id, text and source of each), `seconds`, `steps`, and `cut`:
     whether the answer reached ANSWER_TOKENS. Raises `AnswerError`."""
@@ -74,19 +74,28 @@ async def _prompt(client: httpx.AsyncClient, server: Server, question: str) -> l
 
 async def _messages(
     client: httpx.AsyncClient, server: Server, ids: Sequence[int]
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any], None]:
     """Each has the whole output so far."""
     body = {"input_ids": ids, "sampling_params": _sampling(server), "stream": True}
     async with client.stream("POST", f"{server.url}/generate", json=body) as response:
         if response.status_code != httpx.codes.OK:
             await response.aread()
             raise AnswerError(_refused(server, response))
-        async for line in response.aiter_lines():
-            if line == "data: [DONE]":
+        async for line in _lines(response):
+            if line == b"data: [DONE]":
                 return
-            if line.startswith("data: "):
-                yield _checked(server, json.loads(line.removeprefix("data: ")))
+            if line.startswith(b"data: "):
+                yield _checked(server, json.loads(line.removeprefix(b"data: ")))
     raise AnswerError(f"{server.name}: the server broke its answer off; `make demo` shows its log")
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """httpx's own lines also end at U+2028 and others, which JSON may hold."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _sampling(server: Server) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ SAMPLES = (
     ("Why is the sky blue?", "the prior has an answer to it"),
     ("Why do leaves change color in autumn?", "no answer is known"),
     (
-        "Write this list again and add honey at its end: 1. flour, 2. sugar, 3. butter, 4. eggs, 5. milk, 6. vanilla.",
-        "the answer repeats the question",
+        "Correct the spelling of this text: The museum opens at nine in the morning and closes at five in the evening. "
+        "Tickets cost eight dollars for adults and four dollars for children. The museum is closd on Mondays.",
+        "the answer repeats the question's text",
     ),
 )
 
@@ -58,7 +59,7 @@ def application(model: str, plain: Server, method: Server, tokenizer: Tokenizer)
     )
 
 
-def _file(name: str):
+def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
     async def send(_: Request) -> Response:
         return FileResponse(FOLDER / name, headers=HEADERS)
 

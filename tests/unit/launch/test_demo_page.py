@@ -15,7 +15,7 @@ from sglang_patches.launch.processes import free_port
 from tests.support.sglang_stand_in import END, StandIn, byte_tokenizer, serving
 
 TOKENIZER = byte_tokenizer()
-ANSWER = "By the sea: 😀 é\n"
+ANSWER = "By the sea: 😀 é\u2028\x85\n"
 OUTPUT = TOKENIZER.encode(ANSWER + END).ids
 SOURCES = ["target", "prior", "prior", "session", "live"] * 5
 

@@ -171,6 +171,27 @@ def test_a_part_that_does_not_come_back_ends_the_stack(tmp_path, monkeypatch):
     assert starts(tmp_path) == 2
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_parts_in_turn_wait_for_the_one_before(tmp_path, in_turn):
+    """The second part says whether the first one was healthy when it began."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    write = "import time, pathlib; time.sleep(0.5); pathlib.Path({path!r}).touch(); time.sleep(60)"
+    look = "import time, pathlib; pathlib.Path({out!r}).write_text(str(pathlib.Path({path!r}).exists())); time.sleep(60)"
+    parts = [
+        Part("first", [sys.executable, "-c", write.format(path=str(first))], {}, first.exists),
+        Part(
+            "second", [sys.executable, "-c", look.format(path=str(first), out=str(second))], {}, second.exists
+        ),
+    ]
+
+    def ready() -> None:
+        raise EnoughError
+
+    with pytest.raises(EnoughError):
+        run_stack(parts, tmp_path, ready, in_turn=in_turn)
+    assert second.read_text() == str(in_turn)
+
+
 def test_a_listening_port_is_taken_and_a_free_one_is_not(free_port):
     assert not port_taken(free_port)
     with socket.create_server(("127.0.0.1", free_port)):
