@@ -37,7 +37,12 @@ def check(settings: Settings) -> None:
 
 def plain(settings: Settings) -> Settings:
     """The same target without a method."""
-    return replace(settings, algorithm="NONE", draft_model="", early_exit="", port=free_port())
+    return replace(settings, algorithm="NONE", draft_model="", early_exit="")
+
+
+def behind(settings: Settings) -> Settings:
+    """On a free port that the page, which is started later, does not need."""
+    return replace(settings, port=next(port for port in iter(free_port, None) if port != settings.port))
 
 
 def page_part(settings: Settings, tokenizer: Path, plain_port: int, method_port: int) -> Part:
@@ -52,7 +57,7 @@ def page_part(settings: Settings, tokenizer: Path, plain_port: int, method_port:
 def parts_of(settings: Settings, tokenizer: Path, prior: Path | None, extra: list[str]) -> list[Part]:
     """In the order of their start. settings: with models and device."""
     flags = [*SHARED_FLAGS, *(GPU_FLAGS if settings.device == "cuda" else ()), *extra]
-    servers = {"plain": plain(settings), "method": replace(settings, port=free_port())}
+    servers = {"plain": behind(plain(settings)), "method": behind(settings)}
     parts = [serve.datastore_part(prior)] if prior and settings.starts_service else []
     for name, server in servers.items():
         parts.append(serve.engine_part(name, server, prior if server.needs_prior else None, flags))

@@ -93,4 +93,9 @@ def test_plain_decoding_keeps_what_is_not_the_method_s():
     method = settings(ALGORITHM="MIRROR", DRAFT_MODEL="/models/draft", EARLY_EXIT="/models/exit")
     plain = demo.plain(method)
     assert "--specstore-early-exit" not in engine_command(plain, None, [])
-    assert plain == replace(method, algorithm="NONE", draft_model="", early_exit="", port=plain.port)
+    assert plain == replace(method, algorithm="NONE", draft_model="", early_exit="")
+
+
+def test_no_server_takes_the_page_s_port(monkeypatch):
+    monkeypatch.setattr(demo, "free_port", iter([8000, 8001]).__next__)
+    assert demo.behind(settings()).port == 8001
