@@ -44,7 +44,7 @@ def ids(answer: dict) -> list[int]:
 
 
 def test_the_page_compares_real_servers_and_leaves_nothing_behind(demo_model, free_port, tmp_path):
-    with launched(demo_model, free_port, tmp_path / "out", "sglang_patches.launch.demo") as launcher:
+    with launched(free_port, tmp_path / "out", "sglang_patches.launch.demo") as launcher:
         url = launcher.wait_until_ready()
         assert "<title>specstore" in httpx.get(url, trust_env=False).text
         plain, first, again = complete(url, "plain"), complete(url, "method"), complete(url, "method")
@@ -65,7 +65,7 @@ def test_the_page_compares_real_servers_and_leaves_nothing_behind(demo_model, fr
 
 
 def test_the_page_s_end_ends_everything(demo_model, free_port, tmp_path):
-    with launched(demo_model, free_port, tmp_path / "out", "sglang_patches.launch.demo") as launcher:
+    with launched(free_port, tmp_path / "out", "sglang_patches.launch.demo") as launcher:
         launcher.wait_for("sglang_patches.launch.demo_page", 1)
         launcher.child("sglang_patches.launch.demo_page").kill()
         ends_without_a_trace(launcher, 1)
