@@ -44,6 +44,11 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
     _row(_REGISTRY + "HookType.AFTER", None, "kind of a hook"),
     _row(_REGISTRY + "HookType.AROUND", None, "kind of a hook"),
     _row(_SRT + "utils.is_cpu", "", "whether the CPU support is installed"),
+    _row(
+        _SRT + "utils.get_available_gpu_memory",
+        "device gpu_id distributed empty_cache cpu_group",
+        "room for logits",
+    ),
     _row(_SRT + "utils.is_pin_memory_available", "device", "penalties go to the device without a wait"),
     _row(_SRT + "server_args.ServerArgs.add_cli_args", "parser", "hooked: --specstore-* flags"),
     _row(

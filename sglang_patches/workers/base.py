@@ -37,6 +37,7 @@ from sglang_patches.verification.layout import TreeLayout, attention_mask, lay_o
 from sglang_patches.verification.verifier import TargetDraws, Verifier
 from sglang_patches.workers.attention_probe import check_tree_attention
 from sglang_patches.workers.cache_room import check_room
+from sglang_patches.workers.verification_memory import check_verification_memory
 from sglang_patches.workers.width_graphs import WidthGraphs
 
 if TYPE_CHECKING:
@@ -82,6 +83,17 @@ class TreeWorker(BaseSpecWorker):
     def alloc_memory_pool(self, **kwargs: object) -> None:
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
         check_room(self.req_to_token_pool.req_to_token.shape[1], self.last_position + 1)
+        check_verification_memory(
+            self.most_rows(self.req_to_token_pool.size),
+            self.model_runner.model_config.vocab_size,
+            self.model_runner.dtype,
+            self.device,
+            self.model_runner.gpu_id,
+        )
+
+    def most_rows(self, batch: int) -> int:
+        """Of a decode step of at most `batch` requests."""
+        return batch * self.max_width
 
     def init_attention_backends(self) -> None:
         refuse_unfit(self.model_runner)

@@ -290,6 +290,9 @@ class DecodeWorker(TreeWorker):
         seconds = measure_row_seconds(self.model_runner.model, self.model_runner.dtype, self.device)
         return LengthPolicy(widths, seconds, most_rows)
 
+    def most_rows(self, batch: int) -> int:
+        return self.policy.most_rows(batch)
+
     def _widths(self) -> tuple[tuple[int, ...], float]:
         """The widths a step may have, ascending, and the rows it may have with any but the first."""
         if self.options.length == "static":

@@ -116,6 +116,10 @@ class LengthPolicy:
         self._plain_streak: dict[int, int] = defaultdict(int)
         self._width, self._steady = 0, 0
 
+    def most_rows(self, batch: int) -> int:
+        """Of a step of at most `batch` requests, rounded up."""
+        return int(max(batch * self.widths[0], min(batch * self.widths[-1], self._most_rows)))
+
     def wants_draft(self, batch: int) -> bool:
         """False where drafts have not paid at this batch size lately. The datastore is then not asked."""
         streak = self._plain_streak[batch]

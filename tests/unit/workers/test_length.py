@@ -1,5 +1,6 @@
 """The speculation length: gains against costs, learned from what happened."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,6 +33,20 @@ def test_free_rows_take_the_whole_tree_and_no_padding():
     policy = LengthPolicy(WIDTHS, lambda rows: 1.0)
     assert policy.choose([_chain([0.9] * 6)]) == 8
     assert policy.choose([EMPTY_TREE]) == 1
+
+
+@pytest.mark.parametrize(
+    ("widths", "limit", "batch", "rows"),
+    [
+        ((16,), math.inf, 48, 768),
+        (WIDTHS, math.inf, 48, 768),
+        (WIDTHS, 512, 48, 512),
+        (WIDTHS, 512, 600, 600),
+        (WIDTHS, 512, 4, 64),
+    ],
+)
+def test_most_rows_of_a_step(widths, limit, batch, rows):
+    assert LengthPolicy(widths, lambda rows: 1.0, limit).most_rows(batch) == rows
 
 
 def test_rows_that_cost_in_proportion_leave_no_draft():
