@@ -107,19 +107,12 @@ def test_an_answer_says_what_its_steps_verified(server, prompts):
 
 
 def test_the_openai_endpoints_count_what_was_verified(server):
-    """Not every step of drawn texts has the widest tree, as SGLang's own count would have it."""
-    body = {"model": "default", "max_tokens": 24, "return_spec_tokens_details": True}
-    widest = requests.get(server.url + "/server_info", timeout=60).json()["speculative_num_draft_tokens"]
-    fewer = 0
-    for prompt in ("a", "ten", "why", "zq", "of it", "x"):
-        answer = requests.post(
-            server.url + "/v1/completions", json=body | {"prompt": prompt}, timeout=300
-        ).json()
-        details = answer["sglext"]["spec_tokens_details"]
-        most = details["spec_verify_ct"] * (widest - 1)
-        assert 0 <= details["spec_num_correct_drafts"] <= details["spec_num_proposed_drafts"] <= most
-        fewer += details["spec_num_proposed_drafts"] < most
-    assert fewer
+    body = {"model": "default", "prompt": "why", "max_tokens": 24, "return_spec_tokens_details": True}
+    answer = requests.post(server.url + "/v1/completions", json=body, timeout=300).json()
+    details = answer["sglext"]["spec_tokens_details"]
+    correct, drafted = details["spec_num_correct_drafts"], details["spec_num_proposed_drafts"]
+    assert 0 <= correct <= drafted and drafted > 0
+    assert details["spec_accept_rate"] == pytest.approx(correct / drafted)
 
 
 @pytest.mark.parametrize("kind", ["stop", "stop_token_ids"])
