@@ -53,8 +53,9 @@ class Taken:
 
 class Engine:
     """Its next step is due an interval after the last one was, or later by as much as the answer takes longer: so an engine
-    decodes. Where the client is late it catches up, so that its delays do not lower the rate. An answer after the deadline is waited for and counted, but its drafts are not used. A session that ends is closed in
-    the message in which another takes its place. name: of its sessions' names the beginning."""
+    decodes. Where the client is late it catches up, so that its delays do not lower the rate. An answer after the deadline is waited
+    for and counted, but its drafts are not used. A session that ends is closed in the message in which another takes its place.
+    name: the beginning of its sessions' names."""
 
     def __init__(
         self, name: str, datastore: GrpcDatastore, texts: Texts, sessions: int, nodes: int, deadline: float

@@ -13,8 +13,8 @@ TARGET = "target"  # source of a token that nobody drafted
 class Usage:
     """prompt: tokens. by_token: whether each output token's source is kept.
 
-    SGLang counts as many drafted tokens in each step as the widest tree has (`spec_num_proposed_drafts`); these are the nodes that
-    were verified. A step whose result SGLang drops, because it retracts the request, counts too.
+    Drafted tokens are the nodes that were verified. SGLang's `spec_num_proposed_drafts` counts the widest tree in each step instead.
+    A step counts even if SGLang drops its result because it retracts the request.
     """
 
     def __init__(self, prompt: int = 0, by_token: bool = False) -> None:
