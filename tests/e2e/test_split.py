@@ -142,7 +142,9 @@ def test_a_conversation_finds_its_history_on_any_decode_instance(stack, datastor
         wishes = {"specstore": {"conversation": conversation, "publish": False}}
         return stack.generate_at(decode, ids[1], temperature=0, max_new_tokens=48, custom_params=wishes)
 
-    first, again, other = ask(0, "a"), ask(1, "a"), ask(1, "b")
+    first = ask(0, "a")
+    eventually(lambda: datastore.sessions() == 0, "the first request's session is left", SECONDS)
+    again, other = ask(1, "a"), ask(1, "b")
     assert first["output_ids"] == again["output_ids"] == other["output_ids"]
     assert steps_of(again) < steps_of(first) / 2 and steps_of(again) < steps_of(other) / 2
 

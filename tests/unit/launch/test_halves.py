@@ -20,16 +20,17 @@ Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Instance:
-    """An HTTP server that behaves as it is told. left: set when whoever asked has gone."""
+    """An HTTP server that behaves as it is told. asked: set when a request has arrived. left: when whoever asked has gone."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.left = asyncio.Event()
+        self.asked, self.left = asyncio.Event(), asyncio.Event()
 
 
 @contextlib.asynccontextmanager
 async def instance(behave: Behaviour) -> AsyncIterator[Instance]:
     async def handle(request: web.Request) -> web.StreamResponse:
+        started.asked.set()
         try:
             return await behave(request)
         except asyncio.CancelledError:
@@ -96,16 +97,25 @@ async def through_the_proxy() -> AsyncIterator[Callable]:
         yield ask
 
 
-def both(first: Behaviour, second: Behaviour, ask_second_after: float = 0.0) -> tuple:
-    """The answers to a request's halves, and whether each instance was left."""
+def both(
+    first: Behaviour, second: Behaviour, ask_second_after: float = 0.0, leaves: int | None = None
+) -> list[tuple[int, str]]:
+    """The answers to a request's halves. ask_second_after: if 0, the second has arrived before the first instance does
+    anything. leaves: which of the two instances must be left before this returns."""
 
-    async def run() -> tuple:
-        async with through_the_proxy() as ask, instance(first) as one, instance(second) as two:
+    async def run() -> list[tuple[int, str]]:
+        async def first_after_second(request: web.Request) -> web.StreamResponse:
+            if not ask_second_after:
+                await two.asked.wait()
+            return await first(request)
+
+        async with through_the_proxy() as ask, instance(first_after_second) as one, instance(second) as two:
             asked = asyncio.create_task(ask(one.url))
             await asyncio.sleep(ask_second_after)
             answers = await asyncio.gather(asked, ask(two.url))
-            await asyncio.sleep(0.1)
-            return (*answers, one.left.is_set(), two.left.is_set())
+            if leaves is not None:
+                await (one, two)[leaves].left.wait()
+            return answers
 
     return asyncio.run(asyncio.wait_for(run(), IN_TIME))
 
@@ -123,40 +133,45 @@ def test_an_answer_passes_as_it_is():
 
 def test_a_stream_passes_as_it_is():
     sent = (EVENT, EVENT, halves.DONE[:6], halves.DONE[6:])
-    (status, text), *_ = both(streams(*sent), answers)
+    (status, text), _ = both(streams(*sent), answers)
     assert (status, text) == (200, b"".join(sent).decode())
 
 
 @pytest.mark.parametrize("after", [0.0, 0.3])
 @pytest.mark.parametrize("failing", [dies, streams(then=dies)])
 def test_a_half_that_dies_ends_the_other_whichever_comes_first(failing, after):
-    dead, other, _, left = both(failing, waits, after)
+    dead, other = both(
+        failing, waits, after, leaves=None if after else 1
+    )  # one that comes later is not asked at all
     assert dead[0] == other[0] == 502 and "failed" in dead[1] and dead[1] == other[1]
-    assert left or after  # one that comes later is not asked at all
 
 
 def test_an_instance_that_is_not_there_ends_the_other_half(capsys):
     async def run():
         async with through_the_proxy() as ask, instance(waits) as one:
             nobody = f"http://127.0.0.1:{free_port()}"
-            return await asyncio.gather(ask(one.url), ask(nobody)), one.left.is_set()
+            asked = asyncio.create_task(ask(one.url))
+            await one.asked.wait()
+            answers = await asyncio.gather(asked, ask(nobody))
+            await one.left.wait()
+            return answers
 
-    ((status, text), (other, _)), left = asyncio.run(asyncio.wait_for(run(), IN_TIME))
-    assert status == other == 502 and left
+    (status, text), (other, _) = asyncio.run(asyncio.wait_for(run(), IN_TIME))
+    assert status == other == 502
     assert "127.0.0.1" not in text  # where it is, is nothing for the client
     assert "Cannot connect" in capsys.readouterr().err
 
 
 def test_an_instances_own_refusal_is_both_halves_answer():
-    refused, other, _, left = both(refuses, waits)
-    assert refused == other == (400, '{"error": {"message": "too long"}}') and left
+    refused, other = both(refuses, waits, leaves=1)
+    assert refused == other == (400, '{"error": {"message": "too long"}}')
 
 
 @pytest.mark.parametrize(
     "ends", [dies, lambda request: asyncio.sleep(0)]
 )  # broken off, or closed as if it were whole
 def test_a_stream_that_breaks_off_ends_with_an_error_event(ends):
-    (status, text), other, *_ = both(streams(EVENT, EVENT, then=ends), waits)
+    (status, text), other = both(streams(EVENT, EVENT, then=ends), waits)
     assert status == 200 and text.startswith((EVENT * 2).decode())
     *_, error, done = text.strip().split("\n\n")
     assert (
@@ -166,15 +181,15 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(ends):
 
 
 def test_a_stream_whose_other_half_fails_ends_with_an_error_event():
-    (status, text), other, left, _ = both(streams(EVENT, then=waits), dies, 0.3)
+    (status, text), other = both(streams(EVENT, then=waits), dies, 0.3, leaves=0)
     assert status == 200 and '"error"' in text and text.endswith(halves.DONE.decode())
-    assert other[0] == 502 and left
+    assert other[0] == 502
 
 
 def test_an_error_as_a_streams_first_event_ends_the_other_half():
     event = b'data: {"error": {"message": "aborted"}}\n\n'
-    first, other, _, left = both(streams(event, halves.DONE), waits)
-    assert first == other == (200, (event + halves.DONE).decode()) and left
+    first, other = both(streams(event, halves.DONE), waits, leaves=1)
+    assert first == other == (200, (event + halves.DONE).decode())
 
 
 def test_other_requests_go_on_and_nothing_is_remembered_of_them(monkeypatch):
