@@ -216,7 +216,7 @@ class Load:
         self.drafts = DraftsBetweenSteps(self._pairs, draft_rows)
         self._waiting = itertools.cycle(trace for trace in traces if len(trace.output) >= LONG)
         self._places = [Place(row, next(self._waiting)) for row in range(size)]
-        datastore = EmbeddedDatastore(engine)
+        datastore = EmbeddedDatastore(lambda: engine)
         datastore.step = marks.around(datastore.step)  # type: ignore[method-assign]
         self._width = get_spec().speculative_num_draft_tokens
         with (

@@ -42,7 +42,7 @@ class Forecaster:
         """pair: any; what is asked first is thrown away."""
 
         def store() -> EmbeddedDatastore:
-            return EmbeddedDatastore(Engine(corpus.vocab_size, corpus.segments))
+            return EmbeddedDatastore(lambda: Engine(corpus.vocab_size, corpus.segments))
 
         self._times = Times(lambda rows: 1.0, lambda rows: 1.0, delay)
         setting = setting_of(name, options, self._times, store, policy, publish=False, exit=exit)

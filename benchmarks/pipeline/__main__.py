@@ -162,7 +162,7 @@ def recorded_datastore(
     ]
 
     def make() -> Datastore:
-        datastore = EmbeddedDatastore(Engine(vocab_size, segments, limits=limits))
+        datastore = EmbeddedDatastore(lambda: Engine(vocab_size, segments, limits=limits))
         datastore.post(entries)
         return datastore
 

@@ -107,4 +107,4 @@ def played(question: Question, case: Case, batch: int, who: str, shared: bool = 
 def partly_known(pairs: Sequence[Pair], known: float) -> Callable[[], Datastore]:
     """Opens datastores whose prior has a faulty copy of each text."""
     prior = [build_segment(half_remembered(pairs, known), VOCABULARY)]
-    return lambda: EmbeddedDatastore(Engine(VOCABULARY, prior))
+    return lambda: EmbeddedDatastore(lambda: Engine(VOCABULARY, prior))

@@ -160,7 +160,7 @@ def serve(
     ] = MAX_VOCAB,
     namespaces: Annotated[
         int, typer.Option(help="most namespaces: models, tokenizers and tenants", min=1, max=4096)
-    ] = 16,
+    ] = 256,
     sessions: Annotated[int, typer.Option(help="most open sessions of a namespace")] = 4096,
     tokens: Annotated[
         int, typer.Option(help="most tokens of its open sessions and kept conversations, up to 90 bytes each")

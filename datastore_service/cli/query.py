@@ -97,7 +97,7 @@ def _over_prior(directory: Path, namespace: Namespace) -> Datastore:
     from datastore_service.storage.manifest import open_segments, read_manifest
 
     segments = open_segments(directory, namespace.tokenizer)
-    return EmbeddedDatastore(Engine(read_manifest(directory).vocab_size, segments))
+    return EmbeddedDatastore(lambda: Engine(read_manifest(directory).vocab_size, segments))
 
 
 def _over_service(endpoint: str, namespace: Namespace, tls: Tls | None) -> Datastore:

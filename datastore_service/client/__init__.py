@@ -30,12 +30,14 @@ def open_datastore(
     vocab_size: int,
     prior: str | None = None,
     tls: Tls | None = None,
+    tenants: bool = False,
 ) -> Datastore:
     """The datastore at `endpoint`: "embedded", "embedded:DIR" (with the prior in DIR), "HOST:PORT" or "unix:PATH". Several
     of the latter two, separated by commas, share the sessions.
 
     vocab_size: token ids are smaller. prior: the directory, if `endpoint` is plain "embedded". tls: for a service with
-    TLS, None for one without.
+    TLS, None for one without. tenants: whether entries name tenants, whose texts are then kept apart; those of an entry that
+    names none belong to `namespace`.
     A service need not be running yet: until it answers, drafts come from the sessions alone.
     Raises ValueError naming a malformed argument, StorageError if the prior cannot be read or was built with another
     tokenizer.
@@ -55,16 +57,20 @@ def open_datastore(
         raise ValueError(
             f'{error} (or "embedded", "embedded:DIR")' if FORMS in str(error) else str(error)
         ) from None
-    return _open_services(endpoints, namespace, vocab_size, tls)
+    return _open_services(endpoints, namespace, vocab_size, tls, tenants)
 
 
-def open_postbox(endpoint: str, namespace: Namespace, tls: Tls | None = None) -> Postbox:
+def open_postbox(
+    endpoint: str, namespace: Namespace, tls: Tls | None = None, tenants: bool = False
+) -> Postbox:
     """For a sender of text to the services at `endpoint` (as above, but not embedded) that needs no drafts. Raises
     ValueError for a malformed endpoint."""
     from datastore_service.client.postbox import Postbox
     from datastore_service.client.remote import GrpcDatastore
 
-    return Postbox({name: GrpcDatastore(name, namespace, tls) for name in parse_endpoints(endpoint)})
+    return Postbox(
+        {name: GrpcDatastore(name, namespace, tls, tenants=tenants) for name in parse_endpoints(endpoint)}
+    )
 
 
 # gRPC and the engine's compiled code are imported when a datastore is opened. A process that only uses the types, or that
@@ -77,18 +83,20 @@ def _open_embedded(directory: str | None, namespace: Namespace, vocab_size: int)
     from datastore_service.storage.manifest import open_segments
 
     prior = open_segments(directory, namespace.tokenizer) if directory else ()
-    return EmbeddedDatastore(Engine(vocab_size, prior))
+    return EmbeddedDatastore(lambda: Engine(vocab_size, prior))
 
 
 def _open_services(
-    endpoints: Iterable[str], namespace: Namespace, vocab_size: int, tls: Tls | None
+    endpoints: Iterable[str], namespace: Namespace, vocab_size: int, tls: Tls | None, tenants: bool
 ) -> Datastore:
     from datastore_service.client.link import Link
     from datastore_service.client.remote import GrpcDatastore
     from datastore_service.client.resilient import ResilientDatastore
     from datastore_service.engine.engine import Engine
 
-    streams = {endpoint: GrpcDatastore(endpoint, namespace, tls, vocab_size) for endpoint in endpoints}
+    streams = {
+        endpoint: GrpcDatastore(endpoint, namespace, tls, vocab_size, tenants) for endpoint in endpoints
+    }
     until = time.monotonic() + GREETING_SECONDS
     for endpoint, stream in streams.items():
         if not stream.wait_connected(max(0.0, until - time.monotonic())):

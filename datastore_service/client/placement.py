@@ -48,7 +48,7 @@ class Placement:
             return old or self._links[order[0]]
         if old is not None:
             metrics.MOVES.inc()
-            old.post([Entry(entry.session, closing=True)])  # it may only be slow, and still have the session
+            old.post([entry.end_of_session()])  # it may only be slow, and still have the session
             missing = self._texts.missing(entry.session, 0)
             if missing is not None:
                 usable[0].post([missing])

@@ -66,7 +66,8 @@ class GrpcDatastore(Datastore):
     raises immediately and `post` drops its entries (a later Reply's status shows what the service lacks).
 
     endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed. vocab_size: a reply with an id
-    that is not below it is an error. The streams belong to the OpenTelemetry trace in which the object is made, if there
+    that is not below it is an error. tenants: whether entries name tenants. No stream is opened to a service that would ignore
+    them. The streams belong to the OpenTelemetry trace in which the object is made, if there
     is one.
     """
 
@@ -76,8 +77,9 @@ class GrpcDatastore(Datastore):
         namespace: Namespace,
         tls: Tls | None = None,
         vocab_size: int = MAX_VOCAB,
+        tenants: bool = False,
     ) -> None:
-        self._vocab_size = vocab_size
+        self._vocab_size, self._tenants = vocab_size, tenants
         self._target = parse_endpoint(endpoint).target
         self._namespace = wire.namespace_message(namespace)
         self._state = threading.Condition()
@@ -182,6 +184,8 @@ class GrpcDatastore(Datastore):
                 # Who cancels a stream has said why.
                 cancelled = self._call.cancelled()
                 reason = self._disconnect_reason if cancelled else f"{error.code().name}: {error.details()}"
+            except DatastoreError as error:
+                reason = str(error)
             with self._state:
                 if self._closed:
                     return
@@ -202,6 +206,11 @@ class GrpcDatastore(Datastore):
             self._call = call
         try:
             greeting = next(call)
+            if self._tenants and not greeting.tenants:
+                call.cancel()
+                raise DatastoreError(
+                    "the service is of an earlier version, which would mix the tenants' texts"
+                )
             self._wants_rejected = not greeting.without_rejected
             self._connect(outbound)
             for reply in call:

@@ -139,19 +139,19 @@ class ResilientDatastore(Datastore):
         if session not in self._skipped and _in_vocabulary(entry.tokens, self._vocab_size):
             return True
         if session not in self._skipped:
-            self._skip(session)
+            self._skip(entry)
         if entry.closing:
             self._skipped.discard(session)
         return False
 
-    def _skip(self, session: str) -> None:
-        """Removes the session here and from its service."""
+    def _skip(self, entry: Entry) -> None:
+        """Removes the entry's session here and from its service."""
+        session, closing = entry.session, entry.end_of_session()
         metrics.SKIPPED_SESSIONS.inc()
         log.info(
             "datastore: session %s has token ids outside [0, %d): not drafted for", session, self._vocab_size
         )
         self._skipped.add(session)
-        closing = Entry(session, closing=True)
         self._texts.apply(closing)
         self._local.step([closing])
         for link, _ in self._by_link([closing]):
@@ -160,7 +160,7 @@ class ResilientDatastore(Datastore):
 
 def _post_closings(link: Link, entries: Sequence[Entry]) -> None:
     """Closes sessions at a service that steps may not call: it must not keep what the worker has dropped."""
-    closings = [Entry(entry.session, closing=True) for entry in entries if entry.closing]
+    closings = [entry.end_of_session() for entry in entries if entry.closing]
     if closings:
         link.post(closings)
 

@@ -14,6 +14,7 @@ _FIRST_CAPACITY = 1024
 @dataclass(slots=True)
 class _Text:
     opening: Opening
+    tenant: str
     size: int = 0
     tokens: np.ndarray = field(default_factory=lambda: np.empty(_FIRST_CAPACITY, np.int32))
 
@@ -40,7 +41,7 @@ class TokenLog:
 
     def apply(self, entry: Entry) -> None:
         if entry.opening is not None and entry.session not in self._texts:
-            self._texts[entry.session] = _Text(entry.opening)
+            self._texts[entry.session] = _Text(entry.opening, entry.tenant)
         text = self._texts.get(entry.session)
         if text is not None:
             text.extend(entry.start, entry.tokens)
@@ -58,4 +59,5 @@ class TokenLog:
         if text is None:
             return None
         tokens = text.tokens[known : text.size].copy()
-        return Entry(session, start=known, tokens=tokens, opening=None if known else text.opening)
+        opening = None if known else text.opening
+        return Entry(session, start=known, tokens=tokens, opening=opening, tenant=text.tenant)

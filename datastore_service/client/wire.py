@@ -53,6 +53,8 @@ def _entry(entry: Entry, with_rejected: bool) -> pb.Entry:
         bounds.nodes, bounds.depth, bounds.children = budget.nodes, budget.depth, budget.children
     if entry.rejected and with_rejected:
         message.rejected.extend([_rejected(refused) for refused in entry.rejected])
+    if entry.tenant:
+        message.tenant = entry.tenant
     if entry.opening:
         message.opening.CopyFrom(_opening(entry.opening))
     return message

@@ -27,9 +27,7 @@ class Status(IntEnum):
     OK = 1
     UNKNOWN_SESSION = 2  # resend the whole text with `opening` set
     GAP = 3  # `start` lies beyond what is known: resend from `Reply.known`
-    OVER_BUDGET = (
-        4  # a limit on sessions or tokens refused the entry, or the disk refused a closing entry's output
-    )
+    OVER_BUDGET = 4  # a limit on sessions, tokens or tenants refused the entry, or the disk refused a closing entry's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +105,7 @@ class Entry:
     if it turns out to lack them.
     queries: each continues the entry's text. Another stream may have sent more of the session already: a query that agrees
     with that text is still answered, the tree of any other is empty.
+    tenant: whose session it is, named by each of its entries; "" where the datastore has one tenant.
 
     Processing order: opening, tokens, rejected, draft, queries, closing.
     """
@@ -120,6 +119,11 @@ class Entry:
     closing: bool = False
     expected: int = 0
     queries: tuple[Query, ...] = ()
+    tenant: str = ""
+
+    def end_of_session(self) -> Entry:
+        """The entry that ends this one's session as it is."""
+        return Entry(self.session, closing=True, tenant=self.tenant)
 
 
 @dataclass(slots=True, eq=False)

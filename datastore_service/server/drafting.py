@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 
+from datastore_service.protocol.tenants import Step, step_by_tenant
 from datastore_service.server import wire
 from datastore_service.server.calls import traced_call
 from datastore_service.server.limits import ServiceLimits
@@ -17,6 +21,8 @@ from datastore_service.server.namespaces import HostedNamespace, Namespaces
 from datastore_service.server.refusal import RefusalError, exhausted, invalid, precondition
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingServicer
+
+log = logging.getLogger(__name__)
 
 DRAFTING = pb.DESCRIPTOR.services_by_name["Drafting"].full_name
 GREETING_SECONDS = 10.0
@@ -109,24 +115,46 @@ class _Stream:
     ) -> None:
         self._number, self._namespaces, self._limits, self._metrics = number, namespaces, limits, metrics
         self._hosted: HostedNamespace | None = None
+        self._of_tenants: dict[str, HostedNamespace] = {}  # that entries have named
+        self._refused: set[str] = set()  # tenants that there was no room for
 
     def answer(self, request: pb.DraftRequest) -> pb.DraftReply:
         hosted = self._namespace(request)
         entries = wire.read_entries(request, hosted.engine.vocab_size, self._limits)
         started = time.perf_counter()
         try:
-            replies = hosted.step(self._number, entries)
+            replies = step_by_tenant(entries, self._step_of)
         except ValueError as error:
             raise invalid(f"entries: {error}") from error
         self._metrics.engine_seconds.observe(time.perf_counter() - started)
         message = wire.reply_message(request.step, replies)
         if request.HasField("namespace"):
             message.without_rejected = hosted.engine.limits.refusals == 0
+            message.tenants = True
         return message
 
     def end(self) -> None:
-        if self._hosted is not None:
-            self._hosted.leases.stream_broke(self._number, time.monotonic())
+        for hosted in (self._hosted, *self._of_tenants.values()):
+            if hosted is not None:
+                hosted.leases.stream_broke(self._number, time.monotonic())
+
+    def _step_of(self, tenant: str) -> Step | None:
+        hosted = self._hosted if not tenant else self._of_tenant(tenant)
+        return None if hosted is None else functools.partial(hosted.step, self._number)
+
+    def _of_tenant(self, tenant: str) -> HostedNamespace | None:
+        """Looked up in every message: a namespace that was dropped is made anew, for this stream too."""
+        assert self._hosted is not None
+        namespace = replace(self._hosted.namespace, tenant=tenant)
+        try:
+            self._of_tenants[tenant] = self._namespaces.open(namespace)
+        except RefusalError as refusal:  # other tenants' entries are served
+            if tenant not in self._refused:
+                log.warning("tenant refused", extra={"tenant": tenant, "reason": str(refusal)})
+            self._refused.add(tenant)
+            return None
+        self._refused.discard(tenant)
+        return self._of_tenants[tenant]
 
     def _namespace(self, request: pb.DraftRequest) -> HostedNamespace:
         if not request.HasField("namespace"):

@@ -25,6 +25,6 @@ class ServiceLimits:
     depth: int = MAX_DEPTH
     children: int = MAX_NODES
     name_bytes: int = MAX_NAME_BYTES  # session, conversation, and each part of a namespace
-    namespaces: int = 16
+    namespaces: int = 256
     streams: int = 64
     grace: float = 60.0

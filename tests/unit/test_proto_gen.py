@@ -50,11 +50,12 @@ def test_field_numbers_stay():
     numbers = {field.name: field.number for field in drafting_pb2.Entry.DESCRIPTOR.fields}
     assert numbers == {
         "session": 1, "start": 2, "tokens": 3, "rejected": 4, "budget": 5, "opening": 6, "closing": 7,
+        "tenant": 8,
     }  # fmt: skip
     numbers = {field.name: field.number for field in drafting_pb2.DraftReply.DESCRIPTOR.fields}
     assert numbers == {
         "step": 1, "statuses": 3, "known": 4, "nodes": 5, "tokens": 6, "parents": 7, "probs": 8, "sources": 9,
-        "answers": 10, "without_rejected": 11,
+        "answers": 10, "without_rejected": 11, "tenants": 12,
     }  # fmt: skip
 
 

@@ -43,7 +43,7 @@ class DraftRequest(_message.Message):
     def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., queries: _Optional[_Union[Queries, _Mapping]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing")
+    __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing", "tenant")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Entry(_message.Message):
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     session: str
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -58,7 +59,8 @@ class Entry(_message.Message):
     budget: Budget
     opening: Opening
     closing: bool
-    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[bool] = ...) -> None: ...
+    tenant: str
+    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Queries(_message.Message):
     __slots__ = ("counts", "tokens", "lengths", "nodes", "depths", "children")
@@ -107,7 +109,7 @@ class Budget(_message.Message):
     def __init__(self, nodes: _Optional[int] = ..., depth: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources", "answers", "without_rejected")
+    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources", "answers", "without_rejected", "tenants")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +120,7 @@ class DraftReply(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_REJECTED_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     statuses: _containers.RepeatedScalarFieldContainer[Status]
     known: _containers.RepeatedScalarFieldContainer[int]
@@ -128,7 +131,8 @@ class DraftReply(_message.Message):
     sources: bytes
     answers: Answers
     without_rejected: bool
-    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: _Optional[bool] = ...) -> None: ...
+    tenants: bool
+    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: _Optional[bool] = ..., tenants: _Optional[bool] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("counts", "nodes")

@@ -267,7 +267,9 @@ def test_the_datastore_s_proposals_are_hits_that_the_draft_alone_cannot_have():
         pair = synthetic(rng, 60, 0.75, 1.0, 0.0)
         pair.choices[pair.ranks() > 0] = np.arange(CHOICES)  # for no token is below it
         pairs += [replace(pair, tokens=pair.tokens + CHOICES, choices=pair.choices + CHOICES)] * 2
-    asked = question(pairs=lambda case, batch: pairs, datastore=lambda: EmbeddedDatastore(Engine(60_000)))
+    asked = question(
+        pairs=lambda case, batch: pairs, datastore=lambda: EmbeddedDatastore(lambda: Engine(60_000))
+    )
     alone, both = (asked.tally({}, 1, guesses_from=name) for name in (DRAFT_ALONE, BOTH))
     assert both.hit_rate > alone.hit_rate + 0.02
 
