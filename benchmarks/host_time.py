@@ -42,7 +42,7 @@ from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.draft_side import DraftParts, DraftSide
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
 from sglang_patches.drafting.messages import Answer, Message
 from sglang_patches.drafting.registry import METHODS
 from sglang_patches.drafting.rollouts import Rollouts
@@ -90,7 +90,9 @@ class DraftsBetweenSteps(DraftChannel):
 
     def __init__(self, pairs: dict[str, Pair], rows: int) -> None:
         drafter = Rollouts(Options().draft_lookahead)
-        self._side = DraftSide(PairModel(pairs), DraftParts(GeometricFanOut(), drafter), rows, rows)
+        self._side = DraftSide(
+            PairModel(pairs), DraftParts(lambda: Learner(GeometricFanOut(), drafter)), rows, rows
+        )
         self._incoming = messages_from_worker()
         self._frames: list[bytes] = []
         self._answers: list[Answer] = []

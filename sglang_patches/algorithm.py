@@ -14,7 +14,7 @@ from sglang_patches.drafting.registry import DEFAULT, Method
 from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import drift_message
 from sglang_patches.options import load_options
-from sglang_patches.workers import cache_room, finish_hooks, usage_report
+from sglang_patches.workers import cache_room, finish_hooks, request_tenants, usage_report
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +90,7 @@ class TreeAlgorithm(CustomSpecAlgo):
         if verifies:
             refuse_if_left_out((*finish_hooks.HOOKS, *usage_report.SCHEDULER_HOOKS))
             usage_report.register_metrics()
+        request_tenants.register(server_args)
         for field, value in tree_attention.choose(self.name, server_args).items():
             setattr(server_args, field, value)
         width = load_options().nodes + 1

@@ -139,6 +139,10 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
         "self meta_info recv_obj i",
         "hooked: drafted tokens are those that were verified",
     ),
+    _row(_MANAGER + "_init_req_state", "self obj request", "hooked: the tenant of a request"),
+    _row(_SRT + "managers.io_struct.GenerateReqInput", None, "as above"),
+    _row(_SRT + "environ.envs", None, "servers that are refused where requests have tenants"),
+    _row(_SRT + "environ.Envs.SGLANG_RUST_SERVER", None, "as above"),
     # A step: draft, forward, commit
     _row(_SRT + "model_executor.forward_batch_info.ForwardMode.DECODE", None, "a step of plain decoding"),
     _row(_SRT + "model_executor.forward_batch_info.ForwardMode.TARGET_VERIFY", None, "a step over a tree"),

@@ -42,6 +42,11 @@ class Options:
     tls_certificate: str = _option("", "client certificate (PEM), for a service that asks for one")
     tls_key: str = _option("", "private key (PEM) of the client certificate")
     tenant: str = _option("", "tenant part of the namespace: text never crosses from one tenant to another")
+    request_tenant: str = _option(
+        "",
+        "where a request names its tenant: 'header:NAME' (of the HTTP request, set by a gateway), 'custom_params' (specstore.tenant in it), "
+        "or empty for one tenant",
+    )
     deadline_ms: float = _option(5.0, "longest wait for a draft in a decode step, in milliseconds")
     nodes: int = _option(15, f"maximum drafted tokens per request and step, 1 to {MAX_NODES}")
     length: str = _option(
@@ -87,6 +92,10 @@ class Options:
             )
         if self.draft_tokens < 1:
             raise ValueError(f"specstore option draft_tokens: {self.draft_tokens} is below 1")
+        if not re.fullmatch(r"|custom_params|header:[A-Za-z0-9-]+", self.request_tenant):
+            raise ValueError(
+                f"specstore option request_tenant: {self.request_tenant!r} is not custom_params or header:NAME"
+            )
         if not 1 <= self.draft_rows <= MAX_DRAFT_ROWS:
             raise ValueError(f"specstore option draft_rows: {self.draft_rows} is outside 1..{MAX_DRAFT_ROWS}")
         if not 1 <= self.draft_lookahead <= MAX_NODES:

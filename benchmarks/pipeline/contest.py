@@ -12,7 +12,7 @@ from benchmarks.pipeline.simulation import Pipeline, Setting, Tally
 from benchmarks.report.statistics import ratio_of_sums
 from datastore_service.client import Datastore
 from sglang_patches.drafting.double import AllAccepted
-from sglang_patches.drafting.draft_side import DraftParts
+from sglang_patches.drafting.draft_side import DraftParts, Learner
 from sglang_patches.drafting.duo import Heads, Sequences
 from sglang_patches.drafting.fallback import NoFallback
 from sglang_patches.drafting.planner import Branches, LikeliestOutcomes
@@ -98,8 +98,10 @@ def shapes() -> dict[str, Shape]:
     """What makes each shape's draft side. All have the same rows a forward, and none retrieves."""
     return {
         PLANNER: lambda nodes, ratio: _planned(nodes),
-        "geometric fan-out": lambda nodes, ratio: DraftParts(GeometricFanOut(), Rollouts(nodes)),
-        "chain": lambda nodes, ratio: DraftParts(AllAccepted(), Rollouts(nodes)),
+        "geometric fan-out": lambda nodes, ratio: DraftParts(
+            lambda: Learner(GeometricFanOut(), Rollouts(nodes))
+        ),
+        "chain": lambda nodes, ratio: DraftParts(lambda: Learner(AllAccepted(), Rollouts(nodes))),
         "dynamic split": lambda nodes, ratio: _split(nodes, ratio, Heads()),
         **{f"split in {count}": _static(count) for count in SPLITS},
         **{f"dynamic, gamma = {budget:g} C": _budget(budget) for budget in BUDGETS},
@@ -108,11 +110,11 @@ def shapes() -> dict[str, Shape]:
 
 def _planned(nodes: int) -> DraftParts:
     outcomes = LikeliestOutcomes()
-    return DraftParts(outcomes, Branches(nodes, outcomes.rates_of))
+    return DraftParts(lambda: Learner(outcomes, Branches(nodes, outcomes.rates_of)))
 
 
 def _split(nodes: int, gamma: float, heads: Heads) -> DraftParts:
-    return DraftParts(heads, Sequences(nodes, FixedRatio(gamma)))
+    return DraftParts(lambda: Learner(heads, Sequences(nodes, FixedRatio(gamma))))
 
 
 def _static(count: int) -> Shape:

@@ -21,7 +21,7 @@ from benchmarks.pipeline.experiments import (
 from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.simulation import EarlyExit, Pipeline, Setting, Tally
 from benchmarks.report.statistics import ratio_of_sums
-from sglang_patches.drafting.draft_side import DraftParts
+from sglang_patches.drafting.draft_side import DraftParts, Learner
 from sglang_patches.drafting.fallback import NoFallback
 from sglang_patches.drafting.mirror import ExpectedOutcomes
 from sglang_patches.drafting.planner import LikeliestOutcomes
@@ -49,7 +49,7 @@ def played(question: Question, case: Case, batch: int, exit: EarlyExit | None, w
         question.times,
         nodes,
         question.guesses,
-        lambda now: DraftParts(outcomes(), Rollouts(nodes)),
+        lambda now: DraftParts(lambda: Learner(outcomes(), Rollouts(nodes))),
         lambda around: fallback,
         exit=exit,
     )

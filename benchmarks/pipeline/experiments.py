@@ -28,7 +28,7 @@ from datastore_service.client import Datastore
 from datastore_service.protocol.types import Budget
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
 from sglang_patches.drafting.draft import Draft
-from sglang_patches.drafting.draft_side import DraftParts
+from sglang_patches.drafting.draft_side import DraftParts, Learner
 from sglang_patches.drafting.fallback import Fallback, NoFallback
 from sglang_patches.drafting.predictor import Guess
 from sglang_patches.drafting.rollouts import Rollouts
@@ -93,7 +93,7 @@ class Question:
             self.times,
             self.lookahead,
             self.guesses,
-            lambda now: DraftParts(FAN_OUT[fan_out](), Rollouts(self.lookahead)),
+            lambda now: DraftParts(lambda: Learner(FAN_OUT[fan_out](), Rollouts(self.lookahead))),
             answers,
             hints=guesses_from == BOTH,
             feed=feed,

@@ -10,7 +10,7 @@ from datastore_service.client import Datastore
 from datastore_service.protocol.types import Budget
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.double import AllAccepted
-from sglang_patches.drafting.draft_side import DraftParts
+from sglang_patches.drafting.draft_side import DraftParts, Learner
 from sglang_patches.drafting.fallback import Fallback
 from sglang_patches.drafting.registry import METHODS, DraftSurroundings, Surroundings
 from sglang_patches.drafting.rollouts import Rollouts
@@ -37,7 +37,7 @@ def setting_of(
 
     def parts(now: Callable[[], float]) -> DraftParts:
         if method.draft_parts is None:
-            return DraftParts(AllAccepted(), Rollouts(1))
+            return DraftParts(lambda: Learner(AllAccepted(), Rollouts(1)))
         return method.draft_parts(
             DraftSurroundings(options, options.draft_lookahead, nodes, open_datastore, now)
         )

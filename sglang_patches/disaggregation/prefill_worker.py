@@ -11,7 +11,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from datastore_service.client import open_postbox
 from datastore_service.protocol.types import Entry
-from sglang_patches.drafting.requests import in_vocabulary, request_opening
+from sglang_patches.drafting.requests import in_vocabulary, request_opening, tenants_of
 from sglang_patches.drafting.shared_session import shared_session
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options
@@ -36,6 +36,7 @@ class PrefillWorker(TreeWorker):
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         options = load_options()
         self._publish = options.publish == "on"
+        self._tenant_of = tenants_of(options)
         self._vocab_size = self.model_runner.model_config.vocab_size
         self._sent: weakref.WeakSet[Req] = weakref.WeakSet()  # a chunked prompt comes several times
         self._postbox: Postbox | None = None
@@ -46,7 +47,12 @@ class PrefillWorker(TreeWorker):
                 "specstore: an embedded datastore is not shared; decode instances send the prompts"
             )
         else:
-            self._postbox = open_postbox(options.endpoint, namespace_of(server_args, options), options.tls())
+            self._postbox = open_postbox(
+                options.endpoint,
+                namespace_of(server_args, options),
+                options.tls(),
+                bool(options.request_tenant),
+            )
             logger.info("specstore: prompts go to %s", options.endpoint)
 
     def init_attention_backends(self) -> None:
@@ -74,4 +80,5 @@ class PrefillWorker(TreeWorker):
 
     def _opening(self, req: Req, session: str) -> Entry:
         opening = replace(request_opening(req, self._publish), handing_over=True)
-        return Entry(session, 0, in_vocabulary(req.origin_input_ids, self._vocab_size), opening=opening)
+        tokens = in_vocabulary(req.origin_input_ids, self._vocab_size)
+        return Entry(session, 0, tokens, opening=opening, tenant=self._tenant_of(req))

@@ -25,7 +25,10 @@ class DatastoreFeed:
 
     def open(self, states: Iterable[RequestState]) -> None:
         """Sends prompts, in the background."""
-        entries = [Entry(state.session, 0, state.text.after(0), opening=state.opening) for state in states]
+        entries = [
+            Entry(state.session, 0, state.text.after(0), opening=state.opening, tenant=state.tenant)
+            for state in states
+        ]
         self._sent |= {state: len(state.text) for state in states}
         self._post(entries)
 
@@ -72,7 +75,7 @@ class DatastoreFeed:
         """Ends the sessions as they are."""
         self._sent.clear()
         self._refused.clear()
-        self._post([Entry(state.session, closing=True) for state in states])
+        self._post([Entry(state.session, closing=True, tenant=state.tenant) for state in states])
 
     def _entry(self, state: RequestState, budget: Budget, queries: tuple[Query, ...]) -> Entry:
         sent, text = self._sent.get(state), state.text
@@ -87,12 +90,13 @@ class DatastoreFeed:
             opening=state.opening if sent is None else None,
             expected=state.expected if sent is None else 0,
             queries=() if state.plain_reason else queries,
+            tenant=state.tenant,
         )
 
     def _closing(self, state: RequestState) -> Entry:
         self._refused.pop(state, None)
         start = min(self._sent.pop(state, 0), len(state.text))
-        return Entry(state.session, start, state.text.after(start), closing=True)
+        return Entry(state.session, start, state.text.after(start), closing=True, tenant=state.tenant)
 
     def _post(self, entries: list[Entry]) -> None:
         if entries:

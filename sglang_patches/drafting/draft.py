@@ -31,7 +31,7 @@ class Draft:
     likely that is. confirmed: tokens of the text that no retraction takes back; the datastore was sent them. published_from: as in
     `Opened`. wanted: whether the target verifies drafts for the session, as far as it has said. verified_at: when its verification
     began, None while there is none. forwards: that were run for it since then. unknown: ends whose candidates were not known when
-    outcomes were guessed last, and how likely the verification ends there. frontier: the drafter's own, with the starts that it
+    outcomes were guessed last, and how likely the verification ends there. tenant: that the request named. frontier: the drafter's own, with the starts that it
     belongs to."""
 
     session: str
@@ -50,6 +50,7 @@ class Draft:
     unknown: dict[int, float] = field(default_factory=dict)
     wanted: bool = True
     told: bool = True  # a verification since the last commit
+    tenant: str = ""
     frontier: tuple[dict[int, float], list[tuple[int, float, int]]] = field(default_factory=lambda: ({}, []))
 
     def __post_init__(self) -> None:

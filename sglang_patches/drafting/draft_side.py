@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import heapq
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,12 +57,19 @@ class Phrase(NamedTuple):
     is_new: bool
 
 
-class DraftParts(NamedTuple):
-    """What makes a method's draft side. retriever: proposes what the draft model checks in the forwards of `drafter`, None without.
-    ratio: is told how long verifications and forwards take. choice: of a forward's rows."""
+class Learner(NamedTuple):
+    """What guesses and drafts, by what it has seen come true. The drafter may use the predictor's statistics."""
 
     predictor: OutcomePredictor
     drafter: Drafter
+
+
+class DraftParts(NamedTuple):
+    """What makes a method's draft side. learner: makes that of a tenant, whose statistics no other tenant's requests see. retriever:
+    proposes what the draft model checks in the drafter's forwards, None without. ratio: is told how long verifications and forwards
+    take. choice: of a forward's rows."""
+
+    learner: Callable[[], Learner]
     retriever: Retriever | None = None
     ratio: SpeedRatio | None = None
     choice: RowChoice | None = None
@@ -75,7 +82,8 @@ class DraftSide:
     def __init__(
         self, model: DraftModel, parts: DraftParts, rows: int, outcomes: int, serial: bool = False
     ) -> None:
-        self._model, self._predictor, self._drafter = model, parts.predictor, parts.drafter
+        self._model = model
+        self._learners: collections.defaultdict[str, Learner] = collections.defaultdict(parts.learner)
         self._retriever, self._ratio = parts.retriever, parts.ratio or SpeedRatio()
         self._choice = parts.choice or AllRows()
         self._rows, self._outcomes, self._serial = rows, outcomes, serial
@@ -116,11 +124,17 @@ class DraftSide:
         """Whether a session that is drafted for has no place in the model's KV cache yet."""
         return any(draft.wanted and not self._model.ready(draft) for draft in self._drafts.values())
 
+    def _predictor(self, draft: Draft) -> OutcomePredictor:
+        return self._learners[draft.tenant].predictor
+
+    def _drafter(self, draft: Draft) -> Drafter:
+        return self._learners[draft.tenant].drafter
+
     def _open(self, message: Opened) -> None:
         self._forget(message.session)
         trie = Trie(len(message.tokens))
         trie.begin_epoch(message.epoch)
-        draft = Draft(message.session, Text(message.tokens), message.sampling, trie)
+        draft = Draft(message.session, Text(message.tokens), message.sampling, trie, tenant=message.tenant)
         draft.published_from = message.published_from
         self._drafts[message.session] = draft
 
@@ -144,7 +158,7 @@ class DraftSide:
             return []
         path, begun = None, draft.trie.epoch != message.epoch
         if known >= 0:
-            self._predictor.learn(draft, draft.trie.follow(tokens.tolist()), tokens.tolist())
+            self._predictor(draft).learn(draft, draft.trie.follow(tokens.tolist()), tokens.tolist())
             path = draft.commit(tokens, message.epoch)
         if path is None:
             self._forget(message.session)
@@ -191,9 +205,9 @@ class DraftSide:
         for draft in asked:
             budget = max(1, self._outcomes // len(asked))
             if draft.starts:
-                guesses = self._predictor.more(draft, budget - len(draft.starts))
-            elif not self._predictor.missing(draft):
-                guesses = self._predictor.guesses(draft, budget)
+                guesses = self._predictor(draft).more(draft, budget - len(draft.starts))
+            elif not self._predictor(draft).missing(draft):
+                guesses = self._predictor(draft).guesses(draft, budget)
             else:
                 continue
             nodes = self._add(draft, [Grown(*guess) for guess in guesses])
@@ -213,10 +227,10 @@ class DraftSide:
 
     def _leaves(self, draft: Draft) -> list[Leaf]:
         if draft.verifying is None:
-            return self._drafter.leaves(draft)
-        if missing := [] if draft.starts else self._predictor.missing(draft):
+            return self._drafter(draft).leaves(draft)
+        if missing := [] if draft.starts else self._predictor(draft).missing(draft):
             return [Leaf(node, 1.0) for node in missing]
-        return [*self._drafter.leaves(draft), *self._predictor.unknown_ends(draft)]
+        return [*self._drafter(draft).leaves(draft), *self._predictor(draft).unknown_ends(draft)]
 
     def _forward(self, leaves: Sequence[tuple[float, Row]]) -> list[Answer]:
         phrases = self._retrieve(leaves)
@@ -284,7 +298,7 @@ class DraftSide:
             at = waiting.pop()
             if at not in draft.candidates or draft.finishes(at):
                 continue
-            for grown in self._drafter.grow(at, draft.candidates[at]):
+            for grown in self._drafter(draft).grow(at, draft.candidates[at]):
                 there = draft.trie.child(at, grown.token)
                 if there is not None and there in phrases:
                     draft.trie.weigh(there, grown.probability)

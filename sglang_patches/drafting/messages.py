@@ -27,13 +27,14 @@ GREEDY = Sampling(1.0, 1, 1.0, 0.0, None)
 
 class Opened(msgspec.Struct, eq=False, array_like=True, tag=True):
     """A session begins, or begins again, with these tokens (int32). Node 0 of its trie is the last of them. published_from: the first
-    of them that others may read once the request has ended, None if none may."""
+    of them that others may read once the request has ended, None if none may. tenant: that the request named."""
 
     session: str
     tokens: NDArray[np.int32]
     epoch: int
     sampling: Sampling = GREEDY
     published_from: int | None = None
+    tenant: str = ""
 
 
 class Committed(msgspec.Struct, eq=False, array_like=True, tag=True):

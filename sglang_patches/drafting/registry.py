@@ -99,11 +99,11 @@ def _saguaro(around: Surroundings) -> Parts:
 
 
 def _saguaro_draft(around: DraftSurroundings) -> DraftParts:
-    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.draft_side import DraftParts, Learner
     from sglang_patches.drafting.rollouts import Rollouts
     from sglang_patches.drafting.saguaro import GeometricFanOut
 
-    return DraftParts(GeometricFanOut(), Rollouts(around.lookahead))
+    return DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(around.lookahead)))
 
 
 def _double(around: Surroundings) -> Parts:
@@ -118,11 +118,12 @@ def _double(around: Surroundings) -> Parts:
 
 def _double_draft(around: DraftSurroundings) -> DraftParts:
     from sglang_patches.drafting.double import AllAccepted, RetrievalChains
-    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.draft_side import DraftParts, Learner
     from sglang_patches.drafting.speed_ratio import SpeedRatio
 
     ratio = SpeedRatio(around.now)
-    return DraftParts(AllAccepted(), RetrievalChains(around.nodes, ratio), _phrases(around), ratio)
+    chains = RetrievalChains(around.nodes, ratio)
+    return DraftParts(lambda: Learner(AllAccepted(), chains), _phrases(around), ratio)
 
 
 def _phrases(around: DraftSurroundings) -> Retriever | None:
@@ -140,13 +141,15 @@ def _automatic(around: Surroundings) -> Parts:
 
 
 def _automatic_draft(around: DraftSurroundings) -> DraftParts:
-    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.draft_side import DraftParts, Learner
     from sglang_patches.drafting.planner import Branches, LikeliestOutcomes, RowsByValue
     from sglang_patches.drafting.speed_ratio import SpeedRatio
 
-    outcomes = LikeliestOutcomes()
-    branches = Branches(around.nodes, outcomes.rates_of)
-    return DraftParts(outcomes, branches, _phrases(around), SpeedRatio(around.now), RowsByValue())
+    def learner() -> Learner:
+        outcomes = LikeliestOutcomes()
+        return Learner(outcomes, Branches(around.nodes, outcomes.rates_of))
+
+    return DraftParts(learner, _phrases(around), SpeedRatio(around.now), RowsByValue())
 
 
 def _duo(around: Surroundings) -> Parts:
@@ -159,20 +162,20 @@ def _duo(around: Surroundings) -> Parts:
 
 
 def _duo_draft(around: DraftSurroundings) -> DraftParts:
-    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.draft_side import DraftParts, Learner
     from sglang_patches.drafting.duo import Heads, Sequences
     from sglang_patches.drafting.speed_ratio import SpeedRatio
 
     ratio = SpeedRatio(around.now)
-    return DraftParts(Heads(), Sequences(around.nodes, ratio), ratio=ratio)
+    return DraftParts(lambda: Learner(Heads(), Sequences(around.nodes, ratio)), ratio=ratio)
 
 
 def _mirror_draft(around: DraftSurroundings) -> DraftParts:
-    from sglang_patches.drafting.draft_side import DraftParts
+    from sglang_patches.drafting.draft_side import DraftParts, Learner
     from sglang_patches.drafting.mirror import ExpectedOutcomes
     from sglang_patches.drafting.rollouts import Rollouts
 
-    return DraftParts(ExpectedOutcomes(), Rollouts(around.lookahead))
+    return DraftParts(lambda: Learner(ExpectedOutcomes(), Rollouts(around.lookahead)))
 
 
 def _shared_noise(sampler: Sampler) -> Verifier:

@@ -23,6 +23,8 @@ from sglang_patches.drafting.usage import Usage
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
+    from sglang_patches.options import Options
+
 logger = logging.getLogger(__name__)
 
 # Requests that vanished, neither finished nor aborted, leave the book after this time.
@@ -43,7 +45,7 @@ class Step(NamedTuple):
 class RequestState:
     """One running request.
 
-    session: its name with the datastore and the draft side. plain_reason: why nothing may be drafted for it, None if it may.
+    session: its name with the datastore and the draft side. tenant: that the request named, "" for the server's own. plain_reason: why nothing may be drafted for it, None if it may.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
     known. confirmed: tokens that no retraction can take back. ended: its session is closed. ends: tokens that end it. usage: what
     its answer says of its steps. Overlap scheduling may launch a request once more after the step that ended it.
@@ -66,7 +68,7 @@ class RequestState:
 
 
 def _wishes(req: Req) -> dict:
-    """`custom_params["specstore"]`: {"conversation": name, "publish": bool, "sources": bool}."""
+    """`custom_params["specstore"]`: {"conversation": name, "publish": bool, "sources": bool, "tenant": name}."""
     wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
     if not isinstance(wishes, dict):
         logger.warning("specstore: custom_params.specstore of %s is not an object, ignored", req.rid)
@@ -82,6 +84,13 @@ def request_opening(req: Req, publish: bool) -> Opening:
         publish=publish and bool(wishes.get("publish", True)),
         prompt_length=len(req.origin_input_ids),
     )
+
+
+def tenants_of(options: Options) -> Callable[[Req], str]:
+    """The tenant that a request names, "" for the server's own; "" of all if the server takes none from requests."""
+    if not options.request_tenant:
+        return lambda req: ""
+    return lambda req: str(_wishes(req).get("tenant", ""))  # checked by `workers/request_tenants.py`
 
 
 def end_tokens(req: Req) -> frozenset[int]:
@@ -107,14 +116,14 @@ class RequestBook:
         self,
         vocab_size: int,
         publish: bool,
-        tenant: str,
+        tenant_of: Callable[[Req], str],
         needs_plain_step: Callable[[Req], str | None],
         begun_elsewhere: Callable[[Req], str | None] = lambda req: None,
     ) -> None:
         """begun_elsewhere: name of the session that another instance has begun with the request's prompt, None if none has."""
         self._vocab_size = vocab_size
         self._publish = publish
-        self._tenant = tenant
+        self._tenant_of = tenant_of
         self._needs_plain_step = needs_plain_step
         self._begun_elsewhere = begun_elsewhere
         self._states: dict[str, RequestState] = {}
@@ -202,7 +211,7 @@ class RequestBook:
             req,
             begun or req.rid,
             opening,
-            self._tenant,
+            self._tenant_of(req),
             self._needs_plain_step(req),
             expected=opening.prompt_length if begun else 0,
             text=Text(self._in_vocabulary(_listed(req, 0, length, pending))),

@@ -305,7 +305,7 @@ class Speculation:
         self._states[state.session] = state
         text, sampling = state.text.between(0, state.settled), self._sampling_of(state)
         published_from = state.opening.prompt_length if state.opening.publish else None
-        return Opened(state.session, text, trie.epoch, sampling, published_from)
+        return Opened(state.session, text, trie.epoch, sampling, published_from, state.tenant)
 
     def _take(self, seconds: float) -> bool:
         """Puts growth into the cache; whether anything came."""

@@ -25,7 +25,7 @@ from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.process.settings import draft_settings
 from sglang_patches.drafting.process.start import start_draft_process
 from sglang_patches.drafting.registry import Method, Parts, Surroundings
-from sglang_patches.drafting.requests import RequestBook, RequestState, Step
+from sglang_patches.drafting.requests import RequestBook, RequestState, Step, tenants_of
 from sglang_patches.drafting.shared_session import shared_session
 from sglang_patches.drafting.speculation import Choices, Speculation
 from sglang_patches.early_exit.loading import make_tap
@@ -85,7 +85,7 @@ class DecodeWorker(TreeWorker):
         self.book = RequestBook(
             vocab_size,
             self.options.publish == "on",
-            self.options.tenant,
+            tenants_of(self.options),
             needs_plain_step,
             shared_session if server_args.disaggregation_mode == "decode" else lambda req: None,
         )
@@ -104,7 +104,12 @@ class DecodeWorker(TreeWorker):
         options = self.options
         namespace = namespace_of(server_args, options)
         store = open_datastore(
-            options.endpoint, namespace, vocab_size, prior=options.prior or None, tls=options.tls()
+            options.endpoint,
+            namespace,
+            vocab_size,
+            prior=options.prior or None,
+            tls=options.tls(),
+            tenants=bool(options.request_tenant),
         )
         self.datastore = DatastoreFeed(store, options.deadline_ms / 1e3)
         self.parts = self.method.parts(

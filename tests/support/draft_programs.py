@@ -42,13 +42,15 @@ def _echoed(message: Message, sessions: set[str]) -> list[Answer]:
 
 def drafting(parent: ParentConnection) -> None:
     """Drafts with a model that always agrees with the target."""
-    from sglang_patches.drafting.draft_side import DraftParts, DraftSide
+    from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
     from sglang_patches.drafting.rollouts import Rollouts
     from sglang_patches.drafting.saguaro import GeometricFanOut
     from tests.support.agreeing_model import model
     from tests.support.draft_side import FunctionModel
 
-    side = DraftSide(FunctionModel(model(1.0)), DraftParts(GeometricFanOut(), Rollouts(4)), 8, 8)
+    side = DraftSide(
+        FunctionModel(model(1.0)), DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(4))), 8, 8
+    )
     parent.send([READY])
     worked = None
     while True:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.draft import Candidates, Draft
-from sglang_patches.drafting.draft_side import DraftParts, DraftSide
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
 from sglang_patches.drafting.messages import Answer, Message
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.rollouts import Rollouts
@@ -44,7 +44,7 @@ def _likeliest(distribution: np.ndarray) -> Candidates:
 
 
 def saguaro_parts(lookahead: int = 4) -> DraftParts:
-    return DraftParts(GeometricFanOut(), Rollouts(lookahead))
+    return DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(lookahead)))
 
 
 class InProcessDraftSide(DraftChannel):

@@ -41,7 +41,7 @@ class DatastorePhrases(Retriever):
         return found
 
     def _entry(self, draft: Draft, queries: tuple[Query, ...]) -> Entry:
-        return Entry(draft.session, draft.confirmed, queries=queries)
+        return Entry(draft.session, draft.confirmed, queries=queries, tenant=draft.tenant)
 
     def _refused(self, draft: Draft) -> None:
         """The datastore has not heard of the session yet, or no longer has it. The worker sends it."""
@@ -66,15 +66,14 @@ class OwnDatastorePhrases(DatastorePhrases):
         self.forgotten(draft)
         if draft.published_from is not None:
             opening = Opening(prompt_length=draft.published_from)
-            whole = Entry(
-                f"{draft.session}/output", 0, draft.text.after(0).copy(), opening=opening, closing=True
-            )
+            text, name = draft.text.after(0).copy(), f"{draft.session}/output"
+            whole = Entry(name, 0, text, opening=opening, closing=True, tenant=draft.tenant)
             self._datastore.post([whole])
 
     def forgotten(self, draft: Draft) -> None:
         session = self._sessions.pop(draft, None)
         if session is not None:
-            self._datastore.post([Entry(session.name, closing=True)])
+            self._datastore.post([Entry(session.name, closing=True, tenant=draft.tenant)])
 
     def _entry(self, draft: Draft, queries: tuple[Query, ...]) -> Entry:
         session = self._sessions.get(draft)
@@ -84,7 +83,7 @@ class OwnDatastorePhrases(DatastorePhrases):
             session = self._sessions[draft] = _Session(str(self._opened))
         start, session.sent = session.sent, draft.confirmed
         tokens = draft.text.between(start, draft.confirmed)
-        return Entry(session.name, start, tokens, opening=opening, queries=queries)
+        return Entry(session.name, start, tokens, opening=opening, queries=queries, tenant=draft.tenant)
 
     def _refused(self, draft: Draft) -> None:
         """There was no room for it: it is opened again."""

@@ -43,6 +43,7 @@ def draft_parts(settings: DraftSettings) -> DraftParts:
             settings.vocabulary,
             prior=options.prior or None,
             tls=options.tls(),
+            tenants=bool(options.request_tenant),
         )
 
     make = METHODS[settings.method].draft_parts

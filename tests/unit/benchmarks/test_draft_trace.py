@@ -10,7 +10,7 @@ import pytest
 from benchmarks.draft_trace import SERIAL_VARIABLE, VARIABLE, events, recorder
 from benchmarks.draft_trace.draft_recorder import RecordedSide, ToldLate
 from benchmarks.draft_trace.replay import MismatchError, counted_here, replayed, since
-from sglang_patches.drafting.draft_side import DraftParts
+from sglang_patches.drafting.draft_side import DraftParts, Learner
 from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.drafting.rollouts import Rollouts
@@ -40,7 +40,7 @@ def served(steps=30):
     """Returns what was counted meanwhile."""
     before = counted_here()
     side = InProcessDraftSide(model(0.7), rounds=3)
-    parts = DraftParts(GeometricFanOut(), Rollouts(LOOKAHEAD))
+    parts = DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(LOOKAHEAD)))
     side._side = RecordedSide(FunctionModel(model(0.7)), parts, ROWS, ROWS)
     run = test_speculation.Run(side)
     for _ in range(steps):

@@ -21,7 +21,7 @@ from benchmarks.report.page import Run, page
 from benchmarks.report.statistics import Interval
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
-from sglang_patches.drafting.draft_side import DraftParts
+from sglang_patches.drafting.draft_side import DraftParts, Learner
 from sglang_patches.drafting.fallback import NoFallback
 from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.saguaro import GeometricFanOut, WaitingFallback
@@ -213,7 +213,11 @@ def test_the_end_of_an_answer_makes_place_for_the_next():
     pairs = [synthetic(np.random.default_rng(at), 40, 0.8, 0.6, 0.5) for at in range(3)]
     waiting = partial(WaitingFallback, NoFallback(), K, 10.0)
     setting = Setting(
-        TIMES, K, 16, lambda now: DraftParts(GeometricFanOut(), Rollouts(K)), lambda around: waiting()
+        TIMES,
+        K,
+        16,
+        lambda now: DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(K))),
+        lambda around: waiting(),
     )
     tally = Pipeline(setting, pairs, 2).run()
     assert len(tally.parts) == 3 and all(part.tokens.total() > 20 for part in tally.parts)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_patches.drafting.cache import DROPPED
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.draft_side import DraftParts, DraftSide
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
 from sglang_patches.drafting.messages import Opened
 from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.saguaro import GeometricFanOut
@@ -48,7 +48,7 @@ class Line:
 class FaultyChannel(DraftChannel):
     def __init__(self, chances, seed, chance_of_the_model):
         function = FunctionModel(model(chance_of_the_model, seed))
-        self._side = DraftSide(function, DraftParts(GeometricFanOut(), Rollouts(4)), 8, 8)
+        self._side = DraftSide(function, DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(4))), 8, 8)
         self._there, self._back = Line(chances, seed), Line(chances, seed + 1)
         self._messages, self._answers = messages_from_worker(), answers_from_draft()
         self.posted = []

@@ -4,7 +4,7 @@ import numpy as np
 from prometheus_client import Counter
 
 from sglang_patches.drafting import verified
-from sglang_patches.drafting.draft_side import GUESSES, DraftParts, DraftSide
+from sglang_patches.drafting.draft_side import GUESSES, DraftParts, DraftSide, Learner
 from sglang_patches.drafting.messages import Opened, Verifying
 from sglang_patches.drafting.outcome import settle
 from sglang_patches.drafting.requests import RequestState
@@ -50,7 +50,10 @@ def test_verified_tokens_are_counted_by_who_proposed_them():
 
 def test_guesses_are_counted_by_the_tokens_accepted_before_them():
     side = DraftSide(
-        FunctionModel(model(1.0)), DraftParts(GeometricFanOut(), Rollouts(4)), OUTCOMES, OUTCOMES
+        FunctionModel(model(1.0)),
+        DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(4))),
+        OUTCOMES,
+        OUTCOMES,
     )
     side.hear([Opened("s", np.array(TEXT, np.int32), 1)])
     while side.work() is not None:

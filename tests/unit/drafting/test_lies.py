@@ -13,7 +13,7 @@ from sglang_patches.drafting import cache as speculation_cache
 from sglang_patches.drafting import inbox
 from sglang_patches.drafting.cache import DROPPED, ROOT, SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.draft_side import STALE, DraftParts, DraftSide
+from sglang_patches.drafting.draft_side import STALE, DraftParts, DraftSide, Learner
 from sglang_patches.drafting.messages import Growth, Lost, Opened, Verifying
 from sglang_patches.drafting.process_channel import ProcessChannel
 from sglang_patches.drafting.rollouts import Rollouts
@@ -124,7 +124,9 @@ def test_a_session_is_opened_again_once_a_step():
 
 def test_numbers_that_two_openings_gave_do_not_make_a_circle():
     """A repeated `Opened` makes the draft side number its nodes again, and the worker still has the first numbers."""
-    side = DraftSide(FunctionModel(model(1.0)), DraftParts(GeometricFanOut(), Rollouts(4)), 8, 8)
+    side = DraftSide(
+        FunctionModel(model(1.0)), DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(4))), 8, 8
+    )
     text = np.arange(3, dtype=np.int32)
     side.hear([Opened("s", text, 1)])
     (first,) = side.work()

@@ -33,7 +33,7 @@ def make_req(rid="r", prompt=(1, 2, 3), custom_params=None, **sampling):
 
 
 def make_book(plain=None, begun_elsewhere=lambda req: None):
-    return RequestBook(100, True, "", lambda req: plain, begun_elsewhere)
+    return RequestBook(100, True, lambda req: "", lambda req: plain, begun_elsewhere)
 
 
 def make_tree(tokens, parents):

@@ -8,7 +8,7 @@ import pytest
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.double import AllAccepted, RetrievalChains
-from sglang_patches.drafting.draft_side import DraftParts, DraftSide
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
 from sglang_patches.drafting.messages import Closed, Committed, Opened, Verifying
 from sglang_patches.drafting.retriever import Retriever
 from sglang_patches.drafting.speed_ratio import SpeedRatio
@@ -71,7 +71,7 @@ class Noting(FunctionModel):
 
 def make_side(right, depth=DEPTH, rows=ROWS, ratio=None, serial=False):
     retriever, drafter = Knowing(right, depth), RetrievalChains(LONGEST, ratio or SpeedRatio())
-    parts = DraftParts(AllAccepted(), drafter, retriever, ratio)
+    parts = DraftParts(lambda: Learner(AllAccepted(), drafter), retriever, ratio)
     side = DraftSide(Noting(model(1.0)), parts, rows, rows, serial)
     side.hear([Opened("s", np.array(TEXT, np.int32), 1)])
     return side, retriever
@@ -187,7 +187,11 @@ def test_the_retriever_hears_of_the_end():
 
 def gain(right, agreement):
     """Tokens a step. The draft side has a forward's time whenever its answers are collected."""
-    parts = lambda: DraftParts(AllAccepted(), RetrievalChains(LONGEST, SpeedRatio()), Knowing(right))  # noqa: E731
+
+    def parts() -> DraftParts:
+        chains = RetrievalChains(LONGEST, SpeedRatio())
+        return DraftParts(lambda: Learner(AllAccepted(), chains), Knowing(right))
+
     return Run(InProcessDraftSide(model(agreement), rounds=1, rows=ROWS, parts=parts)).tokens_a_step(40)
 
 
@@ -206,7 +210,7 @@ def test_a_retriever_that_knows_nothing():
 
     side = DraftSide(
         Noting(model(1.0)),
-        DraftParts(AllAccepted(), RetrievalChains(LONGEST, SpeedRatio()), Empty()),
+        DraftParts(lambda: Learner(AllAccepted(), RetrievalChains(LONGEST, SpeedRatio())), Empty()),
         ROWS,
         ROWS,
     )

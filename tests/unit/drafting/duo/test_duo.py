@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_patches.drafting.draft_side import DraftParts, DraftSide
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
 from sglang_patches.drafting.duo import Heads, Sequences
 from sglang_patches.drafting.messages import Opened, Sampling, Verifying
 from sglang_patches.drafting.speed_ratio import SpeedRatio
@@ -33,7 +33,9 @@ def make_side(function, ratio=8.0, sampling=None, **how):
     speed.forward_took(1.0)
     speed.verification_took = speed.forward_took = lambda seconds: None
     model = FunctionModel(function)
-    side = DraftSide(model, DraftParts(Heads(**how), Sequences(LONGEST, speed), ratio=speed), ROWS, ROWS)
+    side = DraftSide(
+        model, DraftParts(lambda: Learner(Heads(**how), Sequences(LONGEST, speed)), ratio=speed), ROWS, ROWS
+    )
     opened = Opened("s", np.array(TEXT, np.int32), 1, *([sampling] if sampling else []))
     side.hear([opened, Verifying("s", 1, NONE, NONE, np.empty(0, np.int32))])
     return side, model

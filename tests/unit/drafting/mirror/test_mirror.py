@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_patches.drafting.cache import ROOT
-from sglang_patches.drafting.draft_side import STALE, DraftParts
+from sglang_patches.drafting.draft_side import STALE, DraftParts, Learner
 from sglang_patches.drafting.messages import Expected, Verifying
 from sglang_patches.drafting.mirror import ExpectedOutcomes, choices_of
 from sglang_patches.drafting.rollouts import Rollouts
@@ -19,7 +19,7 @@ KAPPA = 4
 
 
 def mirror_parts():
-    return DraftParts(ExpectedOutcomes(), Rollouts(4))
+    return DraftParts(lambda: Learner(ExpectedOutcomes(), Rollouts(4)))
 
 
 class Watched(Run):

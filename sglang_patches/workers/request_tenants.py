@@ -1,0 +1,109 @@
+"""The tenant of a request, where the operator lets requests name theirs (`--specstore-request-tenant`).
+
+A header's value goes into the request's `custom_params`, which reach the scheduler. SGLang's prefix cache is divided by tenant too: a
+prompt that another tenant has sent would have its first token sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.environ import envs
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_patches import hooks
+from sglang_patches.options import load_options
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.server_args import ServerArgs
+    from starlette.requests import Request
+
+MOST_BYTES = 256  # of a name, as in a namespace
+FIELD = "custom_params.specstore.tenant"
+HEADER = "header:"
+FLAG = "--specstore-request-tenant"
+
+_source = ""  # the option's value, in the process that answers requests
+
+
+def _before_request(manager: TokenizerManager, obj: object, request: Request | None = None) -> None:
+    """Called for each call of an API, after SGLang has made lists of a batch's fields; again without a request for further samples."""
+    if not isinstance(obj, GenerateReqInput):
+        return
+    given = [obj.sampling_params] if obj.is_single else obj.sampling_params
+    tenants = [_named(sampling) for sampling in given]
+    if not _source:
+        if any(tenants):
+            raise ValueError(f"{FIELD}: this server takes no tenants from requests ({FLAG})")
+        return
+    if request is not None and _source.startswith(HEADER):
+        tenants = [_from_header(request, _source.removeprefix(HEADER), tenant) for tenant in tenants]
+        named = list(map(_naming, given, tenants))
+        obj.sampling_params = named[0] if obj.is_single else named
+    _divide_prefix_cache(obj, tenants)
+
+
+def _named(sampling: dict[str, Any]) -> str:
+    """The tenant in `custom_params`, "" for none. Raises ValueError for anything but a name."""
+    wishes = (sampling.get("custom_params") or {}).get("specstore") or {}
+    tenant = wishes.get("tenant", "") if isinstance(wishes, dict) else ""
+    return _checked(tenant, FIELD)
+
+
+def _checked(tenant: object, field: str) -> str:
+    if not isinstance(tenant, str):
+        raise ValueError(f"{field}: {tenant!r} is not a string")
+    if len(tenant.encode()) > MOST_BYTES:
+        raise ValueError(f"{field}: {len(tenant.encode())} bytes exceeds {MOST_BYTES}")
+    return tenant
+
+
+def _from_header(request: Request, name: str, named: str) -> str:
+    if named:
+        raise ValueError(f"{FIELD}: the tenant is that of the header {name}")
+    return _checked(request.headers.get(name, ""), name)
+
+
+def _naming(sampling: dict[str, Any], tenant: str) -> dict[str, Any]:
+    """These sampling parameters with the tenant. A batch's requests may share one object."""
+    if not tenant:
+        return sampling
+    custom = sampling.get("custom_params") or {}
+    wishes = custom.get("specstore") or {}
+    return sampling | {"custom_params": custom | {"specstore": wishes | {"tenant": tenant}}}
+
+
+def _divide_prefix_cache(obj: GenerateReqInput, tenants: list[str]) -> None:
+    """Requests share cached prompts only if their `extra_key` is the same. The length keeps a client from writing another's."""
+    given = [obj.extra_key] if obj.is_single else obj.extra_key or [None] * len(tenants)
+    keys = [f"{len(tenant)}:{tenant}:{key or ''}" for tenant, key in zip(tenants, given, strict=True)]
+    obj.extra_key = keys[0] if obj.is_single else keys
+
+
+HOOKS: dict[str, Callable] = {
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._init_req_state": _before_request
+}
+
+
+def register(server_args: ServerArgs) -> None:
+    """For the process that answers requests. Raises ValueError for a setting with which requests would not pass through it."""
+    global _source
+    _source = load_options().request_tenant
+    if _source:
+        _refuse_ways_around(resolving_view(server_args))
+    hooks.register(HOOKS, HookType.BEFORE)
+    hooks.refuse_if_left_out()
+    HookRegistry.apply_hooks()
+
+
+def _refuse_ways_around(view: ServerArgs) -> None:
+    if view.tokenizer_worker_num > 1:
+        raise ValueError(f"{FLAG}: not with --tokenizer-worker-num above 1")
+    if envs.SGLANG_RUST_SERVER.get():
+        raise ValueError(f"{FLAG}: not with SGLang's Rust server (SGLANG_RUST_SERVER)")
+    if view.grpc_port is not None:
+        raise ValueError(f"{FLAG}: not with SGLang's gRPC server (--grpc-port)")

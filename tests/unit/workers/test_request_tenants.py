@@ -1,0 +1,146 @@
+"""The tenant of a request, through SGLang's own functions, hooked."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
+
+from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: E402
+from sglang.srt.managers.tokenizer_manager import TokenizerManager  # noqa: E402
+from starlette.datastructures import Headers  # noqa: E402
+
+from sglang_patches.drafting.requests import tenants_of  # noqa: E402
+from sglang_patches.options import Options  # noqa: E402
+from sglang_patches.workers.request_tenants import MOST_BYTES  # noqa: E402
+from tests.unit.plugin.resolution import server_args  # noqa: E402
+
+HEADER = "x-tenant"
+FROM_HEADER, FROM_BODY = f"header:{HEADER}", "custom_params"
+
+
+@pytest.fixture
+def answering(plugin, model_path, monkeypatch):
+    """Makes this process one that answers requests, with this value of the option."""
+
+    def start(source: str, **given: object) -> None:
+        monkeypatch.setenv("SPECSTORE_REQUEST_TENANT", source)
+        server_args(model_path("dense"), "ampere", **given)
+
+    return start
+
+
+def sent(body: dict | None = None, header: str | None = None, **fields: object) -> GenerateReqInput:
+    """A request as SGLang has it when it makes its state."""
+    sampling = {"sampling_params": {"custom_params": {"specstore": body}}} if body is not None else {}
+    obj = GenerateReqInput(**{"text": "a question", **sampling, **fields})
+    obj.normalize_batch_and_arguments()
+    request = SimpleNamespace(headers=Headers({} if header is None else {HEADER: header}))
+    manager = SimpleNamespace(enable_trace=False, rid_to_state={}, disaggregation_mode=None)
+    TokenizerManager._init_req_state(manager, obj, request)
+    return obj
+
+
+def tenant(sampling: dict, source: str = FROM_HEADER) -> str:
+    """As the scheduler reads it."""
+    params = SimpleNamespace(custom_params=sampling.get("custom_params"))
+    return tenants_of(Options(request_tenant=source))(SimpleNamespace(sampling_params=params))
+
+
+def test_a_header_names_the_tenant_of_every_request_of_a_batch(answering):
+    answering(FROM_HEADER)
+    assert tenant(sent(header="acme").sampling_params) == "acme"
+    batch = sent(text=["one", "two"], header="acme", sampling_params={"n": 1})
+    assert [tenant(each) for each in batch.sampling_params] == ["acme", "acme"]
+    assert tenant(sent().sampling_params) == ""
+
+
+def test_what_a_request_asks_for_besides_stays(answering):
+    answering(FROM_HEADER)
+    custom = {"other": 1, "specstore": {"conversation": "c"}}
+    obj = sent(header="acme", sampling_params={"temperature": 0, "custom_params": custom})
+    assert obj.sampling_params == {
+        "temperature": 0,
+        "custom_params": {"other": 1, "specstore": {"conversation": "c", "tenant": "acme"}},
+    }
+    assert custom == {"other": 1, "specstore": {"conversation": "c"}}
+
+
+def test_a_client_cannot_name_another_tenant_than_its_header(answering):
+    answering(FROM_HEADER)
+    for header in ("acme", None):
+        with pytest.raises(
+            ValueError, match="custom_params.specstore.tenant: the tenant is that of the header"
+        ):
+            sent({"tenant": "other"}, header)
+
+
+def test_a_body_names_the_tenant(answering):
+    answering(FROM_BODY)
+    assert tenant(sent({"tenant": "acme"}).sampling_params, FROM_BODY) == "acme"
+    sampling = [{}, {"custom_params": {"specstore": {"tenant": "acme"}}}]
+    batch = sent(text=["one", "two"], sampling_params=sampling)
+    assert [tenant(each, FROM_BODY) for each in batch.sampling_params] == ["", "acme"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [(7, "7 is not a string"), ("x" * (MOST_BYTES + 1), "257 bytes exceeds 256")]
+)
+def test_what_is_no_name_is_refused(answering, name, message):
+    answering(FROM_BODY)
+    with pytest.raises(ValueError, match=f"custom_params.specstore.tenant: .*{message}"):
+        sent({"tenant": name})
+    answering(FROM_HEADER)
+    if isinstance(name, str):
+        with pytest.raises(ValueError, match=f"{HEADER}: {message}"):
+            sent(header=name)
+
+
+def test_a_server_of_one_tenant_takes_none_from_requests(answering):
+    answering("")
+    with pytest.raises(ValueError, match="takes no tenants from requests"):
+        sent({"tenant": "acme"})
+    assert sent(header="acme").sampling_params == {}
+    assert tenant({"custom_params": {"specstore": {"tenant": "acme"}}}, source="") == ""
+
+
+def test_tenants_do_not_share_cached_prompts(answering):
+    answering(FROM_HEADER)
+    keys = [
+        sent(header=header, extra_key=key).extra_key
+        for header in (None, "a", "ab", "1:a:")
+        for key in (None, "b", "1:a:", "0::")
+    ]
+    assert None not in keys and len(set(keys)) == len(keys)
+    assert sent(header="a").extra_key == sent(header="a").extra_key
+    batch = sent(text=["one", "two"], header="a", extra_key=["x", "y"])
+    assert batch.extra_key == [sent(header="a", extra_key=key).extra_key for key in "xy"]
+    answering("")
+    assert sent().extra_key is None
+
+
+@pytest.mark.parametrize("source", [FROM_HEADER, FROM_BODY])
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"), ({"grpc_port": 40000}, "SGLang's gRPC server")],
+)
+def test_ways_around_are_refused(answering, source, given, flag):
+    with pytest.raises(ValueError, match=f"--specstore-request-tenant: not with {flag}"):
+        answering(source, **given)
+    answering("", **given)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [("SGLANG_GRPC_PORT", "40000", "gRPC"), ("SGLANG_RUST_SERVER", "1", "Rust server")],
+)
+def test_ways_around_by_environment_are_refused(answering, monkeypatch, variable, value, named):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=f"--specstore-request-tenant: not with SGLang's {named}"):
+        answering(FROM_HEADER)
+
+
+def test_what_names_no_source_is_refused():
+    for wrong in ("header:", "header:a b", "body"):
+        with pytest.raises(ValueError, match="request_tenant"):
+            Options(request_tenant=wrong)
