@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from enum import StrEnum, auto
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -127,6 +128,12 @@ def serve(
     prior: Annotated[
         Path | None, typer.Option(help="directory of a prior, as `specstore build` makes it")
     ] = None,
+    tenant_prior: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TENANT=DIR", help="a further prior, which this tenant alone reads; may be repeated"
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -213,7 +220,8 @@ def serve(
         refusals=refusals,
     )
     weights = FusionWeights(policy=Policy[fusion.name])
-    maker = engine_factory(prior or _prior_in(data), vocab_size, limits, weights)
+    of_tenants = _tenant_priors(tenant_prior or ())
+    maker = engine_factory(prior or _prior_in(data), vocab_size, limits, weights, of_tenants)
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
     service = Service(
@@ -227,6 +235,18 @@ def serve(
         directory,
     )
     serve_until_told(service, metrics_port, metrics_host)
+
+
+def _tenant_priors(given: Sequence[str]) -> dict[str, Path]:
+    priors: dict[str, Path] = {}
+    for value in given:
+        tenant, _, directory = value.partition("=")
+        if not (tenant and directory):
+            raise ValueError(f"tenant-prior: {value!r} is not TENANT=DIR")
+        if tenant in priors:
+            raise ValueError(f"tenant-prior: {tenant!r} has two; build one of both corpora")
+        priors[tenant] = Path(directory)
+    return priors
 
 
 def _check_metrics_host(host: str, allow_remote: bool) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.live.store import LiveStore
+from datastore_service.engine.segment import Segment
 from datastore_service.protocol.types import MAX_VOCAB, Namespace
 from datastore_service.server.namespaces import EngineFactory
 from datastore_service.storage.manifest import open_segments, read_manifest
@@ -16,31 +20,43 @@ from datastore_service.storage.manifest import open_segments, read_manifest
 log = logging.getLogger(__name__)
 
 
+class _Prior(NamedTuple):
+    tokenizer: str
+    segments: list[Segment]
+
+    @classmethod
+    def read(cls, directory: Path) -> _Prior:
+        return cls(read_manifest(directory).tokenizer, open_segments(directory))
+
+
 def engine_factory(
     directory: Path | None,
     vocab_size: int = MAX_VOCAB,
     limits: Limits | None = None,
     weights: FusionWeights | None = None,
+    of_tenants: Mapping[str, Path] | None = None,
 ) -> EngineFactory:
-    """directory: of the prior, None for none. vocab_size: token ids are smaller; 2^31 permits any. limits, weights: of
-    each engine.
+    """directory: of the prior of all namespaces, None for none. vocab_size: token ids are smaller; 2^31 permits any. limits, weights:
+    of each engine. of_tenants: directory of a further prior, which this tenant alone reads.
 
-    Reads the prior immediately, so that a bad one stops the start: raises StorageError, or ValueError for a prior whose
+    Reads the priors immediately, so that a bad one stops the start: raises StorageError, or ValueError for a prior whose
     vocabulary is larger than `vocab_size`."""
-    tokenizer, segments = None, []
-    if directory is not None:
-        tokenizer, segments = read_manifest(directory).tokenizer, open_segments(directory)
-    Engine(
-        vocab_size, segments
-    )  # checks the sizes, and compiles or loads the kernels before a client waits for them
+    common = [_Prior.read(directory)] if directory is not None else []
+    further = {tenant: [_Prior.read(own)] for tenant, own in (of_tenants or {}).items()}
+    for prior in itertools.chain(common, *further.values()):
+        Engine(vocab_size, prior.segments)  # checks the sizes
+    Engine(vocab_size)  # compiles or loads the kernels before a client waits for them
 
     def new_engine(namespace: Namespace, store: LiveStore | None) -> tuple[Engine, bool]:
-        fits = namespace.tokenizer == tokenizer
-        if tokenizer is not None and not fits:
-            log.warning(
-                "prior not used: another tokenizer",
-                extra={"namespace": namespace.tokenizer, "prior": tokenizer},
-            )
-        return Engine(vocab_size, segments if fits else (), weights, limits, store), fits
+        segments: list[Segment] = []
+        for prior in [*common, *further.get(namespace.tenant, ())]:
+            if namespace.tokenizer == prior.tokenizer:
+                segments += prior.segments
+            else:
+                log.warning(
+                    "prior not used: another tokenizer",
+                    extra={"namespace": namespace.tokenizer, "prior": prior.tokenizer},
+                )
+        return Engine(vocab_size, segments, weights, limits, store), bool(segments)
 
     return new_engine

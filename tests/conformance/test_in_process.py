@@ -11,7 +11,9 @@ import pytest
 import torch
 from scipy.stats import norm, power_divergence
 from sglang.srt.layers import sampler as sglang_sampler
+from sglang.srt.managers.schedule_batch import Req
 
+from sglang_patches.drafting.requests import USAGE
 from tests.conformance.drafts import LYING, start_liar
 from tests.conformance.workbench import CONTEXT, Counting, Markov, Workbench, plain_answer, request
 from tests.unit.verification.plain_decoding import make_request, plain_distribution, sampler_on_cpu
@@ -200,6 +202,42 @@ def test_text_is_drafted_for_its_own_tenant_alone(method, workbench, lags, datas
         assert steps["other after"] > 0.9 * steps["other before"], steps
     else:
         assert steps["other after"] == steps["other before"], steps
+
+
+@pytest.mark.parametrize("embedded", [True, False], ids=["embedded", "gRPC"])
+def test_text_is_drafted_for_its_own_tenant_alone_in_one_worker(
+    method, workbench, lags, datastore, draft, embedded
+):
+    """Requests name their tenants, and stand in one batch."""
+    model, start = Counting(512), 100 + 50 * lags
+    name = f"{method.name}-{lags}-{embedded}"
+    own, endpoint = f"{name}-own", "embedded" if embedded else datastore.endpoint
+
+    def asking(tenant: str, publish: bool, conversation: str = "talk") -> Req:
+        wishes = {"tenant": tenant, "publish": publish, "conversation": conversation}
+        params = {"max_new_tokens": 60, "custom_params": {"specstore": wishes}}
+        return request([start - 1, start], 512, **params)
+
+    with workbench.scheduler(
+        model, lags=lags, endpoint=endpoint, request_tenant="custom_params"
+    ) as scheduler:
+
+        def steps(*reqs: Req) -> list[int]:
+            assert scheduler.answers(reqs) == [list(range(start + 1, start + 61))] * len(reqs)
+            eventually(lambda: embedded or datastore.sessions() == 0, "a session is left", 60)
+            return [getattr(req, USAGE).summary(60)["steps"] for req in reqs]
+
+        (before,) = steps(asking(f"{name}-first", publish=False))
+        (said,) = steps(asking(own, publish=True))
+        again, *others = steps(
+            asking(own, publish=False, conversation=""),
+            asking(f"{name}-second", publish=False),
+            asking("", publish=False),
+        )
+    assert again < said / 2, "what a tenant has said is not drafted for it: this shows nothing"
+    # What a draft model says comes sooner or later, or is right by chance.
+    least = before if not method.draft_process else 0.8 * before
+    assert all(least <= other <= before for other in others), (before, others)
 
 
 @pytest.mark.parametrize(("setting", "lags"), COUNTED)

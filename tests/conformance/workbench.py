@@ -452,10 +452,12 @@ class Workbench:
         size: int = 8,
         endpoint: str = "embedded",
         tenant: str = "",
+        request_tenant: str = "",
         seeded: bool = False,
         late: bool = False,
     ) -> Iterator[Scheduler]:
-        """With a worker of its own. nodes: most drafted tokens a step. size: most requests at a time. seeded: requests draw by
+        """With a worker of its own. nodes: most drafted tokens a step. size: most requests at a time. request_tenant: where requests name
+        their tenants. seeded: requests draw by
         their seeds. late: the host has a step's tokens when the next one begins, as on an accelerator."""
         arguments = SimpleNamespace(
             disaggregation_mode="null",
@@ -465,7 +467,7 @@ class Workbench:
             revision=None,
             speculative_draft_model_path=str(self._tokenizer),
         )
-        with _configured(nodes, endpoint, tenant, seeded):
+        with _configured(nodes, endpoint, tenant, request_tenant, seeded):
             target = Target(model, size)
             with build_worker(self._method, arguments, target, self._draft_side) as worker:
                 if late:
@@ -474,10 +476,10 @@ class Workbench:
 
 
 @contextlib.contextmanager
-def _configured(nodes: int, endpoint: str, tenant: str, seeded: bool) -> Iterator[None]:
+def _configured(nodes: int, endpoint: str, tenant: str, request_tenant: str, seeded: bool) -> Iterator[None]:
     """SGLang's and the plugin's settings of a worker in this process."""
     width = nodes + 1
-    options = {"NODES": str(nodes), "ENDPOINT": endpoint, "TENANT": tenant}
+    options = {"NODES": str(nodes), "ENDPOINT": endpoint, "TENANT": tenant, "REQUEST_TENANT": request_tenant}
     options |= {"LENGTH": "static", "DEADLINE_MS": DEADLINE_MS, "PUBLISH": "on"}
     with (
         mock.patch.dict(os.environ, {f"SPECSTORE_{name}": value for name, value in options.items()}),

@@ -113,6 +113,11 @@ def test_bad_endpoints(tmp_path):
     assert_one_line(specstore("serve", "--listen", "0.0.0.0:0", "--allow-remote"), 2, "admin token: required")
     assert_one_line(specstore("stats", "--endpoint", "127.0.0.1:1"), 1, "UNAVAILABLE")
     assert_one_line(specstore("serve", "--data", tmp_path / "none"), 2, "data: ")
+    for given in ("acme", "acme=", "=x"):
+        assert_one_line(specstore("serve", "--tenant-prior", given), 2, f"tenant-prior: '{given}' is not")
+    twice = ("--tenant-prior", "acme=x", "--tenant-prior", "acme=y")
+    assert_one_line(specstore("serve", *twice), 2, "tenant-prior: 'acme' has two")
+    assert_one_line(specstore("serve", *twice[:2]), 1, "x")
 
 
 def test_what_the_system_refuses_is_told_in_words(corpus, tokenizer, tmp_path):

@@ -8,13 +8,18 @@ import pytest
 from datastore_service.client import embedded, open_datastore
 from datastore_service.client.base import Datastore, DatastoreError
 from datastore_service.client.remote import GrpcDatastore
+from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Reply, Status
 from datastore_service.server import drafting
+from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.namespaces import Namespaces
+from datastore_service.storage.manifest import Manifest, write_manifest
+from datastore_service.storage.segment_file import SUFFIX, write_segment
 from tests.unit.server.service import running
 from tests.waiting import eventually
 
-NAMESPACE = Namespace("m", "t")
+NAMESPACE = Namespace("m", "a" * 64)
 VOCAB = 100
 SECRET = np.arange(10, 40, dtype=np.int32)
 PROMPT = SECRET[:8]
@@ -163,3 +168,21 @@ def test_a_service_that_would_mix_tenants_is_not_used(monkeypatch):
         plain = GrpcDatastore(service.endpoint, NAMESPACE)
         assert plain.wait_connected(SECONDS)
         plain.close()
+
+
+def write_prior(folder, text):
+    folder.mkdir()
+    write_segment(folder / f"0{SUFFIX}", build_segment([text], VOCAB), NAMESPACE.tokenizer)
+    write_manifest(folder, Manifest(NAMESPACE.tokenizer, VOCAB, (f"0{SUFFIX}",)))
+    return folder
+
+
+def test_a_tenants_own_prior_is_read_by_that_tenant_alone(tmp_path):
+    common = write_prior(tmp_path / "common", np.arange(50, 80, dtype=np.int32))
+    own = write_prior(tmp_path / "own", SECRET)
+    namespaces = Namespaces(engine_factory(common, VOCAB, of_tenants={"a": own}), ServiceLimits())
+    for tenant in TENANTS:
+        hosted = namespaces.open(Namespace(NAMESPACE.model, NAMESPACE.tokenizer, tenant))
+        replies = hosted.step(1, [asks(tenant), asks(tenant, np.arange(50, 58, dtype=np.int32))])
+        assert drafted(replies[0]) == (SECRET[8:16].tolist() if tenant == "a" else [])
+        assert drafted(replies[1]) == list(range(58, 66))
