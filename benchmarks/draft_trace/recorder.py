@@ -126,10 +126,10 @@ class RecordedSpeculation:
         )
 
     def _patience(
-        self, ask: Callable[[int, Sequence[int]], Patience]
-    ) -> Callable[[int, Sequence[int]], Patience]:
-        def asked(batch: int, missed: Sequence[int]) -> Patience:
-            found = ask(batch, missed)
+        self, ask: Callable[[Sequence[RequestState], Sequence[int]], Patience]
+    ) -> Callable[[Sequence[RequestState], Sequence[int]], Patience]:
+        def asked(states: Sequence[RequestState], missed: Sequence[int]) -> Patience:
+            found = ask(states, missed)
             self._trace.write(events.Patient(found.seconds, found.nodes))
             return found
 

@@ -156,7 +156,7 @@ class _Worker(DraftChannel):
     def _now(self) -> float:
         return self._take(events.Clock).seconds
 
-    def _patience(self, batch: int, missed: Sequence[int]) -> Patience:
+    def _patience(self, states: Sequence[RequestState], missed: Sequence[int]) -> Patience:
         event = self._take(events.Patient)
         return Patience(event.seconds, event.nodes)
 

@@ -29,8 +29,8 @@ class Fallback(ABC):
         """A tree for each request. found: the trees that the draft side has prepared, empty for requests that are missed; where one is
         found the fallback's may be empty, and is taken if it promises more. Within the deadline of a step, and never raises."""
 
-    def patience(self, batch: int, missed: Sequence[int]) -> Patience:
-        """How long a step of `batch` requests waits for the draft side before it falls back. missed: rows without a tree."""
+    def patience(self, states: Sequence[RequestState], missed: Sequence[int]) -> Patience:
+        """How long a step of these requests waits for the draft side before it falls back. missed: rows without a tree."""
         return NO_PATIENCE
 
     def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:  # noqa: B027 - may be nothing

@@ -180,10 +180,10 @@ class Speculation:
         self,
         states: Sequence[RequestState],
         depths: Sequence[int],
-        patience: Callable[[int, Sequence[int]], Patience],
+        patience: Callable[[Sequence[RequestState], Sequence[int]], Patience],
     ) -> list[DraftTree]:
         """A tree for each request, empty where the outcome was not foreseen. depths: most levels of its tree. patience: how long
-        to wait for the missing trees, given the number of requests and the rows of the missing trees."""
+        to wait for the missing trees, given the requests and the rows of the missing trees."""
         with self._lock:
             self._flight = None
             self.open([state for state in states if self._must_open(state)])
@@ -193,7 +193,7 @@ class Speculation:
             missing = [
                 row for row, depth in enumerate(depths) if self._missing(states[row], trees[row], depth)
             ]
-            seconds, nodes = patience(len(states), missing)
+            seconds, nodes = patience(states, missing)
             until = self._now() + seconds
             while any(len(trees[row]) < min(nodes, depths[row], self._nodes) for row in missing):
                 if (wait := until - self._now()) <= 0 or not self._take(wait):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from statistics import median
@@ -69,7 +69,7 @@ class WaitingFallback(Fallback):
     def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
         return self._other.trees(states, found)
 
-    def patience(self, batch: int, missed: Sequence[int]) -> Patience:
+    def patience(self, states: Sequence[RequestState], missed: Sequence[int]) -> Patience:
         return self._patience if missed else NO_PATIENCE
 
 
@@ -81,10 +81,8 @@ class SaguaroFallback(WaitingFallback):
     ) -> None:
         super().__init__(other, lookahead, longest)
         self._now = now
-        self._tokens = {kind: _Mean() for kind in Kind}  # of a step
-        self._hit_next = {kind: _Mean() for kind in Kind}  # how often a hit follows
+        self._learned: defaultdict[str, _Learned] = defaultdict(_Learned)  # by tenant
         self._kinds: dict[RequestState, Kind] = {}  # of the last step
-        self._any = _Mean()  # tokens a step
         self._waited = _Mean()  # seconds a step
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds of each, without waiting
         self._in_time: deque[float] = deque(maxlen=FEW)  # seconds that a speculation took
@@ -92,14 +90,14 @@ class SaguaroFallback(WaitingFallback):
         self._asked, self._asked_rows = NO_PATIENCE, frozenset[int]()
         self._asked_at: float | None = None
         self._answered_at: float | None = None
-        # Where each request's tokens are counted, and whether a tree was made for it.
-        self._expected: dict[RequestState, tuple[_Mean, bool]] = {}
+        # What each request's tree is, and whether one was made for it.
+        self._expected: dict[RequestState, tuple[Kind, bool]] = {}
 
-    def patience(self, batch: int, missed: Sequence[int]) -> Patience:
+    def patience(self, states: Sequence[RequestState], missed: Sequence[int]) -> Patience:
         self._asked_at = self._now()
         if self._answered_at is not None:
             self._steps.append(self._asked_at - self._answered_at)
-        self._asked = self._bounded() if missed and self._decide(batch, len(missed)) else NO_PATIENCE
+        self._asked = self._bounded() if missed and self._decide(states, missed) else NO_PATIENCE
         self._asked_rows = frozenset(missed)
         return self._asked
 
@@ -115,7 +113,7 @@ class SaguaroFallback(WaitingFallback):
         of = [(state, kind) for state, kind in zip(states, kinds, strict=True) if not state.plain_reason]
         self._learn_what_follows(of)
         self._expected = {
-            state: (self._tokens[kind], kind != MISSED or len(tree) > 0)
+            state: (kind, kind != MISSED or len(tree) > 0)
             for state, kind, tree in zip(states, kinds, trees, strict=True)
             if not state.plain_reason
         }
@@ -126,41 +124,33 @@ class SaguaroFallback(WaitingFallback):
         for outcome in outcomes:
             if outcome.request not in self._expected:
                 continue
-            mean, drafted = self._expected.pop(outcome.request)
-            self._any.add(len(outcome.tokens))
+            kind, drafted = self._expected.pop(outcome.request)
+            learned = self._learned[outcome.request.tenant]
+            learned.any.add(len(outcome.tokens))
             if drafted == (len(outcome.tree) > 0):  # else it was not verified
-                mean.add(len(outcome.tokens))
+                learned.tokens[kind].add(len(outcome.tokens))
 
-    def _decide(self, batch: int, misses: int) -> bool:
+    def _decide(self, states: Sequence[RequestState], missed: Sequence[int]) -> bool:
         """Whether to wait."""
         self._decisions += 1
         if not self._in_time:
             return True
-        drafted = self._tokens[HIT].count + self._tokens[WAITED].count
-        if self._tokens[MISSED].count < ENOUGH or not (drafted and self._steps):
+        of_missed = [self._learned[states[row].tenant] for row in missed]
+        known = [learned for learned in of_missed if learned.knows_enough]
+        if not (known and self._steps):
             return False
-        seconds = median(self._in_time)
-        rate = batch * self._any.value / (median(self._steps) + self._waited.value)
-        worth = worth_waiting(misses * self._gain(), seconds, rate)
+        seconds, tokens = (
+            median(self._in_time),
+            sum(self._learned[state.tenant].any.value for state in states),
+        )
+        rate = tokens / (median(self._steps) + self._waited.value)
+        worth = worth_waiting(sum(learned.gain() for learned in known), seconds, rate)
         return worth != self._probes(seconds)
-
-    def _gain(self) -> float:
-        """Tokens that a request has of a speculation just in time over the fallback's, in this step and in those after it.
-
-        What follows is more often a hit than after the fallback's tree, and less often than after a hit. With `more` such tokens of a
-        hit over a miss: more = hit - missed + (hits after a hit - hits after a miss) more.
-        """
-        after = {kind: mean.value for kind, mean in self._hit_next.items()}
-        best = HIT if self._tokens[HIT].count else WAITED
-        hit, missed = self._tokens[best].value, self._tokens[MISSED].value
-        more = (hit - missed) / max(LEAST, 1 - (after[HIT] - after[MISSED]))
-        waited = self._tokens[WAITED].from_prior(hit)
-        return waited - missed + (self._hit_next[WAITED].from_prior(after[HIT]) - after[MISSED]) * more
 
     def _learn_what_follows(self, kinds: Sequence[tuple[RequestState, Kind]]) -> None:
         for state, kind in kinds:
             if state in self._kinds:
-                self._hit_next[self._kinds[state]].add(kind == HIT)
+                self._learned[state.tenant].hit_next[self._kinds[state]].add(kind == HIT)
         self._kinds = dict(kinds)
 
     def _probes(self, seconds: float) -> bool:
@@ -198,3 +188,31 @@ class _Mean:
     def from_prior(self, value: float) -> float:
         """The mean, and until enough is seen mostly `value`."""
         return (PRIOR * value + self.count * self.value) / (PRIOR + self.count)
+
+
+class _Learned:
+    """What the steps of one tenant's requests have brought."""
+
+    def __init__(self) -> None:
+        self.tokens = {kind: _Mean() for kind in Kind}  # of a step
+        self.hit_next = {kind: _Mean() for kind in Kind}  # how often a hit follows
+        self.any = _Mean()  # tokens a step
+
+    @property
+    def knows_enough(self) -> bool:
+        """Whether a gain can be told."""
+        drafted = self.tokens[HIT].count + self.tokens[WAITED].count
+        return self.tokens[MISSED].count >= ENOUGH and drafted > 0
+
+    def gain(self) -> float:
+        """Tokens that a request has of a speculation just in time over the fallback's, in this step and in those after it.
+
+        What follows is more often a hit than after the fallback's tree, and less often than after a hit. With `more` such tokens of a
+        hit over a miss: more = hit - missed + (hits after a hit - hits after a miss) more.
+        """
+        after = {kind: mean.value for kind, mean in self.hit_next.items()}
+        best = HIT if self.tokens[HIT].count else WAITED
+        hit, missed = self.tokens[best].value, self.tokens[MISSED].value
+        more = (hit - missed) / max(LEAST, 1 - (after[HIT] - after[MISSED]))
+        waited = self.tokens[WAITED].from_prior(hit)
+        return waited - missed + (self.hit_next[WAITED].from_prior(after[HIT]) - after[MISSED]) * more

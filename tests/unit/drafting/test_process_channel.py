@@ -174,7 +174,7 @@ def test_twenty_kills_in_a_row(start):
 def test_decoding_goes_on_over_kills_and_drafts_come_back(start):
     channel = start("drafting")
     run = Run(channel)
-    run.patience = lambda batch, missed: Patience(0.2)
+    run.patience = lambda states, missed: Patience(0.2)
     for _ in range(3):
         assert drafts_well(run)
         draft_process().kill()
@@ -195,7 +195,7 @@ def drafts_well(run):
 def test_what_a_dead_process_has_said_is_harmless(start):
     channel = start("drafting")
     run = Run(channel)
-    run.patience = lambda batch, missed: Patience(0.2)
+    run.patience = lambda states, missed: Patience(0.2)
     assert drafts_well(run)
     late, collect = [], channel.collect
     channel.collect = lambda seconds: late.extend(collect(seconds)) or []

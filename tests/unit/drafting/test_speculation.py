@@ -28,7 +28,7 @@ class Run:
             text.append(target(text))
             req.output_ids.append(text[-1])
         self.steps = self.emitted = 0
-        self.patience = lambda batch, missed: NO_PATIENCE
+        self.patience = lambda states, missed: NO_PATIENCE
         self.datastore = lambda text: EMPTY_TREE
 
     def step(self):
@@ -219,7 +219,7 @@ def test_a_missing_tree_is_waited_for_as_long_as_the_fallback_says(seconds, wait
             return super().collect(seconds) if seconds else []
 
     run, asked = Run(Late(model(1.0))), []
-    run.patience = lambda batch, missed: asked.append((batch, len(missed))) or Patience(seconds)
+    run.patience = lambda states, missed: asked.append((len(states), len(missed))) or Patience(seconds)
     assert (run.tokens_a_step(5) > 1) is waits
     assert asked[0] == (2, 2)
 
@@ -231,7 +231,7 @@ def test_a_missing_tree_is_waited_for_until_it_is_large_enough(nodes):
             return super().collect(seconds) if seconds else []
 
     run = Run(Late(model(1.0), rounds=1), requests=1)
-    run.patience = lambda batch, missed: Patience(30.0, nodes)
+    run.patience = lambda states, missed: Patience(30.0, nodes)
     waited, hits = lookups("waited"), lookups("hit")
     assert run.tokens_a_step(1) == nodes + 1
     assert lookups("waited") == waited + 1 and lookups("hit") == hits
@@ -252,7 +252,7 @@ def test_a_missing_tree_that_is_full_is_waited_for_no_longer():
         side = Late(model(1.0), rounds=1)
         run = Run(side, requests=1)
         run.speculation._nodes = 2
-        run.patience = lambda batch, missed, nodes=nodes: Patience(30.0, nodes)
+        run.patience = lambda states, missed, nodes=nodes: Patience(30.0, nodes)
         assert run.tokens_a_step(1) == 3
         asked.append(side.asked)
     assert asked[0] == asked[1]
@@ -271,14 +271,14 @@ def test_a_draft_side_that_is_down_is_not_waited_for():
             return []
 
     run = Run(Down(model(1.0)))
-    run.patience = lambda batch, missed: Patience(3600.0)
+    run.patience = lambda states, missed: Patience(3600.0)
     assert run.tokens_a_step(3) == 1
 
 
 def test_a_request_that_is_over_is_neither_drafted_nor_waited_for():
     side = InProcessDraftSide(model(1.0))
     run = Run(side, requests=1)
-    run.patience = lambda batch, missed: Patience(3600.0) if missed else NO_PATIENCE
+    run.patience = lambda states, missed: Patience(3600.0) if missed else NO_PATIENCE
     run.commit(run.step())
     (state,), _ = run.book.read(run.begin())
     text = list(run.texts[0])

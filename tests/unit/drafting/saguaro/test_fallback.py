@@ -50,6 +50,7 @@ class AtOnce(Fallback):
 @dataclass(eq=False)
 class State:
     plain_reason: str | None = None
+    tenant: str = ""
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Load:
         """The seconds waited of each step. Of the batch so many are missed."""
         found = []
         for _ in range(steps):
-            seconds, nodes = self.fallback.patience(self.batch, range(misses))
+            seconds, nodes = self.fallback.patience(self.states, range(misses))
             assert not seconds or nodes == LOOKAHEAD
             found.append(min(seconds, self.in_time) if misses and not self.down else 0.0)
             self.clock.now += found[-1]
@@ -154,11 +155,11 @@ def test_a_request_that_gets_no_drafts_hides_no_speculation():
     load = make_load(missed=1, batch=2)
     load.states[1].plain_reason = "penalties"
     fallback, clock = load.fallback, load.clock
-    fallback.patience(2, [1])
+    fallback.patience(load.states, [1])
     clock.now += load.in_time
     fallback.trees(load.states, found_of([False, True]))
     assert (
-        fallback.patience(2, [1]).seconds == 0
+        fallback.patience(load.states, [1]).seconds == 0
     )  # it waits no further time to learn how long a speculation takes
 
 
@@ -185,6 +186,18 @@ def test_nothing_to_fall_back_to_is_a_token_a_step():
 
 def test_waiting_always():
     fallback = WaitingFallback(AtOnce(), LOOKAHEAD, LONGEST)
-    assert fallback.patience(8, [1, 2, 3]) == (LONGEST, LOOKAHEAD)
-    assert fallback.patience(8, []).seconds == 0
+    assert fallback.patience([None] * 8, [1, 2, 3]) == (LONGEST, LOOKAHEAD)
+    assert fallback.patience([None] * 8, []).seconds == 0
     assert fallback.trees([None, None], found_of([True, False])) == [CHAIN, EMPTY_TREE]
+
+
+def test_what_a_tenant_s_steps_brought_is_that_tenant_s_alone():
+    """One whose misses gain by waiting does not make another wait, of whom nothing is known."""
+    load = make_load(missed=1, batch=2)
+    load.waits(2 * ENOUGH)
+    assert load.waits(10).any()
+    for state in load.states:
+        state.tenant = "another"
+    assert not load.waits(ENOUGH // 2 - 1).any()
+    load.waits(ENOUGH)
+    assert load.waits(10).any()
