@@ -102,13 +102,14 @@ class Endpoint:
 
     def generate(self, input_ids: Sequence[int], **sampling) -> dict:
         """One /generate call; raises requests.HTTPError. sampling: SGLang's sampling parameters; `top` holds further
-        top-level fields of the request (return_logprob, ...)."""
+        top-level fields of the request (return_logprob, ...), `headers` those of the HTTP request."""
+        headers = sampling.pop("headers", None)
         body: dict[str, Any] = {
             **sampling.pop("top", {}),
             "input_ids": list(input_ids),
             "sampling_params": sampling,
         }
-        response = requests.post(self.url + "/generate", json=body, timeout=self.timeout)
+        response = requests.post(self.url + "/generate", json=body, headers=headers, timeout=self.timeout)
         response.raise_for_status()
         return response.json()
 

@@ -173,6 +173,7 @@ DRAFTING += (
     "0.1",
 )  # admits more than fits a small cache: requests are retracted
 MOST_REQUESTS = 48
+TENANT_HEADER = "X-Request-Id-Tenant"  # one that SGLang's router passes on
 
 
 def start(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer]:
@@ -213,6 +214,7 @@ def drafting_spec(
         environment={
             "SPECSTORE_ENDPOINT": "embedded" if setup.embedded else endpoint,
             "SPECSTORE_TENANT": name,  # what another method's server has said is not known
+            "SPECSTORE_REQUEST_TENANT": f"header:{TENANT_HEADER}",
             **environment,
         },
         max_running_requests=MOST_REQUESTS,

@@ -16,7 +16,7 @@ from benchmarks.serve.measure import breakdown, measure
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import Endpoint
 from sglang_patches.metrics import PHASES, RETRIEVE
-from tests.conformance.conftest import ENDED_SECONDS
+from tests.conformance.conftest import ENDED_SECONDS, TENANT_HEADER
 from tests.waiting import eventually
 
 NEW_TOKENS = 40
@@ -166,6 +166,39 @@ def test_chunked_prefill_and_the_radix_cache(server, plain, prompts):
     shared_prefix = greedy(server, long_ids[:300])
     assert shared_prefix["meta_info"]["cached_tokens"] > 200
     assert shared_prefix["output_ids"] == greedy(plain, long_ids[:300])["output_ids"]
+
+
+def test_a_header_names_the_tenant(server, plain):
+    """The text does not repeat itself: what is drafted of it, and what is cached, comes from who has read it."""
+    prompt = [4 + i * i % 29 for i in range(40)]
+    wanted = {"frequency_penalty": 0.5, "max_new_tokens": 200, "ignore_eos": True}
+    expected = greedy(plain, prompt, **wanted)["output_ids"]
+
+    def ask(tenant: str) -> tuple[int, int]:
+        answer = greedy(server, prompt, headers={TENANT_HEADER: tenant}, **wanted)
+        assert answer["output_ids"] == expected
+        return answer["meta_info"]["spec_verify_ct"], answer["meta_info"]["cached_tokens"]
+
+    first, cached = ask("own")
+    assert cached == 0
+    drafted = "what a tenant has said is not drafted for it: this shows nothing"
+    eventually(lambda: ask("own")[0] < first / 2, drafted, ENDED_SECONDS)
+    assert ask("own")[1] > 0
+    steps, cached = ask("other")
+    assert cached == 0 and steps > 0.6 * first  # a draft model's drafts come sooner or later
+
+
+def test_a_client_cannot_name_another_tenant_than_its_header(server, prompts):
+    body = {"specstore": {"tenant": "own"}}
+    with pytest.raises(requests.HTTPError, match="400"):
+        greedy(server, prompts[0], custom_params=body, headers={TENANT_HEADER: "other"})
+    answer = requests.post(
+        server.url + "/v1/completions",
+        json={"model": "m", "prompt": [5, 6, 7], "max_tokens": 4, "custom_params": body},
+        headers={TENANT_HEADER: "other"},
+        timeout=60,
+    )
+    assert answer.status_code == 400 and "custom_params.specstore.tenant" in answer.text
 
 
 def test_flush_cache(server, prompts):

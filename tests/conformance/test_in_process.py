@@ -218,9 +218,8 @@ def test_text_is_drafted_for_its_own_tenant_alone_in_one_worker(
         params = {"max_new_tokens": 60, "custom_params": {"specstore": wishes}}
         return request([start - 1, start], 512, **params)
 
-    with workbench.scheduler(
-        model, lags=lags, endpoint=endpoint, request_tenant="custom_params"
-    ) as scheduler:
+    how = {"endpoint": endpoint, "tenant": name, "request_tenant": "custom_params"}
+    with workbench.scheduler(model, lags=lags, **how) as scheduler:
 
         def steps(*reqs: Req) -> list[int]:
             assert scheduler.answers(reqs) == [list(range(start + 1, start + 61))] * len(reqs)

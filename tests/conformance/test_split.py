@@ -13,7 +13,7 @@ import pytest
 
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import ServerSpec
-from tests.conformance.conftest import DRAFTING, ENDED_SECONDS, FLAGS
+from tests.conformance.conftest import DRAFTING, ENDED_SECONDS, FLAGS, TENANT_HEADER
 from tests.conformance.test_features import CONSTRAINED, NEW_TOKENS, UNENDING, greedy, outputs
 from tests.support.servers import Split, running_split
 from tests.waiting import eventually
@@ -25,7 +25,7 @@ CACHE = 2048
 @pytest.fixture(scope="session")
 def stack(method, spelling_model, draft_model, datastore, method_environment, logs) -> Iterator[Split]:
     environment = {"SPECSTORE_ENDPOINT": datastore.endpoint, "SPECSTORE_TENANT": f"another {method.name}"}
-    environment |= method_environment
+    environment |= {"SPECSTORE_REQUEST_TENANT": f"header:{TENANT_HEADER}"} | method_environment
     spec = ServerSpec(
         f"{method.name}-split",
         spelling_model,
@@ -93,6 +93,23 @@ def test_text_is_drafted_for_its_own_tenant_alone(server, stack, plain):
     drafted = "what a tenant has said is not drafted for it: this shows nothing"
     eventually(lambda: steps(server.generate, publish=False) < first / 2, drafted, ENDED_SECONDS)
     assert steps(other, publish=False) > 0.6 * before  # a draft model's drafts come sooner or later
+
+
+def test_a_header_names_the_tenant_to_both_instances(stack, plain):
+    """Through the router, on a prompt that no other test has."""
+    prompt = [3 + i * i % 31 for i in range(9)]
+    wanted = {"temperature": 0, "frequency_penalty": 0.5, "max_new_tokens": 200, "ignore_eos": True}
+    (expected,) = outputs(plain, [prompt], **wanted)
+
+    def steps(tenant: str) -> int:
+        answer = stack.generate(prompt, headers={TENANT_HEADER: tenant}, **wanted)
+        assert answer["output_ids"] == expected
+        return answer["meta_info"]["spec_verify_ct"]
+
+    first = steps("own")
+    drafted = "what a tenant has said is not drafted for it: this shows nothing"
+    eventually(lambda: steps("own") < first / 2, drafted, ENDED_SECONDS)
+    assert steps("other") > 0.6 * first  # a draft model's drafts come sooner or later
 
 
 def test_no_request_is_left(stack):

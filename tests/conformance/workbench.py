@@ -80,9 +80,9 @@ def draft_parts(worker: DecodeWorker, vocab_size: int) -> Callable[[], DraftPart
     """Makes what the worker's method drafts with."""
 
     def open_store() -> Datastore:
-        return open_datastore(
-            worker.options.endpoint, namespace_of(worker.server_args, worker.options), vocab_size
-        )
+        options = worker.options
+        namespace = namespace_of(worker.server_args, options)
+        return open_datastore(options.endpoint, namespace, vocab_size, tenants=bool(options.request_tenant))
 
     around = DraftSurroundings(worker.options, LOOKAHEAD, worker.budget.nodes, open_store)
     return functools.partial(worker.method.draft_parts, around)
