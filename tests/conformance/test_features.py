@@ -71,6 +71,20 @@ def test_streamed_pieces_are_the_whole_answer(server, plain, prompts):
     assert all(last["text"].startswith(piece["text"].rstrip("\ufffd")) for piece in pieces)
 
 
+@ONLY_GRPC
+def test_a_stream_interval_hides_short_and_long_steps(server, prompts):
+    """Each message but the first and the last has at least so many tokens (docs/security.md)."""
+    interval = 8
+    messages = list(
+        server.stream(
+            prompts[0], temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True, stream_interval=interval
+        )
+    )
+    lengths = [len(message["output_ids"]) for message in messages]
+    assert len(lengths) > 3 and lengths[0] == 1 and lengths[-1] == NEW_TOKENS
+    assert all(after - before >= interval for before, after in zip(lengths, lengths[1:-1], strict=False))
+
+
 def test_chat_completions_stream(server, plain):
     body = {
         "model": "default",
