@@ -130,7 +130,7 @@ class RecordingDatastore(EmbeddedDatastore):
     wants_rejected = True
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+        super().__init__(lambda: engine)
         self.said: list[str] = []
 
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
