@@ -31,13 +31,15 @@ from benchmarks.draft_trace.replay import (
 )
 from benchmarks.emulated_latency import emulated_latency
 from benchmarks.options import add_dtype, check_positive, options
+from benchmarks.report.drafting import SERIAL
 from benchmarks.report.records import finish
 from benchmarks.report.statistics import ratio_of_sums
 from benchmarks.traces import SHIPPED, recorded_rows
+from sglang_patches.early_exit.adapter import EarlyExits
 from sglang_patches.launch.metrics import samples
 from sglang_patches.launch.servers import ServerSpec, SglangServer, exit_when_terminated, running
 
-BESIDE, SERIAL = "beside the target", "forced serial"
+BESIDE = "beside the target"
 STEPS = 6  # of the picture
 QUIET_SECONDS = 0.5  # without new counts: everything is over
 BEFORE, AFTER = 0.1, 0.35  # of a step, that the picture shows before its first and after its last
@@ -58,7 +60,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", type=Path, required=True)
     add("--draft", type=Path, required=True)
     add("--early-exit", type=Path, help="file of the target's early exits: MIRROR in the place of SAGUARO")
-    add("--early-exit-layer", type=int, default=0)
+    add("--early-exit-layer", type=int, nargs="+", default=[0], help="a server for each; 0: the middle one")
     add("--emulated-ms", type=float, help="that a forward of the target takes at least, by a sleep in it")
     add("--prompts", type=Path, default=SHIPPED, help="file of python -m benchmarks.record")
     add("--count", type=int, default=6, help="prompts")
@@ -73,9 +75,29 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
-def server_spec(given: argparse.Namespace, variant: str, folder: Path) -> ServerSpec:
+@dataclass(frozen=True)
+class Variant:
+    """A server. exit_layer: layers below its early exit, of `layers`; 0 without one."""
+
+    name: str
+    serial: bool = False
+    exit_layer: int = 0
+    layers: int = 0
+
+
+def variants(given: argparse.Namespace) -> list[Variant]:
+    """The control is of the first exit. Raises ValueError for an exit that the file has not."""
+    if not given.early_exit:
+        return [Variant(BESIDE), Variant(SERIAL, True)]
+    exits = EarlyExits.load(given.early_exit)
+    found = [(exits.layer(wanted), exits.about.layers) for wanted in given.early_exit_layer]
+    beside = [Variant(f"{BESIDE} from layer {layer} of {of}", False, layer, of) for layer, of in found]
+    return [*beside, Variant(SERIAL, True, *found[0])]
+
+
+def server_spec(given: argparse.Namespace, variant: Variant, folder: Path) -> ServerSpec:
     """folder: of its traces."""
-    environments = [tracing(folder, serial=variant == SERIAL)]
+    environments = [tracing(folder, variant.serial)]
     if given.emulated_ms:
         environments.append(emulated_latency(given.emulated_ms))
     merged = {name: value for each in environments for name, value in each.items()}
@@ -89,11 +111,11 @@ def server_spec(given: argparse.Namespace, variant: str, folder: Path) -> Server
     if given.early_exit:
         flags |= {
             "--specstore-early-exit": given.early_exit,
-            "--specstore-early-exit-layer": given.early_exit_layer,
+            "--specstore-early-exit-layer": variant.exit_layer,
         }
     words = [str(word) for flag in flags.items() for word in flag]
     return ServerSpec(
-        variant.replace(" ", "-"),
+        folder.name,
         given.model,
         "MIRROR" if given.early_exit else "SAGUARO",
         given.dtype,
@@ -153,18 +175,16 @@ def replayed_alike(folder: Path, counted: Counts) -> Recorded:
     return Recorded(worker, draft, looked_up)
 
 
-def row_of(variant: str, done: Load, recorded: Recorded) -> dict:
+def row_of(variant: Variant, done: Load, recorded: Recorded) -> dict:
     found = shares(recorded.worker, recorded.draft)
     groups = [[share for share in found if begin <= share.at < end] for begin, end in done.groups]
     steps = [share for group in groups for share in group]
     drafted = [share.hidden / share.busy for share in steps if share.busy]
     return {
-        "variant": variant,
+        "variant": variant.name,
         "hidden": ratio_of_sums(*(_sums(groups, name) for name in ("hidden", "busy"))),
         "hidden_by_step": [float(np.percentile(drafted, at)) for at in (10, 50, 90)],
-        "spoken": [float(np.percentile(said, at)) for at in (10, 50, 90)]
-        if (said := spoken(recorded.worker))
-        else None,
+        "exit": exit_row(variant, done, recorded) if variant.exit_layer else None,
         "waiting": sum(share.waited for share in steps) / 1e9 / sum(share.seconds for share in steps),
         "step_ms": 1e3 * float(np.median([share.seconds for share in steps])),
         "target_ms": _median_ms(
@@ -178,6 +198,26 @@ def row_of(variant: str, done: Load, recorded: Recorded) -> dict:
         "seconds": sum(end - begin for begin, end in done.groups) / 1e9,
         "counted": done.counted,
     }
+
+
+def exit_row(variant: Variant, done: Load, recorded: Recorded) -> dict:
+    """When the early exit spoke: quartiles of the shares of its verifications. The warm-up does not count."""
+    found = [
+        spoke
+        for spoke in spoken(recorded.worker, recorded.draft)
+        if any(begin <= spoke.at < end for begin, end in done.groups)
+    ]
+    return {
+        "layer": variant.exit_layer,
+        "layers": variant.layers,
+        "verifications": len(found),
+        "posted": _quartiles([spoke.posted for spoke in found]),
+        "heard": _quartiles([spoke.heard for spoke in found]),
+    }
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    return [float(np.percentile(values, at)) for at in (25, 50, 75)]
 
 
 def _sums(groups: Sequence[Sequence[Share]], name: str) -> list[float]:
@@ -216,14 +256,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     rows, pictures = [], []
     with tempfile.TemporaryDirectory(prefix="draft-trace-") as parent:
-        for variant in (BESIDE, SERIAL):
-            folder = (given.traces or Path(parent)) / variant.replace(" ", "-")
+        for variant in variants(given):
+            folder = (given.traces or Path(parent)) / variant.name.replace(" ", "-")
             folder.mkdir(parents=True)
             with running(server_spec(given, variant, folder), folder) as server:
                 done = load(server, chosen, given)
             recorded = replayed_alike(folder, done.counted)
             rows.append(row_of(variant, done, recorded))
-            pictures.append({"variant": variant, "timeline": picture(done, recorded)})
+            pictures.append({"variant": variant.name, "timeline": picture(done, recorded)})
     finish("draft_trace", given, [given.prompts], results=rows, timelines=pictures)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.draft_trace import events
 from benchmarks.draft_trace.events import Event, answers_of, messages_of
 from benchmarks.draft_trace.replay import LookedUp
-from sglang_patches.drafting.messages import Expected, Growth
+from sglang_patches.drafting.messages import Expected, Growth, Message
 
 VERIFY = "TARGET_VERIFY"  # SGLang's mode of a decode step's forward
 
@@ -45,16 +46,26 @@ def shares(worker: Sequence[Event], draft: Sequence[Event]) -> list[Share]:
     ]
 
 
-def spoken(worker: Sequence[Event]) -> list[float]:
-    """Of each verification of which an early exit spoke, the share that had passed then."""
+@dataclass(frozen=True)
+class Spoken:
+    """An early exit, beside its verification. at: when that began. posted, heard: the share of it that had passed when what the exit
+    expects was posted, and when the draft side heard it: above 1 once the verification was over."""
+
+    at: int
+    posted: float
+    heard: float
+
+
+def spoken(worker: Sequence[Event], draft: Sequence[Event]) -> list[Spoken]:
+    """Of each verification of which an early exit spoke."""
     forwards = [(e.began, e.at) for e in worker if isinstance(e, events.Forward) and e.mode == VERIFY]
-    told = [
-        event.at
-        for event in worker
-        if isinstance(event, events.Posted)
-        and any(isinstance(message, Expected) for message in messages_of(event.frame))
+    told = {(posted, heard) for kind, posted, heard in _crossed(worker, draft) if kind is Expected}
+    return [
+        Spoken(begin, (posted - begin) / (end - begin), (heard - begin) / (end - begin))
+        for posted, heard in sorted(told)
+        for begin, end in forwards
+        if begin <= posted < end
     ]
-    return [(at - begin) / (end - begin) for at in told for begin, end in forwards if begin <= at < end]
 
 
 def draft_spans(draft: Sequence[Event]) -> list[Span]:
@@ -132,22 +143,27 @@ def _happened(
 
 
 def messages(worker: Sequence[Event], draft: Sequence[Event]) -> list[Span]:
-    """From the worker's posting of a message to the draft side's hearing it. A session's messages keep their order."""
+    """From the worker's posting of a message to the draft side's hearing it."""
+    return sorted({(posted, heard) for _, posted, heard in _crossed(worker, draft)})
+
+
+def _crossed(worker: Sequence[Event], draft: Sequence[Event]) -> Iterator[tuple[type[Message], int, int]]:
+    """Each message: what it is, when it was posted and when it was heard. A session's messages keep their order."""
     posted = [(event.at, event.frame) for event in worker if isinstance(event, events.Posted)]
     heard = [(event.at, event.frame) for event in draft if isinstance(event, events.Heard)]
-    sent: dict[tuple[str, int], int] = {}
-    spans = set()
-    for ends, taken in ((posted, False), (heard, True)):
-        numbers: dict[str, int] = {}
-        for at, frame in ends:
-            for message in messages_of(frame):
-                key = message.session, numbers.get(message.session, 0)
-                numbers[message.session] = key[1] + 1
-                if not taken:
-                    sent[key] = at
-                elif key in sent:
-                    spans.add((sent[key], at))
-    return sorted(spans)
+    sent = {key: at for key, _, at in _numbered(posted)}
+    return ((kind, sent[key], at) for key, kind, at in _numbered(heard) if key in sent)
+
+
+def _numbered(
+    frames: Iterable[tuple[int, bytes]],
+) -> Iterator[tuple[tuple[str, int], type[Message], int]]:
+    """Each message's session and its number there, what it is, and the time of its frame."""
+    numbers: Counter[str] = Counter()
+    for at, frame in frames:
+        for message in messages_of(frame):
+            yield (message.session, numbers[message.session]), type(message), at
+            numbers[message.session] += 1
 
 
 def answers(worker: Sequence[Event], draft: Sequence[Event]) -> list[Span]:

@@ -7,8 +7,7 @@ from benchmarks.report.markdown import Picture, interval, no_picture, table
 LOOKUPS, GUESSES = "specstore_speculation_lookups", "specstore_draft_guesses"
 VERIFIED, ACCEPTED = "specstore_verified_nodes", "specstore_accepted_nodes"
 RESULTS = ("hit", "waited", "miss")
-
-
+SERIAL = "forced serial"  # the control
 EXITS = "specstore_early_exit_tokens"
 
 
@@ -30,6 +29,7 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         "",
         *table(headings, map(_row, rows)),
         *(line for row in rows for line in _counted(row)),
+        *_early_exits(rows),
         "",
         *picture("", "Some steps"),
     ]
@@ -52,20 +52,40 @@ def _counted(row: dict) -> list[str]:
     by_source = ", ".join(
         f"{source} {accepted.get(source, 0):.0f} of {count:.0f}" for source, count in verified.items()
     )
-    said = [
+    return [
         f"- {row['variant']}: share of the guesses by accepted length: {spread or 'no guesses'}; tokens accepted: {by_source}."
     ]
-    if row.get("spoken"):
-        low, middle, high = row["spoken"]
-        exits = _labelled(row["counted"], EXITS)
-        shown = ", ".join(
-            f"{choice} {count / sum(exits.values()):.2f}" for choice, count in sorted(exits.items())
-        )
-        said.append(
-            f"- {row['variant']}: the early exit spoke after {middle:.2f} [{low:.2f}, {high:.2f}] of the verification"
-            f" (median, 10% and 90%); the target's token was its choice: {shown or 'never asked'}."
-        )
-    return said
+
+
+def _early_exits(rows: list[dict]) -> list[str]:
+    """Of the servers that draft beside the target. In the control what the exit expects is held back."""
+    of_exits = [row for row in rows if row["exit"] is not None and row["variant"] != SERIAL]
+    if not of_exits:
+        return []
+    headings = (
+        "layers below the exit", "their share", "posted", "heard by the draft process", "verifications", "a verification, ms",
+        "the target's token: its first choice, another, none",
+    )  # fmt: skip
+    return [
+        "",
+        "### When the early exit speaks",
+        "",
+        "The share of its verification that has passed when what it expects is posted, and when the draft process hears it: median"
+        " and quartiles.",
+        "",
+        *table(headings, map(_early_exit, of_exits)),
+    ]
+
+
+def _early_exit(row: dict) -> list[object]:
+    of, came = row["exit"], _labelled(row["counted"], EXITS)
+    total = sum(came.values()) or 1
+    chosen = ", ".join(f"{came.get(choice, 0) / total:.2f}" for choice in ("first", "other", "none"))
+    times = [f"{half:.3f} [{low:.3f}, {high:.3f}]" for low, half, high in (of["posted"], of["heard"])]
+    return [
+        f"{of['layer']} of {of['layers']}", f"{of['layer'] / of['layers']:.3f}", *times, of["verifications"],
+        f"{row['target_ms']:.0f}", chosen,
+    ]  # fmt: skip
 
 
 def _labelled(counted: dict[str, float], name: str) -> dict[str, float]:

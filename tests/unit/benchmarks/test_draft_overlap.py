@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.draft_trace import events
-from benchmarks.draft_trace.overlap import VERIFY, answers, messages, shares, spoken, timeline
+from benchmarks.draft_trace.overlap import VERIFY, Spoken, answers, messages, shares, spoken, timeline
 from benchmarks.draft_trace.replay import LookedUp
 from benchmarks.report import drafting, plots
 from sglang_patches.drafting.messages import Closed, Expected, Growth
@@ -77,7 +77,12 @@ def test_an_early_exit_speaks_at_a_share_of_its_verification():
         events.Posted(320, said),
         target(300, 400),
     ]
-    assert spoken(worker) == [0.5, 0.2]
+    draft = [events.Heard(at, said, NOTHING) for at in (6, 65)]
+    draft += [
+        events.Heard(71, events.framed([Closed("s")]), NOTHING),
+        events.Heard(410, said, NOTHING),
+    ]
+    assert spoken(worker, draft) == [Spoken(10, 0.5, 0.55), Spoken(300, 0.2, 1.1)]
 
 
 @pytest.fixture
@@ -85,14 +90,17 @@ def record():
     worker = [events.Step(0, 120), target(10, 100), waited(130, 150), target(200, 300)]
     rows = timeline(worker, [drafted(20, 90)], [LookedUp(5, ["hit"]), LookedUp(190, ["miss"])], (0, 260))
     row = {
-        "variant": "v", "spoken": [0.49, 0.5, 0.52], "hidden": {"value": 0.5, "low": 0.4, "high": 0.6}, "hidden_by_step": [0.1, 0.5, 0.9],
+        "variant": "v", "hidden": {"value": 0.5, "low": 0.4, "high": 0.6}, "hidden_by_step": [0.1, 0.5, 0.9],
         "waiting": 0.1, "step_ms": 1.0, "target_ms": 1.0, "draft_ms": 1.0, "steps": 2, "tokens": 4, "seconds": 2.0,
         "counted": {"specstore_speculation_lookups{hit}": 3.0, "specstore_draft_guesses{0}": 1.0,
-                    "specstore_draft_guesses{1}": 3.0, "specstore_verified_nodes{draft_model}": 8.0},
+                    "specstore_draft_guesses{1}": 3.0, "specstore_verified_nodes{draft_model}": 8.0,
+                    "specstore_early_exit_tokens{first}": 1.0, "specstore_early_exit_tokens{none}": 3.0},
+        "exit": {"layer": 15, "layers": 30, "verifications": 7, "posted": [0.49, 0.5, 0.52], "heard": [0.5, 0.51, 1.03]},
     }  # fmt: skip
+    control = row | {"variant": drafting.SERIAL}
     return {
         "manifest": {"command": "draft_trace", "settings": {"emulated_ms": 100.0}},
-        "results": [row],
+        "results": [row, control],
         "timelines": [{"variant": "v", "timeline": rows}],
     }
 
@@ -113,4 +121,5 @@ def test_the_record_has_a_table_and_a_picture(record, tmp_path):
     text = "\n".join(drafting.tables(record))
     assert "EMULATED" in text and "0.50 [0.40, 0.60]" in text and "3 / 0 / 0" in text
     assert "0: 0.25, 1: 0.75; tokens accepted: draft_model 0 of 8" in text
-    assert "the early exit spoke after 0.50 [0.49, 0.52] of the verification" in text
+    expected = "| 15 of 30 | 0.500 | 0.500 [0.490, 0.520] | 0.510 [0.500, 1.030] | 7 | 1 | 0.25, 0.00, 0.75 |"
+    assert text.count("15 of 30") == text.count(expected) == 1, "what the control's exit says is held back"
