@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def demo_exits() -> Path:
     """Of the demo model: trained on its answers that ship with the package."""
 
     def make(folder: Path) -> None:
+        print("training early exits of the demo model: minutes, once", file=sys.stderr, flush=True)
         texts = [Text(*text) for text in own_texts(TEXTS, TOKENS)]
         train(Run(ensure(), texts, folder / EXITS), Console(stderr=True))
 

@@ -1,15 +1,20 @@
-"""A server that reads an early exit of its target: it computes the same, and does not start with another model's."""
+"""A server that reads an early exit of its target, trained by the documented command: it computes the same, and does not start with
+another model's."""
 
+import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
+from sglang_patches.early_exit.__main__ import main
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.processes import ChildDiedError
 from sglang_patches.launch.servers import ServerSpec
 from tests.support.servers import running
-from tests.support.tiny_exits import train_tiny_exits
+from tests.support.tiny_exits import BEGUN
 from tests.support.tiny_model import texts_of, write_spelling_model
 
 TWICE_PLUGIN = Path(__file__).parent / "twice_plugin"
@@ -23,7 +28,18 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exits(model, tmp_path_factory):
-    return train_tiny_exits(model, tmp_path_factory.mktemp("exits") / "exits.safetensors", epochs=1)
+    """From answers as `specstore distil` writes them."""
+    folder, tokenizer = tmp_path_factory.mktemp("exits"), AutoTokenizer.from_pretrained(model)
+    answers, out = folder / "answers.jsonl", folder / "exits.safetensors"
+    with answers.open("w") as file:
+        for text in texts_of(model, 20, 64):
+            prompt, answer = (tokenizer.decode(part) for part in (text[:BEGUN], text[BEGUN:]))
+            print(json.dumps({"prompt": prompt, "answer": answer, "tokens": text[BEGUN:]}), file=file)
+    given = ["--model", model, "--answers", answers, "--out", out, "--epochs", 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["early_exit", *map(str, given)])
+        assert main() == 0
+    return out
 
 
 def spec(name, model, exits, dtype="float32", **environment):

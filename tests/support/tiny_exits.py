@@ -22,8 +22,8 @@ def train_poor_exits(demo_model: Path, out: Path) -> Path:
     return out
 
 
-def train_tiny_exits(model: Path, out: Path, epochs: int = 4) -> Path:
+def train_tiny_exits(model: Path, out: Path) -> Path:
     """Of the model in the folder, from what it says of its own accord."""
     texts = [Text(text[:BEGUN], text[BEGUN:]) for text in texts_of(model, 20, 64)]
-    train(Run(model, texts, out, epochs), Console(file=io.StringIO()))
+    train(Run(model, texts, out), Console(file=io.StringIO()))
     return out
