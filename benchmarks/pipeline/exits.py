@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from benchmarks.pipeline.experiments import (
     NO_LIMIT,
     Case,
@@ -32,12 +34,18 @@ CHOICES = (1, 2, 4, 8)
 WINDOWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15)
 MOST = CHOICES[-1]
 DRAFT = "draft"  # predicts itself what it drafts after
+RIGHT = "right exit"  # that knows everything
 
 
 def middle(pairs: Sequence[Pair], layers: int) -> EarlyExit:
     """The exit next to half of the target."""
     layer = min(pairs[0].exits, key=lambda at: abs(at - layers / 2))
     return EarlyExit(layer, layer / layers, MOST)
+
+
+def always_right(pair: Pair, layer: int) -> Pair:
+    """With an exit whose only choice is the target's token."""
+    return replace(pair, exits={layer: (pair.tokens[:, None], np.ones((len(pair), 1), np.float32))})
 
 
 def played(question: Question, case: Case, batch: int, exit: EarlyExit | None, waits: bool = False) -> Tally:
@@ -95,15 +103,22 @@ def by_window(
     windows: Sequence[int] = WINDOWS,
 ) -> Iterator[dict]:
     """Figure 3a: a step's drafting on the critical path, over a target forward of one row, and tokens a step, by gamma. A draft that was
-    not prepared is waited for, and `serial` drafts nothing beside the target."""
+    not prepared is waited for, and `serial` drafts nothing beside the target. The paper's law has no misses, as with `right exit`."""
     pairs = question.pairs(case, batch)
+    exit = middle(pairs, layers)
+    right = replace(question, pairs=lambda case, batch: [always_right(pair, exit.layer) for pair in pairs])
     for ratio in ratios:
         for window in windows:
-            asked = replace(question, times=at_ratio(question.times, ratio), lookahead=window)
+            times = at_ratio(question.times, ratio)
+            asked = replace(question, times=times, lookahead=window)
             labels = {**case, "ratio": ratio, "batch": batch, "window": window}
             unit = asked.times.target(1)
-            for name, exit in ((DRAFT, None), ("exit", middle(pairs, layers))):
-                tally = played(asked, case, batch, exit, waits=True)
+            for name, of, predicts in (
+                (DRAFT, asked, None),
+                ("exit", asked, exit),
+                (RIGHT, replace(right, times=times, lookahead=window), exit),
+            ):
+                tally = played(of, case, batch, predicts, waits=True)
                 critical = tally.waiting * batch / tally.steps.total() / unit
                 yield {
                     **labels,

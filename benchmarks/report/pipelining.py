@@ -230,7 +230,8 @@ def _by_window(rows: Sequence[dict]) -> list[str]:
     )
     text = (
         "Drafting on the critical path of a step, in target forwards; tokens a step. A draft that was not prepared is waited for."
-        " `exit`: the middle one; `draft`: the draft model predicts itself; `serial`: nothing is drafted beside the target."
+        " `exit`: the middle one; `right exit`: it always knows the target's token; `draft`: the draft model predicts itself;"
+        " `serial`: nothing is drafted beside the target."
     )
     return [*table(("C", "predicts; gamma:", *names), cells), text, ""]
 

@@ -78,6 +78,20 @@ def test_drafting_beside_the_forward_is_on_no_critical_path():
         )
 
 
+def test_what_a_right_exit_prepares_is_free_and_grows_up_to_the_overlap_budget():
+    """Equation 10, figure 3a: the suffix has the time of four draft forwards here."""
+    pairs = with_exits(synthetic_pairs(5, 90, 0.97, 0.6, 0.5, seed=1), {10: 0.3})
+    windows = 1, 2, 3, 4, 12
+    rows = list(by_window(question(pairs), {}, 1, [8.0], LAYERS, windows))
+    right, serial = (
+        {row["window"]: row for row in rows if row["predicts"] == name} for name in ("right exit", "serial")
+    )
+    assert all(right[window]["critical"] == 0 for window in windows)
+    tokens = [right[window]["tokens_a_step"] for window in windows]
+    assert np.all(np.diff(tokens[:3]) > 0.7) and np.ptp(tokens[3:]) < 0.7
+    assert serial[12]["tokens_a_step"] > 1.5 * tokens[-1] and serial[12]["critical"] == pytest.approx(1.5)
+
+
 def test_the_command_tabulates_and_draws(tmp_path, capsys):
     pairs = made({5: 0.4, 10: 0.7}, count=3, length=40)
     save(tmp_path / "a.npz", pairs, load="mixed", agreement=0.6, layers=LAYERS)
