@@ -28,7 +28,7 @@ from benchmarks.pipeline.ceiling import (
     partly_known,
 )
 from benchmarks.pipeline.contest import against_shapes, contest
-from benchmarks.pipeline.exits import by_choices, by_window
+from benchmarks.pipeline.exits import bounds, by_choices, by_window
 from benchmarks.pipeline.experiments import Case, Question, break_even
 from benchmarks.pipeline.pairs import Pair, load, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
@@ -240,6 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         layers = int(middle["layers"])
         answers[EXITS] = {
             "choices": list(by_choices(question, cases, small, given.speed, layers)),
+            "bounds": list(bounds(question, cases, small, given.speed, layers)),
             "windows": list(by_window(question, middle, small, given.speed, layers)),
         }
     priors = [*given.prior, *(given.other_prior if DATASTORES in given.ask else [])]

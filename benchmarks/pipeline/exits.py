@@ -43,9 +43,13 @@ def middle(pairs: Sequence[Pair], layers: int) -> EarlyExit:
     return EarlyExit(layer, layer / layers, MOST)
 
 
-def always_right(pair: Pair, layer: int) -> Pair:
-    """With an exit whose only choice is the target's token."""
-    return replace(pair, exits={layer: (pair.tokens[:, None], np.ones((len(pair), 1), np.float32))})
+def with_right_exit(question: Question, layer: int) -> Question:
+    """With one exit, whose only choice is the target's token."""
+
+    def right(pair: Pair) -> Pair:
+        return replace(pair, exits={layer: (pair.tokens[:, None], np.ones((len(pair), 1), np.float32))})
+
+    return replace(question, pairs=lambda case, batch: [*map(right, question.pairs(case, batch))])
 
 
 def played(question: Question, case: Case, batch: int, exit: EarlyExit | None, waits: bool = False) -> Tally:
@@ -94,6 +98,25 @@ def by_choices(
                 }  # fmt: skip
 
 
+def bounds(
+    question: Question, cases: Sequence[Case], batch: int, ratios: Sequence[float], layers: int
+) -> Iterator[dict]:
+    """The most that an exit could give: it always knows the target's token, and speaks when its layers have been run."""
+    for case in cases:
+        exits = sorted(question.pairs(case, batch)[0].exits)
+        for ratio in ratios:
+            asked = replace(question, times=at_ratio(question.times, ratio))
+            own, plain = played(asked, case, batch, None), asked.plain(batch)
+            for layer in exits:
+                exit = EarlyExit(layer, layer / layers, 1)
+                tally = played(with_right_exit(asked, layer), case, batch, exit)
+                yield {
+                    **case, "ratio": ratio, "batch": batch, "exit": f"{layer}/{layers}",
+                    "over_plain": ratio_of_sums([count / plain for count in tally.each(tokens)], tally.each(seconds)),
+                    "speed_over_draft": over(own, tally, tokens, seconds),
+                }  # fmt: skip
+
+
 def by_window(
     question: Question,
     case: Case,
@@ -106,17 +129,15 @@ def by_window(
     not prepared is waited for, and `serial` drafts nothing beside the target. The paper's law has no misses, as with `right exit`."""
     pairs = question.pairs(case, batch)
     exit = middle(pairs, layers)
-    right = replace(question, pairs=lambda case, batch: [always_right(pair, exit.layer) for pair in pairs])
     for ratio in ratios:
         for window in windows:
-            times = at_ratio(question.times, ratio)
-            asked = replace(question, times=times, lookahead=window)
+            asked = replace(question, times=at_ratio(question.times, ratio), lookahead=window)
             labels = {**case, "ratio": ratio, "batch": batch, "window": window}
             unit = asked.times.target(1)
             for name, of, predicts in (
                 (DRAFT, asked, None),
                 ("exit", asked, exit),
-                (RIGHT, replace(right, times=times, lookahead=window), exit),
+                (RIGHT, with_right_exit(asked, exit.layer), exit),
             ):
                 tally = played(of, case, batch, predicts, waits=True)
                 critical = tally.waiting * batch / tally.steps.total() / unit

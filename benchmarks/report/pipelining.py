@@ -199,7 +199,7 @@ def shapes(rows: Sequence[dict]) -> list[str]:
 
 
 def exits(found: dict) -> list[str]:
-    return [*_by_choices(found["choices"]), *_by_window(found["windows"])]
+    return [*_by_choices(found["choices"]), *_bounds(found["bounds"]), *_by_window(found["windows"])]
 
 
 def _by_choices(rows: Sequence[dict]) -> list[str]:
@@ -219,6 +219,18 @@ def _by_choices(rows: Sequence[dict]) -> list[str]:
         " second table has. Nothing answers a miss. An exit speaks when as much of the target's forward has passed as it has layers below it."
     )
     return [*table((*by[:-2], "C", "exit; kappa:", *names), cells), text, "", *draft]
+
+
+def _bounds(rows: Sequence[dict]) -> list[str]:
+    by = [*models(rows), "ratio"]
+    names, cells = pivot(
+        rows, by, "exit", lambda row: f"{cell(row['over_plain'])}; {cell(row['speed_over_draft'])}"
+    )
+    text = (
+        "An exit that always knows the target's token: throughput over plain decoding, and over drafting after the draft model's own"
+        " predictions."
+    )
+    return [*table((*by[:-1], "C; right exit:", *names), cells), text, ""]
 
 
 def _by_window(rows: Sequence[dict]) -> list[str]:

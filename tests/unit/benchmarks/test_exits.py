@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline.exits import by_choices, by_window, middle, played
+from benchmarks.pipeline.exits import bounds, by_choices, by_window, middle, played
 from benchmarks.pipeline.experiments import Question, hits
 from benchmarks.pipeline.pairs import VOCABULARY, save, synthetic_pairs
 from benchmarks.pipeline.simulation import EarlyExit, Times
@@ -92,13 +92,21 @@ def test_what_a_right_exit_prepares_is_free_and_grows_up_to_the_overlap_budget()
     assert serial[12]["tokens_a_step"] > 1.5 * tokens[-1] and serial[12]["critical"] == pytest.approx(1.5)
 
 
+def test_the_later_a_right_exit_speaks_the_less_it_gives():
+    pairs = made({5: 0.3, 15: 0.3})
+    early, late = bounds(question(pairs), [{}], 1, [8.0], LAYERS)
+    assert (early["exit"], late["exit"]) == ("5/20", "15/20")
+    assert early["over_plain"].value > 1.2 * late["over_plain"].value > 1.2
+    assert early["speed_over_draft"].value > 1
+
+
 def test_the_command_tabulates_and_draws(tmp_path, capsys):
     pairs = made({5: 0.4, 10: 0.7}, count=3, length=40)
     save(tmp_path / "a.npz", pairs, load="mixed", agreement=0.6, layers=LAYERS)
     words = f"--ask exits methods --lookahead 7 --vocab-size 50000 --speed 6 --batch 1 --pairs {tmp_path / 'a.npz'}"
     command.main([*words.split(), "--json", str(tmp_path / "exits.json")])
     shown = capsys.readouterr().out
-    assert "Drafting after an early exit" in shown and "10/20" in shown
+    assert "Drafting after an early exit" in shown and "10/20" in shown and "right exit" in shown
     record = json.loads((tmp_path / "exits.json").read_text())
     assert {row["method"] for row in record["methods"]} >= {"MIRROR", "SAGUARO"}
     from benchmarks.report import plots
