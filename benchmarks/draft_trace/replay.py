@@ -122,9 +122,10 @@ class _Worker(DraftChannel):
         ]
         if call.name == "outcomes_known":
             self._unlearned += arguments[0]  # type: ignore[arg-type]
-        if call.name == "verification_launched":
+        if call.name in ("verification_launched", "close"):  # when the worker counts
             verified.count(self._unlearned)
             self._unlearned = []
+        if call.name == "verification_launched":
             self._launched = arguments[0]
         if call.name == "expected":
             arguments[0] = self._launched
