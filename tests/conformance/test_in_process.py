@@ -173,7 +173,7 @@ def test_no_request_leaves_a_session(workbench, model, datastore, kind):
     with workbench.scheduler(model, lags=kind != "synchronous", endpoint=datastore.endpoint) as scheduler:
         scheduler.with_grammar = kind == "overlap with a grammar"
         scheduler.answers(asked)
-        eventually(lambda: datastore.sessions() == 0, "sessions are left", 3)
+        eventually(lambda: datastore.sessions() == 0, "sessions are left", 60)
 
 
 def test_text_is_drafted_for_its_own_tenant_alone(method, workbench, lags, datastore, draft):
