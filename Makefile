@@ -17,7 +17,7 @@ help:
 	echo "make packages  draws docs/packages.svg: which package imports which"
 	echo "make dist    wheel and sdist in dist/"
 	echo "make env     makes the environment and prints its path"
-	echo "make lock    resolves pyproject.toml into requirements/lock.txt"
+	echo "make lock    resolves pyproject.toml into requirements/lock.txt, and for each earlier SGLang that is tested"
 	echo "make clean   removes what running leaves in the checkout"
 
 env:
@@ -59,11 +59,14 @@ packages:
 dist:
 	$(IN_ENV) && rm -rf dist && python -m build
 
-# The file names no package index: whoever installs from it uses their own registry.
+# The files name no package index: whoever installs from one uses their own registry.
+COMPILE = uv pip compile pyproject.toml --all-extras --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
+  --only-binary :all: --no-emit-index-url --no-annotate --quiet --custom-compile-command "make lock" $(ARGS)
 lock:
-	uv pip compile pyproject.toml --all-extras --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
-	  --only-binary :all: --no-emit-index-url --no-annotate --quiet \
-	  --custom-compile-command "make lock" --output-file requirements/lock.txt $(ARGS)
+	$(COMPILE) --output-file requirements/lock.txt
+	for file in requirements/sglang-*.txt; do \
+	  version=$${file#*sglang-} && echo "sglang==$${version%.txt}" | $(COMPILE) --constraints - --output-file $$file || exit 1; \
+	done
 
 clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -52,7 +52,7 @@ LAYERS = (
     (_plugin(34, "tree_attention", "namespace", "metrics"),),
     (_plugin(14, "cpu"), _datastore(88, "cli")),
     (
-        _plugin(17, "hooks", "host_api", "options", "tokenizer_file"),
+        _plugin(17, "hooks", "host_api", "versions", "options", "tokenizer_file"),
         _datastore(58, "client"),
         _datastore(80, "server"),
         _datastore(94, "distil"),

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Makes the environment of requirements/lock.txt outside the checkout, and prints its path last.
+# Makes the environment of requirements/lock.txt, or of requirements/NAME.txt where a NAME is given, outside the checkout, and
+# prints its path last.
 # There is one environment per lock file. A half-made one has no stamp and is made again.
 #   SPECSTORE_ENV_ROOT  where environments live (default: specstore/env under the user's cache directory)
 set -euo pipefail
 checkout=$(cd "$(dirname "$0")/.." && pwd)
 root=${SPECSTORE_ENV_ROOT:-${XDG_CACHE_HOME:-$HOME/.cache}/specstore/env}
-lock=$checkout/requirements/lock.txt
+lock=$checkout/requirements/${1:-lock}.txt
 python=3.11
 env=$root/$python-$(sha256sum "$lock" | cut -c1-12)
 stamp=$env/.complete # written last; names what the environment holds

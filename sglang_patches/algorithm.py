@@ -12,7 +12,7 @@ from sglang_patches import tree_attention
 from sglang_patches.drafting.process.settings import draft_device
 from sglang_patches.drafting.registry import DEFAULT, Method
 from sglang_patches.hooks import refuse_if_left_out
-from sglang_patches.host_api import drift_message
+from sglang_patches.host_api import refuse_drift
 from sglang_patches.options import load_options
 from sglang_patches.workers import cache_room, finish_hooks, request_tenants, usage_report
 
@@ -80,9 +80,7 @@ class TreeAlgorithm(CustomSpecAlgo):
 
     def handle_server_args(self, server_args: ServerArgs) -> None:
         """Refuses settings that cannot work, by name, and fills in the speculative fields. Leaves overlap scheduling as it is."""
-        drift = drift_message()
-        if drift is not None:
-            raise RuntimeError(drift)
+        refuse_drift()
         refuse_unsupported(self.method, server_args)
         cfg = resolving_view(server_args)
         verifies = cfg.disaggregation_mode != "prefill"

@@ -1,32 +1,21 @@
 """Every SGLang symbol the plugin touches, with the signature it was written against.
 
 SGLang does not promise these as an API. The table is checked at load; on a mismatch the plugin's algorithms refuse
-to start and name the row. `python -m sglang_patches.check` prints it.
+to start and name the row. Rows that differ between versions are in `versions`. `python -m sglang_patches.check` prints it.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+import logging
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-SUPPORTED_SGLANG = "0.5.23"
+from sglang_patches import versions
+from sglang_patches.versions.rows import HostSymbol, row
 
-
-@dataclass(frozen=True, slots=True)
-class HostSymbol:
-    """path: dotted path. parameters: names in order for a callable, None where only existence matters."""
-
-    path: str
-    parameters: tuple[str, ...] | None
-    why: str
-
-
-def _row(path: str, parameters: str | None, why: str) -> HostSymbol:
-    return HostSymbol(path, None if parameters is None else tuple(parameters.split()), why)
-
+logger = logging.getLogger(__name__)
 
 _SRT = "sglang.srt."
 _PROCESSOR = _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
@@ -34,276 +23,263 @@ _STREAMER = _SRT + "managers.scheduler_components.output_streamer.SchedulerOutpu
 _MANAGER = _SRT + "managers.tokenizer_manager.TokenizerManager."
 _REPACK = "hooked on a CPU: packed weights are made again"
 _REGISTRY = _SRT + "plugins.hook_registry."
-HOST_SYMBOLS: tuple[HostSymbol, ...] = (
+_EVERYWHERE: tuple[HostSymbol, ...] = (
     # Start: hooks, flags, algorithms
-    _row(_REGISTRY + "HookRegistry.register", "target hook hook_type source", "every hook"),
-    _row(_REGISTRY + "HookRegistry.apply_hooks", "", "hooks on the scheduler"),
-    _row(_REGISTRY + "HookRegistry._patched", None, "whether a hook would be left out"),
-    _row(_REGISTRY + "HookRegistry._hooks", None, "which plugin's hook keeps ours out"),
-    _row(_REGISTRY + "HookType.BEFORE", None, "kind of a hook"),
-    _row(_REGISTRY + "HookType.AFTER", None, "kind of a hook"),
-    _row(_REGISTRY + "HookType.AROUND", None, "kind of a hook"),
-    _row(_SRT + "utils.is_cpu", "", "whether the CPU support is installed"),
-    _row(
+    row(_REGISTRY + "HookRegistry.register", "target hook hook_type source", "every hook"),
+    row(_REGISTRY + "HookRegistry.apply_hooks", "", "hooks on the scheduler"),
+    row(_REGISTRY + "HookRegistry._patched", None, "whether a hook would be left out"),
+    row(_REGISTRY + "HookRegistry._hooks", None, "which plugin's hook keeps ours out"),
+    row(_REGISTRY + "HookType.BEFORE", None, "kind of a hook"),
+    row(_REGISTRY + "HookType.AFTER", None, "kind of a hook"),
+    row(_REGISTRY + "HookType.AROUND", None, "kind of a hook"),
+    row(_SRT + "utils.is_cpu", "", "whether the CPU support is installed"),
+    row(
         _SRT + "utils.get_available_gpu_memory",
         "device gpu_id distributed empty_cache cpu_group",
         "room for logits",
     ),
-    _row(_SRT + "utils.is_pin_memory_available", "device", "penalties go to the device without a wait"),
-    _row(_SRT + "server_args.ServerArgs.add_cli_args", "parser", "hooked: --specstore-* flags"),
-    _row(
+    row(_SRT + "utils.is_pin_memory_available", "device", "penalties go to the device without a wait"),
+    row(_SRT + "server_args.ServerArgs.add_cli_args", "parser", "hooked: --specstore-* flags"),
+    row(
         _SRT + "server_args.ServerArgs.from_cli_args", "args", "hooked: exports the flags to child processes"
     ),
-    _row(
+    row(
         _SRT + "speculative.spec_info.SpeculativeAlgorithm.register",
         "name supports_overlap validate_server_args spec_class",
         "registers the algorithms",
     ),
-    _row(
+    row(
         _SRT + "speculative.spec_registry.CustomSpecAlgo.__init__",
         "self name factory supports_overlap validate_server_args",
         "base of our algorithm object",
     ),
-    _row(
+    row(
         _SRT + "speculative.spec_registry.CustomSpecAlgo.handle_server_args", "self server_args", "overridden"
     ),
-    _row(
+    row(
         _SRT + "speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input",
         "self batch last_tokens_tensor future_map",
         "overridden: first draft input on a decode instance",
     ),
     # The first step on a decode instance
-    _row(
+    row(
         _SRT + "managers.overlap_utils.FutureMap.__init__",
         "self device spec_algo req_to_token_pool needs_cpu_seq_lens needs_confidence_relay",
         "created by our algorithm object, as the built-in ones do",
     ),
-    _row(
+    row(
         _SRT + "managers.overlap_utils.FutureMap.publish",
         "self future_indices new_seq_lens confidence",
         "lengths of requests that another instance has prefilled",
     ),
-    _row(
-        _SRT + "managers.overlap_utils.FutureMap.stash", "self future_indices payload", "their first tokens"
-    ),
-    _row(_SRT + "managers.overlap_utils.RelayPayload.from_ngram", "draft_input", "their first tokens"),
+    row(_SRT + "managers.overlap_utils.FutureMap.stash", "self future_indices payload", "their first tokens"),
+    row(_SRT + "managers.overlap_utils.RelayPayload.from_ngram", "draft_input", "their first tokens"),
     # Settings
-    _row(
+    row(
         _SRT + "arg_groups.overrides.resolving_view",
         "server_args",
         "reads the configuration while it is resolved",
     ),
-    _row(_SRT + "runtime_context.get_spec", "", "resolved speculative configuration"),
-    _row(_SRT + "runtime_context.get_schedule", "", "overlap or not, page size"),
-    _row(_SRT + "runtime_context.get_parallel", "", "tensor-parallel group"),
-    _row(_SRT + "runtime_context.get_exec", "", "CUDA-graph configuration"),
-    _row(_SRT + "runtime_context.get_device", "", "where the tensors of a step are"),
+    row(_SRT + "runtime_context.get_spec", "", "resolved speculative configuration"),
+    row(_SRT + "runtime_context.get_schedule", "", "overlap or not, page size"),
+    row(_SRT + "runtime_context.get_parallel", "", "tensor-parallel group"),
+    row(_SRT + "runtime_context.get_exec", "", "CUDA-graph configuration"),
+    row(_SRT + "runtime_context.get_device", "", "where the tensors of a step are"),
     # The end of a request
-    _row(
+    row(
         _SRT + "managers.schedule_batch.Req._check_token_based_finish",
         "self new_accepted_tokens",
         "the same tokens end what is drafted for a request",
     ),
-    _row(
+    row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.note_request_finished",
         "self rid natural_stop",
         "overridden: closes the session",
     ),
-    _row(
-        _SRT + "managers.scheduler.Scheduler.send_abort_output",
-        "self abort_req req",
-        "hooked: closes the session of a request that ends while it waits",
-    ),
-    _row(
+    row(
         _PROCESSOR + "process_batch_result_prefill",
         "self batch result",
         "hooked: closes the session of a request that ends at prefill",
     ),
-    _row(
+    row(
         _PROCESSOR + "process_batch_result_prebuilt",
         "self batch",
         "hooked: closes the session of a request that ends as it joins a decode instance's batch",
     ),
     # What a request's answer says of its decoding
-    _row(_SRT + "managers.scheduler.Scheduler.get_output_streamer_class", "self", "hooked: adds our field"),
-    _row(_STREAMER + "build_additional_customized_info", "self reqs", "overridden: our field"),
-    _row(_STREAMER + "has_additional_customized_info", None, "overridden: there is a field"),
-    _row(_SRT + "managers.schedule_batch.Req.output_ids_through_stop", None, "the tokens of the answer"),
-    _row(
+    row(_SRT + "managers.scheduler.Scheduler.get_output_streamer_class", "self", "hooked: adds our field"),
+    row(_STREAMER + "build_additional_customized_info", "self reqs", "overridden: our field"),
+    row(_STREAMER + "has_additional_customized_info", None, "overridden: there is a field"),
+    row(_SRT + "managers.schedule_batch.Req.output_ids_through_stop", None, "the tokens of the answer"),
+    row(
         _MANAGER + "update_request_meta_info",
         "self meta_info state customized_info index finish_reason",
         "hooked: our field is no list",
     ),
-    _row(
+    row(
         _MANAGER + "_calculate_spec_decoding_metrics",
         "self meta_info recv_obj i",
         "hooked: drafted tokens are those that were verified",
     ),
-    _row(_MANAGER + "_init_req_state", "self obj request", "hooked: the tenant of a request"),
-    _row(_SRT + "managers.io_struct.GenerateReqInput", None, "as above"),
-    _row(_SRT + "environ.envs", None, "servers that are refused where requests have tenants"),
-    _row(_SRT + "environ.Envs.SGLANG_RUST_SERVER", None, "as above"),
+    row(_MANAGER + "_init_req_state", "self obj request", "hooked: the tenant of a request"),
+    row(_SRT + "managers.io_struct.GenerateReqInput", None, "as above"),
+    row(_SRT + "environ.envs", None, "servers that are refused where requests have tenants"),
+    row(_SRT + "environ.Envs.SGLANG_RUST_SERVER", None, "as above"),
     # A step: draft, forward, commit
-    _row(_SRT + "model_executor.forward_batch_info.ForwardMode.DECODE", None, "a step of plain decoding"),
-    _row(_SRT + "model_executor.forward_batch_info.ForwardMode.TARGET_VERIFY", None, "a step over a tree"),
-    _row(
+    row(_SRT + "model_executor.forward_batch_info.ForwardMode.DECODE", None, "a step of plain decoding"),
+    row(_SRT + "model_executor.forward_batch_info.ForwardMode.TARGET_VERIFY", None, "a step over a tree"),
+    row(
         _SRT + "observability.req_time_stats.set_time_batch",
         "reqs set_func trace_only attrs",
         "a request's trace tells when its draft was made",
     ),
-    _row(
+    row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.on_verify_complete_cpu",
         "self num_correct_drafts_per_req batch_size",
         "called by the scheduler on every worker",
     ),
-    _row(
+    row(
         _SRT + "speculative.ngram_info.NgramVerifyInput.__init__",
         "self draft_token custom_mask positions retrieve_index retrieve_next_token retrieve_next_sibling "
         "draft_token_num future_indices new_seq_lens accept_tokens accept_lens",
         "the verify input every attention backend and the CUDA-graph runner accept for trees",
     ),
-    _row(
+    row(
         "sglang.kernels.ops.speculative.cache_locs.assign_extend_cache_locs_func",
         "req_pool_indices req_to_token start_offset end_offset batch_size draft_token_num device",
         "KV slots of the tree's nodes",
     ),
-    _row(
+    row(
         _SRT + "speculative.spec_utils.move_accept_tokens_to_target_kvcache",
         "batch accept_index num_correct_drafts token_to_kv_pool_allocator",
         "commits the accepted path's KV",
     ),
-    _row(
+    row(
         _SRT + "speculative.spec_utils.build_grammar_vocab_mask",
         "reqs tree sampling_info device barrier",
         "constrained decoding over a tree",
     ),
-    _row(
+    row(
         _SRT + "speculative.spec_utils.GrammarTree.from_host",
         "retrieve_next_token retrieve_next_sibling draft_token",
         "constrained decoding over a tree",
     ),
-    _row(_SRT + "speculative.spec_utils.prepare_mamba_track_for_verify", "batch", "hybrid models"),
-    _row(
+    row(_SRT + "speculative.spec_utils.prepare_mamba_track_for_verify", "batch", "hybrid models"),
+    row(
         _SRT + "speculative.spec_utils.commit_mamba_states_after_verify",
         "target_worker batch accept_lens accept_index draft_token_num prepared_step_indices",
         "hybrid models",
     ),
-    _row(
+    row(
         _SRT + "speculative.spec_utils.record_stream_for_v2_verify",
         "batch verify_input fwd_stream",
         "tensor lifetimes under overlap scheduling",
     ),
-    _row(
+    row(
         _SRT + "managers.utils.GenerationBatchResult.__init__",
         None,
         "what a step returns to the scheduler",
     ),
-    _row(
+    row(
         _SRT + "managers.tp_worker.TpModelWorker.forward_batch_generation",
         None,
         "the target's forward",
     ),
-    _row(
+    row(
         _SRT + "managers.schedule_batch.ScheduleBatch.grammar_needs_sync",
         "self",
         "whether results lag by a step",
     ),
-    _row(
-        "sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func",
-        "predicts accept_index accept_token_num candidates retrieve_index retrieve_next_token retrieve_next_sibling "
-        "target_predict topk",
-        "walks the verified tree on an accelerator",
-    ),
     # An early exit of the target. A model whose layers have no `capture_output` is refused when it is loaded.
-    _row(
+    row(
         _SRT + "models.llama.LlamaDecoderLayer.forward",
         "self positions hidden_states forward_batch capture_output",
         "hands out the hidden states in the middle of a forward",
     ),
-    _row(
+    row(
         _SRT + "layers.aux_hidden_states.AuxHiddenStateList.capture",
         "self hidden owned",
         "what is called with them",
     ),
     # The target's own choice at a node
-    _row(
+    row(
         _SRT + "layers.sampler.Sampler.forward",
         "self logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions logprob_logits",
         "the target's own sampling, at every node",
     ),
-    _row(
+    row(
         _SRT + "sampling.sampling_batch_info.SamplingBatchInfo.apply_logits_bias",
         "self logits",
         "the target's own logit bias and grammar, at every node",
     ),
-    _row(_SRT + "sampling.sampling_batch_info.ProcessorEntry.__init__", None, "custom logit processors"),
-    _row(
+    row(_SRT + "sampling.sampling_batch_info.ProcessorEntry.__init__", None, "custom logit processors"),
+    row(
         _SRT + "constrained.base_grammar_backend.GrammarMask.__init__", None, "grammar masks of single nodes"
     ),
-    _row(
+    row(
         _SRT + "layers.sampler.Sampler._sample_from_probs",
         "self probs sampling_info positions simple_sampling_case",
         "in its place tokens are drawn with the noise that drafts share",
     ),
-    _row(_SRT + "layers.logits_processor.LogitsProcessorOutput.__init__", None, "input of the sampler"),
-    _row(_SRT + "sampling.sampling_params.SamplingParams.__init__", None, "custom_params of a request"),
-    _row(_SRT + "sampling.sampling_params.TOP_K_ALL", None, "top-k of a request that sets none"),
-    _row(_SRT + "layers.dp_attention.is_dp_attention_enabled", "", "which ranks must agree on the outcome"),
+    row(_SRT + "layers.logits_processor.LogitsProcessorOutput.__init__", None, "input of the sampler"),
+    row(_SRT + "sampling.sampling_params.SamplingParams.__init__", None, "custom_params of a request"),
+    row(_SRT + "sampling.sampling_params.TOP_K_ALL", None, "top-k of a request that sets none"),
+    row(_SRT + "layers.dp_attention.is_dp_attention_enabled", "", "which ranks must agree on the outcome"),
     # A CPU: settings, attention, layers
-    _row(
+    row(
         _SRT + "arg_groups.overrides.declare_resolution",
         "server_args source fields",
         "names our attention backend",
     ),
-    _row(_SRT + "arg_groups.choices.add_attention_backend_choices", "iterable", "lets a flag name it"),
-    _row(
+    row(_SRT + "arg_groups.choices.add_attention_backend_choices", "iterable", "lets a flag name it"),
+    row(
         _SRT + "layers.attention.attention_registry.register_attention_backend",
         "name",
         "the CPU attention backend",
     ),
-    _row(
+    row(
         _SRT + "layers.attention.base_attn_backend.AttentionBackend.__init__",
         None,
         "base class of our attention backend",
     ),
-    _row(_SRT + "layers.radix_attention.AttentionType.DECODER", None, "the one kind of attention it serves"),
-    _row(
+    row(_SRT + "layers.radix_attention.AttentionType.DECODER", None, "the one kind of attention it serves"),
+    row(
         _SRT + "mem_cache.memory_pool.KVWriteLoc.__init__",
         "self loc swa_loc full_loc physical",
         "slots that a step writes",
     ),
-    _row(_SRT + "mem_cache.swa_memory_pool.SWAKVPool", None, "whether a sliding window has its own slots"),
+    row(_SRT + "mem_cache.swa_memory_pool.SWAKVPool", None, "whether a sliding window has its own slots"),
     *(
-        _row(
+        row(
             _SRT + "speculative.draft_utils.DraftBackendFactory." + name,
             "self",
             "hooked on a CPU: attention of STANDALONE's draft model",
         )
         for name in ("create_decode_backend", "create_draft_extend_backend")
     ),
-    _row(_SRT + "runtime_context.attention_backends", "", "whether STANDALONE's draft model has ours"),
-    _row(
+    row(_SRT + "runtime_context.attention_backends", "", "whether STANDALONE's draft model has ours"),
+    row(
         _SRT + "arg_groups.platform_hook.handle_cpu_backends",
         "server_args",
         "hooked on a CPU: our attention backend",
     ),
-    _row(
+    row(
         _SRT + "disaggregation.utils.get_kv_class",
         "transfer_backend class_type",
         "hooked on a CPU: KV leaves without a CUDA event",
     ),
-    _row(
+    row(
         _SRT + "environ.Envs.SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX",
         None,
         "off on a CPU: it waits with a CUDA event",
     ),
-    _row(
+    row(
         _SRT + "disaggregation.utils.FAKE_BOOTSTRAP_HOST",
         None,
         "tells an instance's own warm-up requests from a router's",
     ),
     *(
-        _row(
+        row(
             _SRT + "model_executor.model_runner_components.weight_updater.WeightUpdater." + name,
             None,
             _REPACK,
@@ -315,108 +291,108 @@ HOST_SYMBOLS: tuple[HostSymbol, ...] = (
             "update_weights_from_ipc",
         )
     ),
-    _row(
+    row(
         _SRT + "layers.layernorm.RMSNorm.forward_native",
         "self x residual post_residual_addition quant_linear",
         "hooked on a CPU: fast path for few rows",
     ),
-    _row(
+    row(
         _SRT + "layers.rotary_embedding.base.RotaryEmbedding.forward_native",
         "self positions query key offsets fused_set_kv_buffer_arg",
         "hooked on a CPU: fast path for few rows",
     ),
-    _row(
+    row(
         _SRT + "layers.quantization.unquant.UnquantizedLinearMethod.apply",
         "self layer x bias",
         "hooked on a CPU: fast path for few rows",
     ),
-    _row(
-        _SRT + "layers.logits_processor.LogitsProcessor._compute_lm_head",
-        "self hidden_states lm_head embedding_bias out",
-        "hooked on a CPU: fast path for few rows; timed at start",
-    ),
-    _row(
+    row(
         _SRT + "layers.logits_processor.should_apply_lm_head_quant_method",
         "lm_head quant_method",
         "whether the fast path takes the head",
     ),
-    _row(
+    row(
         _SRT + "mem_cache.allocation.get_last_loc",
         "req_to_token req_pool_indices_tensor prefix_lens_tensor",
         "hooked on a CPU: page sizes above 1 without Triton",
     ),
-    _row(
+    row(
         _SRT + "mem_cache.allocation.get_last_loc_torch",
         "req_to_token req_pool_indices_tensor prefix_lens_tensor",
         "as above",
     ),
     # Room for trees
-    _row(
+    row(
         _SRT + "mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len",
         "",
         "hooked: a request's row holds what is reserved for it",
     ),
-    _row(_SRT + "mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "", "what is reserved"),
-    _row(_SRT + "mem_cache.allocation_sizing.get_alloc_page_size", "", "as above"),
+    row(_SRT + "mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "", "what is reserved"),
+    row(_SRT + "mem_cache.allocation_sizing.get_alloc_page_size", "", "as above"),
     # Which attention backend verifies
-    _row(_SRT + "arg_groups.overrides.model_config_of", "server_args", "what kind of attention a model has"),
-    _row(_SRT + "arg_groups.overrides.use_mla_backend", "server_args", "as above"),
+    row(_SRT + "arg_groups.overrides.model_config_of", "server_args", "what kind of attention a model has"),
+    row(_SRT + "arg_groups.overrides.use_mla_backend", "server_args", "as above"),
     *(
-        _row(
-            _SRT + "configs.hybrid_arch." + name, "model_config", "which linear-attention layers a model has"
-        )
+        row(_SRT + "configs.hybrid_arch." + name, "model_config", "which linear-attention layers a model has")
         for name in ("hybrid_gdn_config", "hybrid_kda_config", "mamba2_config", "mambaish_config")
     ),
-    _row(_SRT + "runtime_context.attention_backends", "", "the backends of this process"),
-    _row(_SRT + "runtime_context.attn_dp_enabled_of", "cfg", "data-parallel attention is refused"),
+    row(_SRT + "runtime_context.attention_backends", "", "the backends of this process"),
+    row(_SRT + "runtime_context.attn_dp_enabled_of", "cfg", "data-parallel attention is refused"),
     # The probe of tree attention
-    _row(_SRT + "layers.radix_attention.RadixAttention", None, "the layers that are probed"),
-    _row(_SRT + "model_executor.forward_batch_info.ForwardBatch", None, "a verification step for the probe"),
-    _row(_SRT + "model_executor.forward_context.ForwardContext", None, "which backend serves them"),
-    _row(_SRT + "model_executor.forward_context.forward_context", "ctx forward_batch", "as above"),
+    row(_SRT + "layers.radix_attention.RadixAttention", None, "the layers that are probed"),
+    row(_SRT + "model_executor.forward_batch_info.ForwardBatch", None, "a verification step for the probe"),
+    row(_SRT + "model_executor.forward_context.ForwardContext", None, "which backend serves them"),
     # Graphs of several widths
-    _row(_SRT + "model_executor.cuda_graph_config.Backend", None, "whether decode steps replay graphs"),
-    _row(_SRT + "model_executor.cuda_graph_config.Phase", None, "as above"),
-    _row(_SRT + "model_executor.cuda_graph_config.check_cuda_graph_backend", "phase backend", "as above"),
-    _row(
+    row(_SRT + "model_executor.cuda_graph_config.Backend", None, "whether decode steps replay graphs"),
+    row(_SRT + "model_executor.cuda_graph_config.Phase", None, "as above"),
+    row(_SRT + "model_executor.cuda_graph_config.check_cuda_graph_backend", "phase backend", "as above"),
+    row(
         _SRT + "model_executor.cuda_graph_config.with_phase",
         "config phase changes",
         "batch sizes to capture for a width",
     ),
-    _row(_SRT + "runtime_context.get_context", "", "the width while its graphs are captured"),
-    _row(
+    row(_SRT + "runtime_context.get_context", "", "the width while its graphs are captured"),
+    row(
         _SRT + "model_executor.model_runner.ModelRunner._get_attention_backend",
         "self init_new_workspace",
         "an attention backend for a width",
     ),
-    _row(
+    row(
         _SRT + "model_executor.model_runner.ModelRunner._decode_cuda_graph_runner_cls",
         "self",
         "its graphs",
     ),
-    _row(
+    row(
         _SRT + "utils.common.get_available_gpu_memory",
         "device gpu_id distributed empty_cache cpu_group",
         "memory that a width takes",
     ),
     # python -m sglang_patches.check
-    _row(_SRT + "server_args.prepare_server_args", "argv", "an engine with the flags given to the check"),
+    row(_SRT + "server_args.prepare_server_args", "argv", "an engine with the flags given to the check"),
     # The draft process
-    _row(_SRT + "plugins.load_plugins", "", "the CPU support in the draft process"),
-    _row(_SRT + "model_executor.forward_batch_info.CaptureHiddenMode", None, "a draft forward"),
-    _row(_SRT + "configs.model_config.ModelConfig", None, "the draft model"),
-    _row(_SRT + "configs.model_config.AttentionArch", None, "draft models that are refused"),
-    _row(_SRT + "configs.hybrid_arch.mambaish_config", "model_config", "as above"),
-    _row(_SRT + "distributed.bootstrap", None, "the draft model"),
-    _row(_SRT + "distributed.bootstrap.init_parallel_runtime", "server_args device dist_port", "as above"),
-    _row(_SRT + "distributed.bootstrap.init_layer_runtime", "model_config", "as above"),
-    _row(_SRT + "runtime_context.SpawnRanks", None, "as above"),
-    _row(_SRT + "runtime_context.publish", "server_args role hf_config ranks", "as above"),
-    _row(_SRT + "model_executor.model_runner.ModelRunner.alloc_memory_pool", None, "as above"),
+    row(_SRT + "plugins.load_plugins", "", "the CPU support in the draft process"),
+    row(_SRT + "model_executor.forward_batch_info.CaptureHiddenMode", None, "a draft forward"),
+    row(_SRT + "configs.model_config.ModelConfig", None, "the draft model"),
+    row(_SRT + "configs.model_config.AttentionArch", None, "draft models that are refused"),
+    row(_SRT + "configs.hybrid_arch.mambaish_config", "model_config", "as above"),
+    row(_SRT + "distributed.bootstrap", None, "the draft model"),
+    row(_SRT + "distributed.bootstrap.init_parallel_runtime", "server_args device dist_port", "as above"),
+    row(_SRT + "distributed.bootstrap.init_layer_runtime", "model_config", "as above"),
+    row(_SRT + "runtime_context.SpawnRanks", None, "as above"),
+    row(_SRT + "runtime_context.publish", "server_args role hf_config ranks", "as above"),
+    row(_SRT + "model_executor.model_runner.ModelRunner.alloc_memory_pool", None, "as above"),
     # The cost of a further row
-    _row(_SRT + "layers.linear.LinearBase.__init__", None, "timed at start: the cost of a further row"),
-    _row(_SRT + "layers.linear.RowParallelLinear.__init__", None, "as above"),
+    row(_SRT + "layers.linear.LinearBase.__init__", None, "timed at start: the cost of a further row"),
+    row(_SRT + "layers.linear.RowParallelLinear.__init__", None, "as above"),
 )
+
+
+def symbols_of(tested: str) -> tuple[HostSymbol, ...]:
+    """The table of a tested version."""
+    return _EVERYWHERE + versions.module_of(tested).ROWS
+
+
+HOST_SYMBOLS = _EVERYWHERE + versions.host.ROWS
 
 
 class _ModuleImportError(Exception):
@@ -472,7 +448,20 @@ def drift_message(symbols: tuple[HostSymbol, ...] = HOST_SYMBOLS) -> str | None:
     for symbol, drift in check_host(symbols):
         if drift is not None:
             return (
-                f"specstore: this SGLang differs from the supported {SUPPORTED_SGLANG}: "
-                f"{symbol.path}: {drift} (used for: {symbol.why})"
+                f"specstore: SGLang {versions.INSTALLED} differs from {versions.nearest(versions.INSTALLED)} "
+                f"(tested: {', '.join(versions.TESTED)}): {symbol.path}: {drift} (used for: {symbol.why})"
             )
     return None
+
+
+def refuse_drift() -> None:
+    """Raises RuntimeError that names the first drifted row. Logs a version that was not tested and has none."""
+    if drift := drift_message():
+        raise RuntimeError(drift)
+    if versions.INSTALLED not in versions.TESTED:
+        logger.warning(
+            "specstore: SGLang %s was not tested (%s were); all that the plugin touches is as in %s",
+            versions.INSTALLED,
+            ", ".join(versions.TESTED),
+            versions.nearest(versions.INSTALLED),
+        )

@@ -29,7 +29,7 @@ RUNS = {
     "units": ["tests/unit"],
     "integration": ["tests/integration"],
 }
-# With --long also the suite again for each method with a draft process, with the drafts that its first run does not have. What
+# With --long also the other versions of SGLang, and the suite again for each method with a draft process, with the drafts that its first run does not have. What
 # tries all drafts in any run is left out.
 AGAIN = ["tests/conformance", "-k", "not (test_drafts or pinned or toy or every_width)"]
 LONG = {
@@ -39,6 +39,7 @@ LONG = {
     for draft in DRAFTS
     if draft != DRAFT
 }
+LONG["versions"] = ["tests/versions"]
 LANES = 2
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "var" / "tests"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from rich.table import Table
 
-from sglang_patches.host_api import SUPPORTED_SGLANG, check_host
+from sglang_patches.host_api import check_host
+from sglang_patches.versions import INSTALLED, TESTED
 
 
 def host_table() -> tuple[Table, bool]:
     """The table, and whether every row is as expected."""
-    table = Table(title=f"SGLang {version('sglang')} (supported: {SUPPORTED_SGLANG})")
+    table = Table(title=f"SGLang {INSTALLED} (tested: {', '.join(TESTED)})")
     for heading in ("symbol", "state", "used for"):
         table.add_column(heading)
     rows = check_host()

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
-from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from sglang.srt.speculative.spec_utils import move_accept_tokens_to_target_kvcache
 
 from sglang_patches.verification.layout import TreeLayout, full_mask, lay_out
-from sglang_patches.verification.verifier import HostTrees
+from sglang_patches.verification.verifier import HostTrees, verify_tree_greedy_func
 
 WIDTHS = (1, 2, 4, 16, 64)
 REQUESTS = 5

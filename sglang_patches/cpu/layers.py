@@ -108,20 +108,20 @@ def linear(stock, method, layer, x, bias=None):
     return packed_weights.multiply(x, layer, layer.weight, bias)
 
 
-def lm_head(stock, processor, hidden_states, lm_head, embedding_bias=None, *, out=None):
+def lm_head(stock, processor, hidden_states, lm_head, embedding_bias=None, **output):
     """LogitsProcessor._compute_lm_head for a plain head (no adapter, no quantisation, no output buffer)."""
     from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
 
     weight = getattr(lm_head, "weight", None)
     is_plain = (
-        out is None
+        output.get("out") is None
         and embedding_bias is None
         and weight is not None
         and not hasattr(lm_head, "apply_lora")
         and not should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
     )
     if not (is_plain and _takes_packed(hidden_states, weight)):
-        return stock(processor, hidden_states, lm_head, embedding_bias, out=out)
+        return stock(processor, hidden_states, lm_head, embedding_bias, **output)
     return packed_weights.multiply(hidden_states, lm_head, weight)
 
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
-from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_patches.verification.layout import TreeLayout
 from sglang_patches.verification.penalties import penalise
 from sglang_patches.verification.target_sampling import Node, TargetSampler, needs_plain_step
+from sglang_patches.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 NO_NODE = -1
+verify_tree_greedy_func = host.tree_walk()
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Tensors = TypeVar("Tensors", bound=tuple[torch.Tensor, ...])

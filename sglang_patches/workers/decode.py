@@ -36,6 +36,7 @@ from sglang_patches.options import load_options
 from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifies_chains_only, verifying_backend
 from sglang_patches.verification.layout import TreeLayout, pack
 from sglang_patches.verification.target_sampling import needs_plain_step
+from sglang_patches.workers import finish_hooks
 from sglang_patches.workers.base import TreeWorker
 from sglang_patches.workers.courier import Courier, make_courier
 from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
@@ -75,6 +76,7 @@ class DecodeWorker(TreeWorker):
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ) -> None:
         super().__init__(server_args, gpu_id, nccl_port, target_worker, self.method.verifier)
+        finish_hooks.tell(self)
         self.options = load_options()
         vocab_size = self.model_runner.model_config.vocab_size
         nodes = self.max_width - 1

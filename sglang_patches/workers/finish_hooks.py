@@ -7,21 +7,30 @@ the batch. A request whose client leaves while it waits ends then. All of them m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_patches import hooks
+from sglang_patches.versions import host
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.io_struct import AbortReq
-    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+    from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 
-def _after_abort(result: None, scheduler: Scheduler, abort_req: AbortReq, req: Req) -> None:
-    scheduler.draft_worker.note_request_finished(rid=req.rid, natural_stop=False)
+_told: BaseSpecWorker  # once there is one
+
+
+def tell(worker: BaseSpecWorker) -> None:
+    """This process's worker hears of aborts."""
+    global _told
+    _told = worker
+
+
+def _after_abort(result: object, *call: Any, **named: Any) -> None:
+    _told.note_request_finished(rid=host.aborted(*call, **named).rid, natural_stop=False)
 
 
 def _after_batch(
@@ -34,7 +43,7 @@ def _after_batch(
 
 _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
 HOOKS: dict[str, Callable] = {
-    "sglang.srt.managers.scheduler.Scheduler.send_abort_output": _after_abort,
+    host.ABORT: _after_abort,
     _PROCESSOR + "process_batch_result_prefill": _after_batch,
     # A decode instance's batch of requests that were prefilled elsewhere, or retracted and back.
     _PROCESSOR + "process_batch_result_prebuilt": _after_batch,

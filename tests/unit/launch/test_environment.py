@@ -37,9 +37,9 @@ class Checkout:
             "UV_CALLS": str(self.calls_file),
         }
 
-    def make(self) -> subprocess.CompletedProcess:
+    def make(self, *name: str) -> subprocess.CompletedProcess:
         self.calls_file.unlink(missing_ok=True)
-        command = [self.folder / "requirements" / "env.sh"]
+        command = [self.folder / "requirements" / "env.sh", *name]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
 
     def calls(self) -> list[str]:
@@ -99,7 +99,23 @@ def test_changed_project_metadata_is_installed_again(checkout):
     assert checkout.calls() == ["project"]
 
 
-def test_the_lock_names_no_index():
-    lock = (CHECKOUT / "requirements" / "lock.txt").read_text()
+def test_another_name_is_another_lock(checkout):
+    (checkout.folder / "requirements" / "sglang-1.txt").write_text("numpy==2.3.4\n")
+    assert checkout.make("sglang-1").stdout != checkout.make().stdout
+
+
+@pytest.mark.parametrize(
+    "path", sorted((CHECKOUT / "requirements").glob("*.txt")), ids=lambda path: path.name
+)
+def test_the_lock_names_no_index(path):
+    lock = path.read_text()
     assert "//" not in lock
     assert "--index" not in lock
+
+
+def test_each_tested_sglang_has_a_lock():
+    versions = pytest.importorskip("sglang_patches.versions")
+    locks = [path.read_text() for path in (CHECKOUT / "requirements").glob("*.txt")]
+    assert len(locks) == len(versions.TESTED)
+    for tested in versions.TESTED:
+        assert sum(f"\nsglang=={tested}\n" in lock for lock in locks) == 1

@@ -14,7 +14,9 @@ from tests.unit.plugin.model_config import write_config
 
 pytest.importorskip("sglang")
 
-ENDING = "sglang.srt.managers.scheduler.Scheduler.send_abort_output"
+from sglang_patches import versions  # noqa: E402
+
+ENDING = versions.host.ABORT
 FLAGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 
 # What another plugin may do: its hooks are applied with everybody's, or it applies them itself.

@@ -12,10 +12,13 @@ import pytest
 sglang = pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 
 import sglang_patches  # noqa: E402
-from sglang_patches import plugin  # noqa: E402
-from sglang_patches.host_api import HOST_SYMBOLS, HostSymbol, _resolve, drift_message  # noqa: E402
+from sglang_patches import plugin as plugin_module  # noqa: E402
+from sglang_patches import versions  # noqa: E402
+from sglang_patches.host_api import HOST_SYMBOLS, _resolve, check_host, drift_message, symbols_of  # noqa: E402
+from sglang_patches.versions.rows import HostSymbol  # noqa: E402
+from tests.unit.plugin.resolution import resolve  # noqa: E402
 
-ROWS = {symbol.path for symbol in HOST_SYMBOLS}
+ROWS = {symbol.path for tested in versions.TESTED for symbol in symbols_of(tested)}
 COMMANDS = {
     "sglang.launch_server"
 }  # modules that are started with `python -m`: whoever reads the name sees the error
@@ -40,12 +43,49 @@ def test_drift_names_the_row(symbol, expected):
     assert symbol.path in message and expected in message
 
 
+@pytest.mark.parametrize(
+    ("installed", "table"),
+    [
+        ("0.5.21", "0.5.22"),
+        ("0.5.22", "0.5.22"),
+        ("0.5.22.post1", "0.5.22"),
+        ("0.5.23", "0.5.23"),
+        ("0.6.0", "0.5.23"),
+    ],
+)
+def test_a_version_is_compared_with_the_newest_tested_one_that_is_not_newer(installed, table):
+    assert versions.nearest(installed) == table
+
+
+@pytest.mark.parametrize("other", [tested for tested in versions.TESTED if tested != versions.INSTALLED])
+def test_tables_of_other_versions_do_not_fit(other):
+    wrong = [symbol for symbol, drift in check_host(symbols_of(other)) if drift is not None]
+    assert wrong and set(wrong) <= set(versions.module_of(other).ROWS)
+
+
+def test_a_newer_version_that_fits_starts_and_the_log_says_so(plugin, model_path, monkeypatch, caplog):
+    resolve(model_path("dense"), "hopper")
+    assert "not tested" not in caplog.text
+    monkeypatch.setattr(versions, "INSTALLED", "0.6.0")
+    resolve(model_path("dense"), "hopper")
+    assert "SGLang 0.6.0 was not tested (0.5.22, 0.5.23 were)" in caplog.text
+
+
+def test_a_newer_version_that_does_not_fit_is_refused_by_the_row(plugin, model_path, monkeypatch):
+    monkeypatch.setattr(versions, "INSTALLED", "0.6.0")
+    monkeypatch.delattr("sglang.srt.mem_cache.allocation_sizing.get_alloc_page_size")
+    with pytest.raises(
+        RuntimeError, match=r"SGLang 0\.6\.0 differs from .*\.allocation_sizing\.get_alloc_page_size: missing"
+    ):
+        resolve(model_path("dense"), "hopper")
+
+
 def test_drift_that_stops_the_plugin_itself_names_the_row(monkeypatch):
     assert drift_message() is None  # so that all of SGLang is imported
-    monkeypatch.setattr(plugin, "_registered", False)
+    monkeypatch.setattr(plugin_module, "_registered", False)
     monkeypatch.delattr("sglang.srt.utils.is_cpu")
     with pytest.raises(RuntimeError, match=r"sglang\.srt\.utils\.is_cpu: missing .* the CPU support"):
-        plugin.register()
+        plugin_module.register()
 
 
 def test_every_row_says_why():

@@ -6,10 +6,11 @@ import pytest
 
 pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 
+from sglang.srt.managers import scheduler  # noqa: E402
 from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
 from sglang.srt.managers.scheduler_components import batch_result_processor  # noqa: E402
 
-from sglang_patches.workers.finish_hooks import register_finish_hooks  # noqa: E402
+from sglang_patches.workers.finish_hooks import register_finish_hooks, tell  # noqa: E402
 
 
 @pytest.fixture
@@ -18,18 +19,33 @@ def hooked() -> SimpleNamespace:
     register_finish_hooks()
     register_finish_hooks()
     ended: list[dict] = []
-    return SimpleNamespace(ended=ended, note_request_finished=lambda **request: ended.append(request))
+    worker = SimpleNamespace(ended=ended, note_request_finished=lambda **request: ended.append(request))
+    tell(worker)
+    return worker
 
 
-def test_of_an_abort_once_and_the_client_too(hooked):
+def test_of_an_abort_once_and_the_client_too(hooked, monkeypatch):
+    """The scheduler ends a request that has a priority where it takes none."""
+    monkeypatch.setattr(scheduler, "get_serving", lambda: SimpleNamespace(weight_version="1"))
     told = []
     output = SimpleNamespace(send_output=lambda *output: told.append(output))
-    scheduler = SimpleNamespace(
-        rust_server=None, ipc_channels=SimpleNamespace(send_to_tokenizer=output), draft_worker=hooked
+    host = SimpleNamespace(
+        rust_server=None,
+        ipc_channels=SimpleNamespace(send_to_tokenizer=output),
+        enable_priority_scheduling=False,
+        abort_on_priority_when_disabled=True,
     )
-    req = SimpleNamespace(rid="r")
-    Scheduler.send_abort_output(scheduler, "an abort", req)
-    assert told == [("an abort", req)]
+    host.send_abort_output = lambda *abort: Scheduler.send_abort_output(host, *abort)  # called from 0.5.23 on
+    trace = SimpleNamespace(abort=lambda abort_info: None)
+    req = SimpleNamespace(
+        rid="r",
+        priority=1,
+        weight_version_events=[],
+        output_ids=[],
+        time_stats=SimpleNamespace(trace_ctx=trace),
+    )
+    assert not Scheduler._set_or_validate_priority(host, req)
+    assert [(abort.rid, of) for abort, of in told] == [("r", req)]
     assert hooked.ended == [{"rid": "r", "natural_stop": False}]
 
 
