@@ -13,6 +13,7 @@ from dataclasses import replace
 import grpc
 
 from datastore_service.protocol.tenants import Step, step_by_tenant
+from datastore_service.protocol.types import Reply, Status
 from datastore_service.server import wire
 from datastore_service.server.calls import traced_call
 from datastore_service.server.limits import ServiceLimits
@@ -127,6 +128,7 @@ class _Stream:
         except ValueError as error:
             raise invalid(f"entries: {error}") from error
         self._metrics.engine_seconds.observe(time.perf_counter() - started)
+        self._count_over_budget(hosted, replies)
         message = wire.reply_message(request.step, replies)
         if request.HasField("namespace"):
             message.without_rejected = hosted.engine.limits.refusals == 0
@@ -137,6 +139,11 @@ class _Stream:
         for hosted in (self._hosted, *self._of_tenants.values()):
             if hosted is not None:
                 hosted.leases.stream_broke(self._number, time.monotonic())
+
+    def _count_over_budget(self, hosted: HostedNamespace, replies: list[Reply]) -> None:
+        """Also 0 of them: Prometheus sees an increase only of a counter that it knows."""
+        refused = sum(reply.status is Status.OVER_BUDGET for reply in replies)
+        self._metrics.over_budget.labels(hosted.namespace.model).inc(refused)
 
     def _step_of(self, tenant: str) -> Step | None:
         hosted = self._hosted if not tenant else self._of_tenant(tenant)

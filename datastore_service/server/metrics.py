@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from datastore_service.protocol.tree import Tier
+from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import Namespaces
 
 BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
@@ -15,7 +17,7 @@ BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.00
 class ServiceMetrics:
     """registry: the service's own, so that two services in one process do not collide."""
 
-    def __init__(self, namespaces: Namespaces) -> None:
+    def __init__(self, namespaces: Namespaces, limits: ServiceLimits) -> None:
         self.registry = CollectorRegistry()
         self.step_seconds = Histogram(
             "specstore_step_seconds",
@@ -32,13 +34,24 @@ class ServiceMetrics:
         self.refusals = Counter(
             "specstore_refusals", "Calls refused, by status code", ["code"], registry=self.registry
         )
+        self.over_budget = Counter(
+            "specstore_over_budget",
+            "Entries that a limit on sessions, tokens or tenants refused, or a disk that did not take their output",
+            ["model"],
+            registry=self.registry,
+        )
         self._streams = Gauge("specstore_streams", "Draft streams open", registry=self.registry)
+        self._export("specstore_stream_limit", "Most Draft streams", limits.streams)
+        self._export("specstore_namespace_limit", "Most namespaces", limits.namespaces)
         self.registry.register(_NamespaceCollector(namespaces))
         ProcessCollector(registry=self.registry)
 
     def count_streams(self, streams: Callable[[], int]) -> None:
         """streams: returns how many are open."""
         self._streams.set_function(streams)
+
+    def _export(self, name: str, description: str, limit: int) -> None:
+        Gauge(name, description, registry=self.registry).set(limit)
 
 
 class _NamespaceCollector:
@@ -50,6 +63,7 @@ class _NamespaceCollector:
     def collect(self) -> Iterator[Metric]:
         names = ["model", "tenant"]
         sessions = GaugeMetricFamily("specstore_sessions", "Open sessions", labels=names)
+        session_limit = GaugeMetricFamily("specstore_session_limit", "Most open sessions", labels=names)
         conversations = GaugeMetricFamily(
             "specstore_conversations", "Texts kept for a conversation's next request", labels=names
         )
@@ -70,6 +84,9 @@ class _NamespaceCollector:
         )
         held = GaugeMetricFamily("specstore_bytes", "Bytes a tier holds", labels=[*names, "tier"])
         tokens = GaugeMetricFamily("specstore_tokens", "Tokens a tier holds", labels=[*names, "tier"])
+        token_limit = GaugeMetricFamily(
+            "specstore_token_limit", "Most tokens of a tier that has a limit", labels=[*names, "tier"]
+        )
         segments = GaugeMetricFamily("specstore_segments", "Segments of a tier", labels=[*names, "tier"])
         damaged = GaugeMetricFamily(
             "specstore_damaged_segments",
@@ -89,6 +106,10 @@ class _NamespaceCollector:
         )
         for hosted in self._namespaces:
             stats, labels = hosted.engine.stats(), [hosted.namespace.model, hosted.namespace.tenant]
+            limits = hosted.engine.limits
+            session_limit.add_metric(labels, limits.sessions)
+            token_limit.add_metric([*labels, Tier.SESSION.name.lower()], limits.tokens)
+            token_limit.add_metric([*labels, Tier.LIVE.name.lower()], limits.live_tokens)
             sessions.add_metric(labels, stats.sessions)
             conversations.add_metric(labels, stats.conversations)
             drafts.add_metric(labels, stats.drafts)
@@ -106,4 +127,4 @@ class _NamespaceCollector:
                 drafted.add_metric(of, of_tier.drafted)
                 accepted.add_metric(of, of_tier.accepted)
         yield from (sessions, conversations, drafts, failures, logs, unsynced, log_failures)
-        yield from (held, tokens, segments, damaged, hits, drafted, accepted)
+        yield from (held, tokens, segments, damaged, hits, drafted, accepted, session_limit, token_limit)

@@ -70,7 +70,7 @@ class Service:
         _check_exposure(address, token, allow_remote)
         self._limits = limits or ServiceLimits()
         self.namespaces = Namespaces(new_engine, self._limits, data)
-        self.metrics = ServiceMetrics(self.namespaces)
+        self.metrics = ServiceMetrics(self.namespaces, self._limits)
         self.drafting = Drafting(self.namespaces, self._limits, self.metrics)
         self.history = History(self.namespaces)
         self.page = StatusPage(self.namespaces, self.history, lambda: self.drafting.streams)

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Namespace
 from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
@@ -30,9 +31,11 @@ Exported = dict[str, set[str]]  # names of labels by name of sample
 
 
 def of_the_service() -> Exported:
-    """Read from a service with a namespace and a refused call."""
+    """Read from a service with a worker's namespace and a refused call."""
     with running(token="secret") as service, serving(service) as url:
-        service.namespaces.open(Namespace("model", "t" * 64, "tenant"))
+        worker = GrpcDatastore(service.endpoint, Namespace("model", "t" * 64, "tenant"))
+        assert worker.wait_connected(10.0)
+        worker.close()
         with grpc.insecure_channel(service.endpoint) as channel:
             call = AdminStub(channel).Stats.future(admin_pb2.StatsRequest())
             assert call.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -450,12 +450,37 @@ def test_drain_answers_what_is_in_flight_and_refuses_what_comes_later(monkeypatc
         assert refusal(lambda: stream.ask())[0] is grpc.StatusCode.UNAVAILABLE
 
 
+def metrics_text(service) -> str:
+    with serving(service) as url, urlopen(url + "metrics") as reply:
+        return reply.read().decode()
+
+
+def metric_values(text: str) -> dict[str, str]:
+    return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+
+
+def test_entries_over_a_limit_are_counted_beside_the_limits():
+    limits = Limits(sessions=1, tokens=1000, live_tokens=500)
+    with running(ServiceLimits(streams=3, namespaces=2), engine_limits=limits) as service:
+        stream, names = Stream(service.endpoint), 'model="m",tenant=""'
+        stream.ask(opened("a"))
+        assert float(metric_values(metrics_text(service))['specstore_over_budget_total{model="m"}']) == 0
+        stream.ask({"session": "a", "start": 40}, opened("b"), opened("c"))
+        values = metric_values(metrics_text(service))
+        stream.close()
+    assert float(values['specstore_over_budget_total{model="m"}']) == 2
+    assert float(values["specstore_stream_limit"]) == 3
+    assert float(values["specstore_namespace_limit"]) == 2
+    assert float(values[f"specstore_session_limit{{{names}}}"]) == 1
+    assert float(values[f'specstore_token_limit{{{names},tier="session"}}']) == 1000
+    assert float(values[f'specstore_token_limit{{{names},tier="live"}}']) == 500
+
+
 def test_metrics(service, stream):
     stream.ask(opened("m") | {"budget": BUDGET})
     stream.ask({"session": "m", "start": 40, "tokens": [1, 2, 3, 99]})
-    with serving(service) as url, urlopen(url + "metrics") as reply:
-        text = reply.read().decode()
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    text = metrics_text(service)
+    values = metric_values(text)
     labels = 'model="m",tenant="",tier="session"'
     assert float(values[f"specstore_hits_total{{{labels}}}"]) >= 1
     assert float(values[f"specstore_drafted_tokens_total{{{labels}}}"]) >= 8
