@@ -1,4 +1,4 @@
-# The datastore service alone: the base install, no torch, no SGLang.
+# The datastore service alone: the base install, no torch, no SGLang. LEVEL: of the processors that it runs on.
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE common_ops.py ./
@@ -11,6 +11,7 @@ RUN python -m venv /opt/specstore \
  && /opt/specstore/bin/pip install --no-cache-dir --constraint requirements/lock.txt .
 
 FROM python:3.11-slim
+ARG LEVEL=x86-64-v3
 # The same user as in the engine's image, because the two share a socket.
 RUN useradd --uid 10001 --create-home specstore \
  && install --directory --owner specstore --mode 0700 /cache /data /run/specstore
@@ -18,7 +19,10 @@ COPY --from=build /opt/specstore /opt/specstore
 # Where the service listens and where every other command looks for it.
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_ENDPOINT=unix:/run/specstore/datastore.sock
 USER specstore
-# Compiles the kernels now and not at each container's first start. Another kind of processor compiles them again there.
-RUN python -c "from datastore_service.engine.engine import Engine; Engine(1)"
+# The kernels are compiled now, for all processors of the level, and no container compiles them again: a kernel's file is named after
+# the sources' digest, so the sources' times, which an image rounds, do not count.
+ENV NUMBA_CPU_NAME=$LEVEL NUMBA_CPU_FEATURES="" NUMBA_CACHE_LOCATOR_CLASSES=datastore_service.engine.image.ImageKernels \
+    NUMBA_CACHE_DIR=/home/specstore/.cache/numba
+RUN python -m datastore_service.engine.precompile
 ENTRYPOINT ["specstore"]
 CMD ["serve", "--listen", "unix:/run/specstore/datastore.sock", "--data", "/data"]

@@ -22,6 +22,7 @@ from datastore_service.client import DatastoreError, tokenizer_fingerprint
 from datastore_service.distil.errors import ModelServerError
 from datastore_service.endpoint import Endpoint, parse_endpoint
 from datastore_service.engine.fusion import FusionWeights, Policy
+from datastore_service.engine.processor import check_processor
 from datastore_service.protocol.types import MAX_VOCAB
 from datastore_service.storage.errors import StorageError
 
@@ -83,7 +84,8 @@ def options_of_all_commands(
     version: Annotated[
         bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
     ] = False,
-) -> None: ...
+) -> None:
+    check_processor()
 
 
 @app.command()

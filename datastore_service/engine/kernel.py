@@ -24,10 +24,17 @@ from datastore_service.engine import SOURCES_DIGEST
 
 log = logging.getLogger(__name__)
 
+KERNELS: list[Any] = []  # all entry points whose modules are imported
+
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles an entry point, which releases the GIL, and caches it for exactly this version of the engine's sources."""
     function.__qualname__ += f"_{SOURCES_DIGEST}"
+    KERNELS.append(_compiled(function))
+    return KERNELS[-1]
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
     try:
         return njit(nogil=True, cache=True)(function)
     except RuntimeError:  # no directory is writable

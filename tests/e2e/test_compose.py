@@ -267,6 +267,10 @@ class TestOneInstance:
     def test_no_service_runs_as_root(self, stack, service):
         assert stack.compose("exec", "-T", service, "id", "-u").strip() == "10001"
 
+    def test_the_datastore_s_image_has_every_kernel_for_its_level(self, stack):
+        said = stack.compose("exec", "-T", "datastore", "python", "-m", "datastore_service.engine.precompile")
+        assert re.fullmatch(r"\d+ kernels, 0 compiled, for x86-64-v3\n", said)
+
     def test_the_datastore_s_verbs_as_the_readme_shows_them(self, stack, tmp_path):
         texts = tmp_path / "texts.jsonl"
         texts.write_text('{"text": "The leaves change color in autumn."}\n')

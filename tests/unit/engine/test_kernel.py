@@ -112,6 +112,16 @@ def test_where_the_package_is_read_only_the_cache_is_the_users(package, tmp_path
         assert len(list((tmp_path / place).rglob("packing._pack_*.nbc"))) == 1
 
 
+def test_an_image_s_kernels_outlive_the_rounding_of_the_sources_times(package, tmp_path):
+    image = {"NUMBA_CACHE_LOCATOR_CLASSES": "datastore_service.engine.image.ImageKernels"}
+    for variables, compiled_again in (image, "0\n"), ({}, "1\n"):
+        cache = {"NUMBA_CACHE_DIR": str(tmp_path / f"kernels-{len(variables)}")} | variables
+        os.utime(package / "packing.py", (1_000_000.5, 1_000_000.5))
+        assert python(package, PACK, **cache).stdout == "1\n"
+        os.utime(package / "packing.py", (1_000_000, 1_000_000))
+        assert python(package, PACK, **cache).stdout == compiled_again
+
+
 def test_no_directory_at_all_is_reported_once_and_costs_only_the_cache(package, tmp_path):
     _forbid_cache_in(package)
     (tmp_path / "file").touch()
