@@ -19,8 +19,8 @@ COPY --from=build /opt/specstore /opt/specstore
 # Where the service listens and where every other command looks for it.
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_ENDPOINT=unix:/run/specstore/datastore.sock
 USER specstore
-# The kernels are compiled now, for all processors of the level, and no container compiles them again: a kernel's file is named after
-# the sources' digest, so the sources' times, which an image rounds, do not count.
+# The kernels are compiled now, for all processors of the level, and no container compiles them again. A kernel's file is named
+# after the sources' digest, so it does not matter that an image that is copied has the sources' times rounded.
 ENV NUMBA_CPU_NAME=$LEVEL NUMBA_CPU_FEATURES="" NUMBA_CACHE_LOCATOR_CLASSES=datastore_service.engine.image.ImageKernels \
     NUMBA_CACHE_DIR=/home/specstore/.cache/numba
 RUN python -m datastore_service.engine.precompile

@@ -8,7 +8,7 @@ from datastore_service.engine import SOURCES_DIGEST
 
 
 class ImageKernels(UserProvidedCacheLocator):
-    """In NUMBA_CACHE_DIR, and fresh whatever the sources' times are: a registry rounds those to seconds, and Numba would compile
+    """In NUMBA_CACHE_DIR, and fresh whatever the sources' times are: `docker load` rounds those to seconds, and Numba would compile
     every kernel again. A kernel's name has the digest of its sources."""
 
     def get_source_stamp(self) -> str:
