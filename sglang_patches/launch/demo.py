@@ -1,7 +1,8 @@
 """`make demo`: a page that has the same question answered by plain decoding and by one of specstore's methods.
 
-`python -m sglang_patches.launch.demo [SGLang flags]` reads the variables of `serve`; PORT is the page's. It starts two SGLang servers
-on free ports, both with the flags, and the page server. It stops everything on Ctrl-C, on SIGTERM and when a part ends.
+`python -m sglang_patches.launch.demo [SGLang flags]` reads the variables of `serve`; PORT is the page's. It starts a datastore
+and two SGLang servers, both with the flags, on free ports, and the page server. It stops everything on Ctrl-C, on SIGTERM and when a
+part ends.
 """
 
 import sys
@@ -41,8 +42,9 @@ def plain(settings: Settings) -> Settings:
 
 
 def behind(settings: Settings) -> Settings:
-    """On a free port that the page, which is started later, does not need."""
-    return replace(settings, port=next(port for port in iter(free_port, None) if port != settings.port))
+    """On a free port that the page and the datastore do not need."""
+    taken = settings.port, settings.datastore_port
+    return replace(settings, port=next(port for port in iter(free_port, None) if port not in taken))
 
 
 def page_part(settings: Settings, tokenizer: Path, plain_port: int, method_port: int) -> Part:
@@ -58,7 +60,9 @@ def parts_of(settings: Settings, tokenizer: Path, prior: Path | None, extra: lis
     """In the order of their start. settings: with models and device."""
     flags = [*SHARED_FLAGS, *(GPU_FLAGS if settings.device == "cuda" else ()), *extra]
     servers = {"plain": behind(plain(settings)), "method": behind(settings)}
-    parts = [serve.datastore_part(prior)] if prior and settings.starts_service else []
+    parts = (
+        [serve.datastore_part(prior, settings.datastore_port)] if prior and settings.starts_service else []
+    )
     for name, server in servers.items():
         parts.append(serve.engine_part(name, server, prior if server.needs_prior else None, flags))
     return [*parts, page_part(settings, tokenizer, servers["plain"].port, servers["method"].port)]
@@ -93,4 +97,4 @@ def announce(settings: Settings, seconds: float, logs: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve.main(run))
+    sys.exit(serve.main(run, free_port()))  # `make serve` may have the usual one

@@ -65,6 +65,7 @@ class Settings:
     role: str  # ROLE of an instance behind a router: prefill or decode; "" for an instance that does both
     bootstrap_port: int  # BOOTSTRAP_PORT: where decode instances reach a prefill instance
     ib_device: str  # IB_DEVICE: InfiniBand devices, separated by commas; "" for those that Mooncake finds
+    datastore_port: int = DATASTORE_PORT  # of a service started here
 
     @property
     def has_draft_process(self) -> bool:
@@ -160,9 +161,9 @@ def refuse_taken_ports(settings: Settings) -> None:
     """Raises `SettingsError` for a port that another process holds."""
     if port_taken(settings.port):
         raise SettingsError(f"PORT={settings.port}: the port is taken, give another one")
-    if settings.starts_service and port_taken(DATASTORE_PORT):
+    if settings.starts_service and port_taken(settings.datastore_port):
         raise SettingsError(
-            f"port {DATASTORE_PORT} is taken, which the datastore needs: stop the other one, or DATASTORE=embedded"
+            f"port {settings.datastore_port} is taken, which the datastore needs: stop the other one, or DATASTORE=embedded"
         )
 
 
@@ -229,7 +230,7 @@ def role_flags(role: str, device: str, bootstrap_port: int) -> list[str]:
 
 def endpoint(settings: Settings) -> str:
     """Where the engine finds its datastore."""
-    return f"{HOST}:{DATASTORE_PORT}" if settings.datastore == "grpc" else settings.datastore
+    return f"{HOST}:{settings.datastore_port}" if settings.datastore == "grpc" else settings.datastore
 
 
 def engine_environment(settings: Settings) -> dict[str, str]:
@@ -302,14 +303,14 @@ def run(settings: Settings, extra: list[str]) -> NoReturn:
     settings = with_models(settings)
     prior = build_prior(settings.model) if settings.needs_prior else None
     logs = Path(tempfile.mkdtemp(prefix="specstore-serve-"))
-    parts = [datastore_part(prior)] if prior and settings.starts_service else []
+    parts = [datastore_part(prior, settings.datastore_port)] if prior and settings.starts_service else []
     parts.append(engine_part("engine", settings, prior, extra))
     run_stack(parts, logs, lambda: announce(settings, time.monotonic() - began, logs))
 
 
-def datastore_part(prior: Path) -> Part:
+def datastore_part(prior: Path, port: int) -> Part:
     """The datastore service, to be started first."""
-    return Part("datastore", datastore_command(prior), {}, datastore_healthy)
+    return Part("datastore", datastore_command(prior, port), {}, lambda: datastore_healthy(port))
 
 
 def engine_part(name: str, settings: Settings, prior: Path | None, extra: list[str]) -> Part:
@@ -342,12 +343,13 @@ def _stop(number: int, frame: object) -> None:
     raise SystemExit(0)
 
 
-def main(run: Callable[[Settings, list[str]], NoReturn] = run) -> int:
-    """Runs what the environment asks for. Returns the exit status and prints an error on standard error."""
+def main(run: Callable[[Settings, list[str]], NoReturn] = run, datastore_port: int = DATASTORE_PORT) -> int:
+    """Runs what the environment asks for. Returns the exit status and prints an error on standard error. datastore_port: of a
+    service that it starts."""
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        settings = read_settings(os.environ)
+        settings = replace(read_settings(os.environ), datastore_port=datastore_port)
         refuse_taken_ports(settings)
         run(settings if settings.device else replace(settings, device=detect_device()), sys.argv[1:])
     except (SettingsError, DemoModelError, ChildDiedError) as error:

@@ -58,7 +58,9 @@ def run(settings: Settings, extra: list[str]) -> NoReturn:
     workers = instances(settings, prefills, decodes)
     prior = serve.build_prior(settings.model) if settings.needs_prior else None
     logs = Path(tempfile.mkdtemp(prefix="specstore-serve-"))
-    parts = [serve.datastore_part(prior)] if prior and settings.starts_service else []
+    parts = (
+        [serve.datastore_part(prior, settings.datastore_port)] if prior and settings.starts_service else []
+    )
     for index, worker in enumerate(workers):
         gpu = ["--base-gpu-id", str(index)] if settings.device == "cuda" else []
         name = f"{worker.role}-{index + 1}"

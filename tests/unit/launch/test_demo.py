@@ -41,6 +41,13 @@ def test_one_target_with_and_without_the_method_behind_the_page():
     assert flag(page, "--tokenizer") == str(TOKENIZER)
 
 
+def test_the_datastore_has_a_port_of_its_own_beside_make_serve():
+    own = replace(settings(), datastore_port=7777)
+    started = {part.name: part for part in demo.parts_of(own, TOKENIZER, Path("prior"), [])}
+    assert flag(started["datastore"].command, "--listen") == "127.0.0.1:7777"
+    assert flag(started["method"].command, "--specstore-endpoint") == "127.0.0.1:7777"
+
+
 def test_the_draft_model_is_the_method_s_alone():
     started = parts(ALGORITHM="SAGUARO", DRAFT_MODEL="/models/draft")
     assert flag(started["method"].command, "--speculative-draft-model-path") == "/models/draft"
