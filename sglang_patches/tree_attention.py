@@ -160,7 +160,7 @@ def choose(algorithm: str, server_args: ServerArgs) -> dict[str, object]:
     Raises ValueError that names the flag of an unusable backend given by the user, or the backend that the model needs.
     """
     config = model_config_of(server_args)
-    _refuse_linear_attention(algorithm, config)
+    _refuse_linear_attention(algorithm, config, resolving_view(server_args).device)
     setting = _verifying_setting(server_args)
     given_page_size = server_args._raw_input["page_size"]
     traits = traits_of(config, use_mla_backend(server_args))
@@ -179,8 +179,13 @@ def choose(algorithm: str, server_args: ServerArgs) -> dict[str, object]:
     return {setting.field: FALLBACK} | page_size
 
 
-def _refuse_linear_attention(algorithm: str, config: ModelConfig) -> None:
+def _refuse_linear_attention(algorithm: str, config: ModelConfig, device: str) -> None:
     """Accepts a model with linear-attention layers only if the layers follow tree links."""
-    follows_links = mamba2_config(config) or hybrid_gdn_config(config) or hybrid_kda_config(config)
-    if mambaish_config(config) and not follows_links:
+    if not mambaish_config(config):
+        return
+    if not (mamba2_config(config) or hybrid_gdn_config(config) or hybrid_kda_config(config)):
         raise ValueError(f"{algorithm}: the linear-attention layers of this model cannot verify draft trees")
+    if device == "cpu":
+        raise ValueError(
+            f"{algorithm}: there are no CPU kernels for the linear-attention layers of this model"
+        )

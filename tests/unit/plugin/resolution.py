@@ -24,6 +24,8 @@ PLATFORMS = {
     },
 }
 
+# Its linear-attention layers follow no tree links.
+LIGHTNING = {"architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid"}
 _SIZES = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -82,7 +84,9 @@ MODELS = {
 def write_model(folder: Path, name: str) -> str:
     """A folder with the configuration of one of MODELS and no weights; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_SIZES | MODELS[name]))
+    (folder / "config.json").write_text(
+        json.dumps(_SIZES | (LIGHTNING if name == "lightning" else MODELS[name]))
+    )
     return str(folder)
 
 

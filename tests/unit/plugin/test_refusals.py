@@ -64,6 +64,16 @@ def test_a_draft_device_that_the_target_s_host_has_not_is_refused(model_path, mo
         resolve(model_path("dense"), "hopper", device="cpu", **given)
 
 
+def test_hybrid_models_whose_layers_follow_no_tree_are_refused(model_path):
+    with pytest.raises(ValueError, match="SSSD: the linear-attention layers of this model cannot verify"):
+        resolve(model_path("lightning"), "hopper")
+
+
+def test_hybrid_models_are_refused_on_a_cpu(model_path):
+    with pytest.raises(ValueError, match="SSSD: there are no CPU kernels for the linear-attention layers"):
+        resolve(model_path("hybrid"), "hopper", device="cpu")
+
+
 def test_draft_model_is_refused(model_path):
     path = model_path("dense")
     with pytest.raises(ValueError, match="--speculative-draft-model-path"):
