@@ -34,7 +34,8 @@ def _before_request(manager: TokenizerManager, obj: object, request: Request | N
     """Called for each call of an API, after SGLang has made lists of a batch's fields; again without a request for further samples."""
     if not isinstance(obj, GenerateReqInput):
         return
-    given = [obj.sampling_params] if obj.is_single else obj.sampling_params
+    single = getattr(obj, "is_single", True)  # SGLang does not say so of a further sample
+    given = [obj.sampling_params] if single else obj.sampling_params
     tenants = [_named(sampling) for sampling in given]
     if not _source:
         if any(tenants):
@@ -43,8 +44,9 @@ def _before_request(manager: TokenizerManager, obj: object, request: Request | N
     if request is not None and _source.startswith(HEADER):
         tenants = [_from_header(request, _source.removeprefix(HEADER), tenant) for tenant in tenants]
         named = list(map(_naming, given, tenants))
-        obj.sampling_params = named[0] if obj.is_single else named
-    _divide_prefix_cache(obj, tenants)
+        obj.sampling_params = named[0] if single else named
+    keys = _cache_keys([obj.extra_key] if single else obj.extra_key, tenants)
+    obj.extra_key = keys[0] if single else keys
 
 
 def _named(sampling: dict[str, Any]) -> str:
@@ -77,11 +79,10 @@ def _naming(sampling: dict[str, Any], tenant: str) -> dict[str, Any]:
     return sampling | {"custom_params": custom | {"specstore": wishes | {"tenant": tenant}}}
 
 
-def _divide_prefix_cache(obj: GenerateReqInput, tenants: list[str]) -> None:
+def _cache_keys(given: list[str | None] | None, tenants: list[str]) -> list[str]:
     """Requests share cached prompts only if their `extra_key` is the same. The length keeps a client from writing another's."""
-    given = [obj.extra_key] if obj.is_single else obj.extra_key or [None] * len(tenants)
-    keys = [f"{len(tenant)}:{tenant}:{key or ''}" for tenant, key in zip(tenants, given, strict=True)]
-    obj.extra_key = keys[0] if obj.is_single else keys
+    given = given or [None] * len(tenants)
+    return [f"{len(tenant)}:{tenant}:{key or ''}" for tenant, key in zip(tenants, given, strict=True)]
 
 
 HOOKS: dict[str, Callable] = {

@@ -182,14 +182,15 @@ def test_chunked_prefill_and_the_radix_cache(server, plain, prompts):
     assert shared_prefix["output_ids"] == greedy(plain, long_ids[:300])["output_ids"]
 
 
-def test_a_header_names_the_tenant(server, plain):
-    """The text does not repeat itself: what is drafted of it, and what is cached, comes from who has read it."""
+def test_a_header_names_the_tenant(method, server, plain):
+    """The text does not repeat itself: what is drafted of it, and what is cached, comes from who has read it. The datastore is that of
+    all methods' servers."""
     prompt = [4 + i * i % 29 for i in range(40)]
     wanted = {"frequency_penalty": 0.5, "max_new_tokens": 200, "ignore_eos": True}
     expected = greedy(plain, prompt, **wanted)["output_ids"]
 
     def ask(tenant: str) -> tuple[int, int]:
-        answer = greedy(server, prompt, headers={TENANT_HEADER: tenant}, **wanted)
+        answer = greedy(server, prompt, headers={TENANT_HEADER: f"{method.name}-{tenant}"}, **wanted)
         assert answer["output_ids"] == expected
         return answer["meta_info"]["spec_verify_ct"], answer["meta_info"]["cached_tokens"]
 

@@ -95,14 +95,14 @@ def test_text_is_drafted_for_its_own_tenant_alone(server, stack, plain):
     assert steps(other, publish=False) > 0.6 * before  # a draft model's drafts come sooner or later
 
 
-def test_a_header_names_the_tenant_to_both_instances(stack, plain):
+def test_a_header_names_the_tenant_to_both_instances(method, stack, plain):
     """Through the router, on a prompt that no other test has."""
     prompt = [3 + i * i % 31 for i in range(9)]
     wanted = {"temperature": 0, "frequency_penalty": 0.5, "max_new_tokens": 200, "ignore_eos": True}
     (expected,) = outputs(plain, [prompt], **wanted)
 
     def steps(tenant: str) -> int:
-        answer = stack.generate(prompt, headers={TENANT_HEADER: tenant}, **wanted)
+        answer = stack.generate(prompt, headers={TENANT_HEADER: f"{method.name}-{tenant}"}, **wanted)
         assert answer["output_ids"] == expected
         return answer["meta_info"]["spec_verify_ct"]
 

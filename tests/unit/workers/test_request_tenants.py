@@ -1,5 +1,6 @@
 """The tenant of a request, through SGLang's own functions, hooked."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -30,14 +31,18 @@ def answering(plugin, model_path, monkeypatch):
     return start
 
 
+def manager() -> SimpleNamespace:
+    """As far as a request's state needs one."""
+    return SimpleNamespace(enable_trace=False, rid_to_state={}, disaggregation_mode=None)
+
+
 def sent(body: dict | None = None, header: str | None = None, **fields: object) -> GenerateReqInput:
     """A request as SGLang has it when it makes its state."""
     sampling = {"sampling_params": {"custom_params": {"specstore": body}}} if body is not None else {}
     obj = GenerateReqInput(**{"text": "a question", **sampling, **fields})
     obj.normalize_batch_and_arguments()
     request = SimpleNamespace(headers=Headers({} if header is None else {HEADER: header}))
-    manager = SimpleNamespace(enable_trace=False, rid_to_state={}, disaggregation_mode=None)
-    TokenizerManager._init_req_state(manager, obj, request)
+    TokenizerManager._init_req_state(manager(), obj, request)
     return obj
 
 
@@ -53,6 +58,17 @@ def test_a_header_names_the_tenant_of_every_request_of_a_batch(answering):
     batch = sent(text=["one", "two"], header="acme", sampling_params={"n": 1})
     assert [tenant(each) for each in batch.sampling_params] == ["acme", "acme"]
     assert tenant(sent().sampling_params) == ""
+
+
+def test_further_samples_of_a_prompt_are_their_tenant_s(answering):
+    """SGLang makes the state of each by itself, from a copy without a request."""
+    answering(FROM_HEADER)
+    several = sent(header="acme", sampling_params={"n": 3})
+    sample = copy.copy(several[0])
+    sample.regenerate_rid()
+    TokenizerManager._init_req_state(manager(), sample)
+    assert tenant(several[0].sampling_params) == tenant(sample.sampling_params) == "acme"
+    assert several[0].extra_key == sent(header="acme").extra_key
 
 
 def test_what_a_request_asks_for_besides_stays(answering):
