@@ -51,9 +51,14 @@ def _before_request(manager: TokenizerManager, obj: object, request: Request | N
 
 def _named(sampling: dict[str, Any]) -> str:
     """The tenant in `custom_params`, "" for none. Raises ValueError for anything but a name."""
-    wishes = (sampling.get("custom_params") or {}).get("specstore") or {}
-    tenant = wishes.get("tenant", "") if isinstance(wishes, dict) else ""
-    return _checked(tenant, FIELD)
+    custom = _object(sampling.get("custom_params"), "custom_params")
+    return _checked(_object(custom.get("specstore"), "custom_params.specstore").get("tenant", ""), FIELD)
+
+
+def _object(value: object, field: str) -> dict[str, Any]:
+    if not isinstance(value or {}, dict):
+        raise ValueError(f"{field}: {value!r} is not an object")
+    return value or {}  # type: ignore[return-value]
 
 
 def _checked(tenant: object, field: str) -> str:

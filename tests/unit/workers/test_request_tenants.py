@@ -112,6 +112,16 @@ def test_what_is_no_name_is_refused(answering, name, message):
             sent(header=name)
 
 
+@pytest.mark.parametrize("source", ["", FROM_BODY, FROM_HEADER])
+@pytest.mark.parametrize(
+    ("custom", "field"), [(["x"], "custom_params"), ({"specstore": "x"}, "custom_params.specstore")]
+)
+def test_what_is_no_object_is_refused(answering, source, custom, field):
+    answering(source)
+    with pytest.raises(ValueError, match=f"^{field}: .* is not an object"):
+        sent(header="acme", sampling_params={"custom_params": custom})
+
+
 def test_a_server_of_one_tenant_takes_none_from_requests(answering):
     answering("")
     with pytest.raises(ValueError, match="takes no tenants from requests"):
