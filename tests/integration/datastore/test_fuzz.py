@@ -512,6 +512,7 @@ def expected_replies(
 def reply_to(request: drafting_pb2.DraftRequest, replies: Sequence[Reply]) -> drafting_pb2.DraftReply:
     message = server_wire.reply_message(request.step, replies)
     message.without_rejected = request.HasField("namespace")  # this service has no rejected tier
+    message.tenants = request.HasField("namespace")
     return message
 
 
