@@ -8,17 +8,15 @@ Prompts come from a file of pairs (benchmarks.beside.models), which also says wh
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.beside.costs import DraftTimes, TargetTimes, Watch
 from benchmarks.beside.forecast import Forecaster, with_first_token
-from benchmarks.beside.servers import ALGORITHMS, BESIDE, DRAFT_CORE, VARIANTS, Setup, pin, server_spec
+from benchmarks.beside.servers import ALGORITHMS, BESIDE, VARIANTS, Setup, all_running, rotated, say
 from benchmarks.beside.summary import records_of, summarise
 from benchmarks.beside.window import decode, window
 from benchmarks.emulated_latency import AdjustableLatency
@@ -86,27 +84,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
-@contextlib.contextmanager
-def all_running(given: argparse.Namespace, setup: Setup, folder: Path) -> Iterator[dict[str, SglangServer]]:
-    """The servers, each on its core once all are up; this process on the draft model's. One starts after the other: a server takes
-    what another one loads meanwhile for its own weights, and finds no room for its KV cache."""
-    with contextlib.ExitStack() as stack:
-        servers = {}
-        for variant in given.variants:
-            servers[variant] = SglangServer(server_spec(variant, setup), folder / f"{variant}.log")
-            stack.callback(servers[variant].stop)
-            servers[variant].wait_until_healthy()
-            say(f"{variant} is up")
-        for variant, server in servers.items():
-            pin(variant, server)
-        os.sched_setaffinity(0, {DRAFT_CORE})
-        yield servers
-
-
-def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
 class Run:
     """servers: by variant. latency: None where the target's own is measured."""
 
@@ -169,7 +146,7 @@ class Run:
         chosen = self._group(batch, group)
         said = []
         forecast = {FORECASTS[variant]: variant for variant in self._ours}
-        for variant in (*_rotated(FIRST, turn), *forecast, *_rotated((*BESIDE, "standalone"), turn)):
+        for variant in (*rotated(FIRST, turn), *forecast, *rotated((*BESIDE, "standalone"), turn)):
             if variant in forecast:
                 record = self._forecast(forecast[variant], chosen)
             elif variant in self._servers:
@@ -238,11 +215,6 @@ class Run:
             self._latency.set(milliseconds)
 
 
-def _rotated(names: Sequence[str], turn: int) -> list[str]:
-    at = turn % len(names)
-    return [*names[at:], *names[:at]]
-
-
 def _agreement(tokens: Sequence[int], pair: Pair) -> int:
     """How many leading tokens of an answer are the recorded ones."""
     recorded = [pair.prompt[-1], *pair.tokens]
@@ -285,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             given.early_exit,
         )
         try:
-            with all_running(given, setup, folder) as servers:
+            with all_running(given.variants, setup, folder) as servers:
                 run = Run(given, servers, latency, pairs, corpus, journal, exit)
                 run.warm_up()
                 run.measure_all()

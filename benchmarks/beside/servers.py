@@ -18,6 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +41,8 @@ KV_TOKENS = 4096
 class Setup:
     """dtype: of both models. nodes: drafted tokens a step, and of the draft process after each guess. rows: of a draft forward.
     phrase: tokens of a datastore that it checks in one (DOUBLE). length: whether all are verified (static) or as many as pay
-    (adaptive). prior: directory of `specstore build`. early_exit: file of the target's (MIRROR), None without."""
+    (adaptive). prior: directory of `specstore build`. early_exit: file of the target's (MIRROR), None without. tokens: of each KV
+    cache, the target's and the draft model's."""
 
     model: Path
     draft: Path
@@ -51,6 +55,7 @@ class Setup:
     batch: int
     environment: dict[str, str]
     early_exit: Path | None = None
+    tokens: int = KV_TOKENS
 
 
 def server_spec(variant: str, setup: Setup) -> ServerSpec:
@@ -60,7 +65,7 @@ def server_spec(variant: str, setup: Setup) -> ServerSpec:
     )
     process = (
         *("--specstore-draft-rows", str(setup.rows), "--specstore-draft-lookahead", str(setup.nodes)),
-        *("--specstore-draft-tokens", str(KV_TOKENS), "--specstore-draft-phrase", str(setup.phrase)),
+        *("--specstore-draft-tokens", str(setup.tokens), "--specstore-draft-phrase", str(setup.phrase)),
     )
     flags = {"sssd": ours} | dict.fromkeys(BESIDE, (*ours, *process))
     flags["mirror"] += ("--specstore-early-exit", str(setup.early_exit))
@@ -75,7 +80,7 @@ def server_spec(variant: str, setup: Setup) -> ServerSpec:
         flags=(*flags.get(variant, ()), "--enable-metrics"),
         environment={**setup.environment, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"},
         max_running_requests=setup.batch,
-        max_total_tokens=KV_TOKENS,
+        max_total_tokens=setup.tokens,
     )
 
 
@@ -92,3 +97,30 @@ def pin(variant: str, server: SglangServer) -> None:
             for thread in process.threads():
                 with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                     os.sched_setaffinity(thread.id, cores)
+
+
+@contextlib.contextmanager
+def all_running(variants: Sequence[str], setup: Setup, folder: Path) -> Iterator[dict[str, SglangServer]]:
+    """The servers, each on its core once all are up; this process on the draft model's. One starts after the other: a server takes
+    what another one loads meanwhile for its own weights, and finds no room for its KV cache."""
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for variant in variants:
+            servers[variant] = SglangServer(server_spec(variant, setup), folder / f"{variant}.log")
+            stack.callback(servers[variant].stop)
+            servers[variant].wait_until_healthy()
+            say(f"{variant} is up")
+        for variant, server in servers.items():
+            pin(variant, server)
+        os.sched_setaffinity(0, {DRAFT_CORE})
+        yield servers
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def rotated(names: Sequence[str], turn: int) -> list[str]:
+    """The same names, begun with another each turn: no variant is always the first."""
+    at = turn % len(names)
+    return [*names[at:], *names[:at]]

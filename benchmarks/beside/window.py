@@ -18,15 +18,20 @@ import requests
 from sglang_patches.launch.servers import SglangServer, StreamFailedError
 
 ABORT_SECONDS = 60.0
+# No answer may end by itself: its last step is sent as soon as it is known, every other one when the next forward is under way, and
+# a part that ends with a last step is timed too short by a step.
+BEYOND = 64
 
 
 @dataclass(frozen=True)
 class Course:
-    """times: when each chunk of an answer came, a chunk a step. counts: its tokens until then. tokens: the answer."""
+    """times: when each chunk of an answer came, a chunk a step. counts: its tokens until then. tokens: the answer. asked: when the
+    request was sent."""
 
     times: list[float]
     counts: list[int]
     tokens: list[int]
+    asked: float = 0.0
 
 
 def window(courses: Sequence[Course], warm: int, until: int) -> dict:
@@ -58,13 +63,16 @@ def _when(course: Course, tokens: int) -> float:
     )
 
 
-def decode(server: SglangServer, prompts: Sequence[Sequence[int]], until: int) -> list[Course]:
-    """Answers of all prompts at once, greedy, cut when one has `until` tokens. Raises requests.HTTPError."""
+def decode(
+    server: SglangServer, prompts: Sequence[Sequence[int]], until: int, temperature: float = 0.0
+) -> list[Course]:
+    """Answers of all prompts at once, cut when one has `until` tokens. Raises requests.HTTPError."""
     done = threading.Event()
 
     def answer(prompt: Sequence[int]) -> Course:
         times, counts, tokens = [], [], []
-        with contextlib.closing(_stream(server, prompt, until, done)) as events:
+        asked = time.perf_counter()
+        with contextlib.closing(_stream(server, prompt, until, temperature, done)) as events:
             for event in events:
                 times.append(time.perf_counter())
                 tokens = event["output_ids"]
@@ -72,15 +80,22 @@ def decode(server: SglangServer, prompts: Sequence[Sequence[int]], until: int) -
                 if len(tokens) >= until and not done.is_set():
                     done.set()
                     _abort_all(server)
-        return Course(times, counts, tokens)
+        return Course(times, counts, tokens, asked)
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(answer, prompts))
 
 
-def _stream(server: SglangServer, prompt: Sequence[int], until: int, done: threading.Event):
+def _stream(
+    server: SglangServer, prompt: Sequence[int], until: int, temperature: float, done: threading.Event
+):
     # A step may emit more than is asked for, and the others go on until they are told.
-    sampling = {"temperature": 0, "max_new_tokens": until, "ignore_eos": True, "stream_interval": 1}
+    sampling = {
+        "temperature": temperature,
+        "max_new_tokens": until + BEYOND,
+        "ignore_eos": True,
+        "stream_interval": 1,
+    }
     try:
         yield from server.stream(prompt, **sampling)
     except StreamFailedError:

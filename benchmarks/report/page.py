@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report import beside, drafting, pipelining, replaying, serving
+from benchmarks.report import beside, drafting, pipelining, replaying, serving, under_loads
 from benchmarks.report.manifest import command
 from benchmarks.report.markdown import in_order
 from benchmarks.report.statistics import FEW
@@ -82,6 +82,8 @@ def page(run: Run) -> str:
         lines += drafting.tables(record, partial(run.picture, name))
     for name, record in run.of("beside").items():
         lines += beside.tables(record, partial(run.picture, name))
+    for name, record in run.of("beside.loads").items():
+        lines += under_loads.tables(record, partial(run.picture, name))
     for kind, tables in COSTS.items():
         for name, record in run.of(kind).items():
             lines += [*tables(record), *run.picture(name, "", name)]

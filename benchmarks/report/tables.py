@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.report import beside, carrying, costs, drafting, pipelining, replaying, serving
+from benchmarks.report import beside, carrying, costs, drafting, pipelining, replaying, serving, under_loads
 
 COSTS = {
     "engine": costs.engine,
@@ -21,6 +21,7 @@ TABLES = COSTS | {
     "pipeline": pipelining.tables,
     "draft_trace": drafting.tables,
     "beside": beside.tables,
+    "beside.loads": under_loads.tables,
 }
 
 
