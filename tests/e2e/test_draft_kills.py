@@ -5,26 +5,21 @@ It reports how long a step took with kills, without them, and in plain decoding.
 
 from __future__ import annotations
 
-import itertools
-import threading
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import psutil
 import pytest
-import requests
 
 from sglang_patches.launch.metrics import metric
-from sglang_patches.launch.servers import Endpoint, ServerSpec
-from tests.support.servers import SglangServer, draft_processes, running
+from sglang_patches.launch.servers import ServerSpec
+from tests.support.load import GREEDY, REQUESTS, Load, drafts_of, is_up, pid_of_draft
+from tests.support.servers import SglangServer, running
 from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_model import texts_of, write_spelling_model
 from tests.waiting import eventually
 
-REQUESTS, STREAMED = 8, 2  # at a time; of these so many are streamed, which shows each step's time
-PROMPTS, TOKENS = 16, 300
-GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+PROMPTS = 16
 FLAGS = ("--enable-metrics", "--context-length", "1024")
 # The datastore would learn the answers, which come again and again. The length is fixed, or a busy machine may verify no drafts.
 DRAFTING = ("--specstore-endpoint", "embedded", "--specstore-publish", "off", "--specstore-length", "static")
@@ -33,61 +28,8 @@ CALM_SECONDS = 30.0  # of load without a kill
 AT_ONCE = 3  # kills as soon as the process is ready; the delay before the next start doubles
 HEALTHY_SECONDS = 11.0  # that it lives before the other kills: the delay is the first again
 PATIENCE = 300.0  # with a start on a busy machine
-SILENCE = 300.0  # without a byte, which comes at the end of what is not streamed: a request hangs
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
-
-
-class Load:
-    """So many greedy requests at a time until its end, each compared with plain decoding's answer. expected: its answers by their
-    prompts. gaps: begin and end, by monotonic, of each time between two pieces of a streamed answer. faults: in words. answers: how many there were."""
-
-    def __init__(self, server: SglangServer, expected: dict[tuple[int, ...], list[int]]) -> None:
-        self.gaps: list[tuple[float, float]] = []
-        self.faults: list[str] = []
-        self.answers = 0
-        self._server, self.expected = Endpoint(server.url, SILENCE), expected
-        self._prompts = itertools.cycle(expected)
-        self._over = threading.Event()
-        self._clients = [
-            threading.Thread(target=self._ask, args=(at < STREAMED,), daemon=True) for at in range(REQUESTS)
-        ]
-
-    def __enter__(self) -> Load:
-        for client in self._clients:
-            client.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for client in self._clients:
-            client.join(2 * SILENCE)
-        assert not any(client.is_alive() for client in self._clients), "a request hangs"
-
-    def seconds(self) -> np.ndarray:
-        return np.array([end - begin for begin, end in self.gaps])
-
-    def longest_around(self, moments: Sequence[float]) -> list[float]:
-        """Of each moment that falls into gaps the longest of them, in seconds."""
-        around = ([end - begin for begin, end in self.gaps if begin <= at <= end] for at in moments)
-        return [max(gaps) for gaps in around if gaps]
-
-    def _ask(self, streamed: bool) -> None:
-        while not self._over.is_set():
-            prompt = next(self._prompts)
-            try:
-                said = self._stream(prompt) if streamed else self._server.generate(prompt, **GREEDY)
-            except requests.RequestException as error:
-                self.faults.append(f"request failed: {error}")
-                return
-            if said["output_ids"] != self.expected[prompt]:
-                self.faults.append(f"wrong answer to {prompt}: {said['output_ids']}")
-            self.answers += 1
-
-    def _stream(self, prompt: Sequence[int]) -> dict:
-        pieces = [(time.monotonic(), piece) for piece in self._server.stream(prompt, **GREEDY)]
-        self.gaps += itertools.pairwise(moment for moment, _ in pieces)
-        return pieces[-1][1]
 
 
 @pytest.fixture(scope="module")
@@ -158,23 +100,8 @@ def watch(server: SglangServer, seconds: float) -> None:
         time.sleep(0.5)
 
 
-def pid_of_draft(server: SglangServer) -> int:
-    """0 if there is none."""
-    return next((process.pid for process in draft_processes(server)), 0)
-
-
-def is_up(server: SglangServer) -> bool:
-    return metric(server.url, "specstore_draft_up") == 1
-
-
 def restarts(server: SglangServer) -> float:
     return metric(server.url, "specstore_draft_restarts_total")
-
-
-def drafts_of(server: SglangServer) -> float:
-    """Trees that the draft process has given, in time or waited for."""
-    results = ("hit", "waited")
-    return sum(metric(server.url, "specstore_speculation_lookups_total", result=of) for of in results)
 
 
 def described(seconds: np.ndarray) -> str:
