@@ -164,16 +164,20 @@ class Run:
         """In rounds, each of which has every load, ratio and batch size."""
         until = time.monotonic() + 60 * self._given.minutes
         for turn in itertools.count():
-            for speed in self._given.speed:
+            for speed, batch in itertools.product(self._given.speed, self._given.batch):
                 self._latency.set(speed * self._full_forward_ms)
-                for variant in self._given.variants[1:]:
-                    self._answer(variant, self._requests[self._given.loads[0]][:1], SETTLING)
-                for batch, load in itertools.product(self._given.batch, self._given.loads):
+                self._learn(batch)
+                for load in self._given.loads:
                     if time.monotonic() > until:
                         say("the time is up")
                         return
                     for group in self._groups(batch, turn):
                         self._group(load, speed, batch, group)
+
+    def _learn(self, batch: int) -> None:
+        """Step times of this ratio and batch size, with the first load's last prompts."""
+        for variant in self._given.variants[1:]:
+            self._answer(variant, self._requests[self._given.loads[0]][-batch:], SETTLING)
 
     def _groups(self, batch: int, turn: int) -> range:
         """Numbers of the groups of a round, each of which stands for `batch` prompts."""
