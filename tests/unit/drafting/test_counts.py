@@ -42,8 +42,9 @@ def test_verified_tokens_are_counted_by_who_proposed_them():
     requests = [RequestState] * 2  # any two
     emitted = [np.array(tokens, np.int32) for tokens in ([5, 7, 9], [4])]
     outcomes = settle(requests, [tree, tree], [3, 3], emitted)
-    before = values(verified.VERIFIED), values(verified.ACCEPTED)
+    before, total = (values(verified.VERIFIED), values(verified.ACCEPTED)), verified.total()
     verified.count(outcomes)
+    assert verified.total() == total + 8
     assert since(verified.VERIFIED, before[0]) == {"draft_model": 4, "prior": 2, "session": 2}
     assert since(verified.ACCEPTED, before[1]) == {"draft_model": 1, "prior": 1}
 
