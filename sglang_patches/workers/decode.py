@@ -146,7 +146,10 @@ class DecodeWorker(TreeWorker):
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
         context_length = self.last_position + 1
         view, namespace = resolving_view(self.server_args), namespace_of(self.server_args, self.options)
-        settings = draft_settings(view, self.options, self.method, namespace, context_length, vocab_size)
+        replica = get_parallel().dp_rank or 0  # None without data parallelism
+        settings = draft_settings(
+            view, self.options, self.method, namespace, context_length, vocab_size, replica
+        )
         return start_draft_process(settings)
 
     def _sampling_of(self, state: RequestState) -> Sampling:

@@ -56,30 +56,40 @@ class DraftSettings:
         return cls(**vars(parser.parse_args()))
 
 
-def draft_device(options: Options, view: ServerArgs, method: Method) -> str:
-    """Where the draft model runs. view: the resolved arguments. Raises ValueError for a device that this host cannot have."""
+def draft_device(options: Options, view: ServerArgs, method: Method, replica: int = 0) -> str:
+    """Where the draft model of a replica runs. view: the resolved arguments. Raises ValueError for a device that this host cannot
+    have."""
     kind, device = view.device, options.draft_device or method.draft_device
     if not device:
-        return "cpu" if kind == "cpu" else f"{kind}:{view.base_gpu_id + view.tp_size}"
+        return "cpu" if kind == "cpu" else f"{kind}:{view.base_gpu_id + view.dp_size * _span(view) + replica}"
     if device != "cpu" and device.partition(":")[0] != kind:
         raise ValueError(f"specstore option draft_device: {device} with a target on {kind}")
     return device
 
 
-def draft_cores(device: str, view: ServerArgs) -> list[int]:
-    """The cores of a draft model on the CPU beside an accelerator: half of those that the server may use. The engine's threads keep
-    all of them. None where nothing is pinned."""
+def draft_cores(device: str, view: ServerArgs, replica: int = 0) -> list[int]:
+    """The cores of a draft model on the CPU beside an accelerator: half of those that the server may use, of which every replica's has
+    a part. The engine's threads keep all of them. None where nothing is pinned."""
     if device != "cpu" or view.device == "cpu":
         return []
     cores = sorted(os.sched_getaffinity(0))
-    return cores[len(cores) // 2 :]
+    free = cores[len(cores) // 2 :]
+    each = max(1, len(free) // view.dp_size)
+    begin = replica * each % len(free)
+    return free[begin : begin + each]
 
 
-def _devices_of_target(view: ServerArgs) -> list[str]:
-    """None on a CPU: there the operating system gives both processes their share."""
+def _span(view: ServerArgs) -> int:
+    """Devices from one replica's first to the next one's."""
+    return view.tp_size * view.gpu_id_step
+
+
+def _devices_of_target(view: ServerArgs, replica: int) -> list[str]:
+    """Of a replica. None on a CPU: there the operating system gives both processes their share."""
     if view.device == "cpu":
         return []
-    return [f"{view.device}:{view.base_gpu_id + rank}" for rank in range(view.tp_size)]
+    first = view.base_gpu_id + replica * _span(view)
+    return [f"{view.device}:{first + rank * view.gpu_id_step}" for rank in range(view.tp_size)]
 
 
 def draft_settings(
@@ -89,9 +99,10 @@ def draft_settings(
     namespace: Namespace,
     context_length: int,
     vocabulary: int,
+    replica: int = 0,
 ) -> DraftSettings:
-    """Of a server. view: its resolved arguments. context_length, vocabulary: the target's."""
-    device = draft_device(options, view, method)
+    """Of a replica of a server (`--dp-size`). view: its resolved arguments. context_length, vocabulary: the target's."""
+    device = draft_device(options, view, method, replica)
     return DraftSettings(
         method=method.name,
         model_path=str(view.speculative_draft_model_path),
@@ -105,8 +116,8 @@ def draft_settings(
         fingerprint=namespace.tokenizer,
         context_length=context_length,
         vocabulary=vocabulary,
-        serial=device in _devices_of_target(view),
-        cores=",".join(map(str, draft_cores(device, view))),
+        serial=device in _devices_of_target(view, replica),
+        cores=",".join(map(str, draft_cores(device, view, replica))),
         dtype=view.dtype,
         trust_remote_code=view.trust_remote_code,
     )

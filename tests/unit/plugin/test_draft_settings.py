@@ -17,10 +17,10 @@ from tests.unit.plugin.resolution import resolve  # noqa: E402
 pytestmark = pytest.mark.usefixtures("plugin")
 
 
-def settings_of(path, device="", name="DOUBLE", **given):
+def settings_of(path, device="", name="DOUBLE", replica=0, **given):
     view = resolve(path, "hopper", speculative_algorithm=name, speculative_draft_model_path=path, **given)
     namespace = Namespace("m", "f" * 64)
-    return draft_settings(view, Options(draft_device=device), METHODS[name], namespace, 4096, 1000)
+    return draft_settings(view, Options(draft_device=device), METHODS[name], namespace, 4096, 1000, replica)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,37 @@ def settings_of(path, device="", name="DOUBLE", **given):
 def test_a_draft_model_on_a_device_of_the_target_gives_way(model_path, device, given, expected, serial):
     settings = settings_of(model_path("dense"), device, **given)
     assert (settings.device, settings.serial) == (expected, serial)
+
+
+@pytest.mark.parametrize(
+    ("device", "replica", "given", "expected", "serial"),
+    [
+        ("", 0, {"dp_size": 2}, "cuda:2", False),
+        ("", 1, {"dp_size": 2}, "cuda:3", False),
+        ("", 1, {"dp_size": 2, "tp_size": 2, "base_gpu_id": 1}, "cuda:6", False),
+        ("", 1, {"dp_size": 2, "gpu_id_step": 2}, "cuda:5", False),
+        ("cuda:1", 1, {"dp_size": 2}, "cuda:1", True),
+        ("cuda:1", 0, {"dp_size": 2}, "cuda:1", False),
+        ("cuda:2", 1, {"dp_size": 2, "gpu_id_step": 2}, "cuda:2", True),
+        ("cuda:1", 0, {"tp_size": 2, "gpu_id_step": 2}, "cuda:1", False),
+    ],
+)
+def test_each_replica_has_a_draft_device_that_no_target_has(
+    model_path, device, replica, given, expected, serial
+):
+    settings = settings_of(model_path("dense"), device, replica=replica, **given)
+    assert (settings.device, settings.serial) == (expected, serial)
+
+
+def test_replicas_share_the_cores_of_draft_models(model_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    path = model_path("dense")
+    assert [settings_of(path, "cpu", replica=replica, dp_size=2).cores for replica in (0, 1)] == [
+        "4,5",
+        "6,7",
+    ]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert [settings_of(path, "cpu", replica=replica, dp_size=2).cores for replica in (0, 1)] == ["1", "1"]
 
 
 def test_a_draft_model_on_the_cpu_of_a_host_with_a_gpu_has_half_of_the_cores(model_path, monkeypatch):
