@@ -102,6 +102,8 @@ class Speculation:
         self._states: dict[str, RequestState] = {}
         self._over: set[RequestState] = set()
         self._lost: dict[str, None] = {}  # sessions to be opened again, in order
+        self._read: set[str] = set()  # sessions that the draft model has drafted for: it has read their texts
+        self._waited = 0.0  # seconds, in the last look-up
         self._lock = threading.RLock()
         self._flight: Flight | None = None  # that a courier may tell of
         # What a courier told of, and the worker has not read: tokens before the step, and its own.
@@ -183,7 +185,8 @@ class Speculation:
         patience: Callable[[Sequence[RequestState], Sequence[int]], Patience],
     ) -> list[DraftTree]:
         """A tree for each request, empty where the outcome was not foreseen. depths: most levels of its tree. patience: how long
-        to wait for the missing trees, given the requests and the rows of the missing trees."""
+        to wait for the missing trees, given the requests and the rows of the missing trees. Nothing waits for the draft model to read
+        a prompt: that takes it many times as long as a draft."""
         with self._lock:
             self._flight = None
             self.open([state for state in states if self._must_open(state)])
@@ -193,12 +196,14 @@ class Speculation:
             missing = [
                 row for row, depth in enumerate(depths) if self._missing(states[row], trees[row], depth)
             ]
-            seconds, nodes = patience(states, missing)
-            until = self._now() + seconds
-            while any(len(trees[row]) < min(nodes, depths[row], self._nodes) for row in missing):
-                if (wait := until - self._now()) <= 0 or not self._take(wait):
+            awaited = [row for row in missing if states[row].session in self._read]
+            seconds, nodes = patience(states, awaited)
+            began = self._now()
+            while any(len(trees[row]) < min(nodes, depths[row], self._nodes) for row in awaited):
+                if (wait := began + seconds - self._now()) <= 0 or not self._take(wait):
                     break
                 trees = self._trees(states, depths)
+            self._waited = self._now() - began
         for row, tree in enumerate(trees):
             if states[row] not in self._over:
                 (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
@@ -219,6 +224,11 @@ class Speculation:
             early, self._early = self._early, None
             if early is not None and early[0] is states:
                 self.expected(*early)
+
+    def seconds_waited(self) -> float:
+        """In the look-up before this launch; 0 if there was none."""
+        waited, self._waited = self._waited, 0.0
+        return waited
 
     @property
     def looked_up(self) -> bool:
@@ -288,6 +298,7 @@ class Speculation:
 
     def _forget(self, state: RequestState) -> None:
         self._cache.close(state.session)
+        self._read.discard(state.session)
         self._states.pop(state.session, None)
         self._shown.discard(state)
         self._proposed.pop(state, None)
@@ -302,6 +313,7 @@ class Speculation:
         self._over.discard(state)
         self._told.pop(state, None)
         trie = self._cache.open(state.session, state.settled)
+        self._read.discard(state.session)
         self._states[state.session] = state
         text, sampling = state.text.between(0, state.settled), self._sampling_of(state)
         published_from = state.opening.prompt_length if state.opening.publish else None
@@ -311,9 +323,10 @@ class Speculation:
         """Puts growth into the cache; whether anything came."""
         answers = self._channel.collect(seconds)
         for answer in answers:
-            whole = isinstance(answer, Growth) and self._cache.grow(answer)
-            if not whole:
+            if not (isinstance(answer, Growth) and self._cache.grow(answer)):
                 self._lost[answer.session] = None
+            elif answer.session in self._cache:
+                self._read.add(answer.session)
         return bool(answers)
 
     def _open_lost(self) -> None:

@@ -236,7 +236,8 @@ class DecodeWorker(TreeWorker):
             state.tree = tree.first(width - 1)
         if self.speculation is not None:
             self.speculation.verification_launched(states)
-        finished = self.policy.step_started(len(trees), width, not batch.after_idle_gap, began)
+        waited = self.speculation.seconds_waited() if self.speculation is not None else 0.0
+        finished = self.policy.step_started(len(trees), width, not batch.after_idle_gap, began, waited)
         if finished is not None:
             observe_step(*finished)
         self._sweep()

@@ -169,11 +169,17 @@ class LengthPolicy:
         return [self.widths[0], *wider]
 
     def step_started(
-        self, batch: int, width: int, comparable: bool = True, at: float | None = None
+        self,
+        batch: int,
+        width: int,
+        comparable: bool = True,
+        at: float | None = None,
+        waited: float = 0.0,
     ) -> tuple[int, int, float] | None:
         """Called after a decode step's forward was launched. The time since the previous launch is the previous step's time.
         comparable: False if something else ran in between (a prefill, an idle gap). at: time of the launch by perf_counter,
-        None for now. Returns the previous step's batch, width and seconds if they count."""
+        None for now. waited: seconds before it in which the draft side was waited for, which say nothing of a width. Returns the
+        previous step's batch, width and seconds, waiting and all, if they count."""
         now = time.perf_counter() if at is None else at
         finished = None
         if not comparable:
@@ -181,7 +187,7 @@ class LengthPolicy:
         elif self._started is not None:
             started, last_batch, last_width = self._started
             finished = last_batch, last_width, now - started
-            self.times.observe(*finished)
+            self.times.observe(last_batch, last_width, now - started - waited)
         self._started = (now, batch, width)
         return finished
 

@@ -1,11 +1,13 @@
 """The worker's end of a draft side, with a real draft side in this process: hits, misses, restarts, retractions."""
 
+import time
+
 import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.drafting.fallback import NO_PATIENCE, Patience
-from sglang_patches.drafting.messages import GREEDY, Closed, Committed, Opened, Sampling, Verifying
+from sglang_patches.drafting.messages import GREEDY, Closed, Committed, Growth, Opened, Sampling, Verifying
 from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
 from tests.support.agreeing_model import VOCABULARY, model, target
@@ -86,6 +88,27 @@ class Beside(InProcessDraftSide):
     def collect(self, seconds):
         drafted, self.drafted = getattr(self, "drafted", []), []
         return drafted
+
+
+class Late(InProcessDraftSide):
+    """Says at once that it has read a text, and drafts only while it is waited for."""
+
+    asked = 0
+
+    def post(self, messages):
+        super().post(messages)
+        opened = [message.session for message in messages if isinstance(message, Opened)]
+        self.read = [*getattr(self, "read", []), *map(nothing_new, opened)]
+
+    def collect(self, seconds):
+        read, self.read = getattr(self, "read", []), []
+        self.asked += seconds > 0
+        return read + (super().collect(seconds) if seconds else [])
+
+
+def nothing_new(session):
+    none = np.empty(0, np.int64)
+    return Growth(session, -1, 0, none, none, none.astype(np.int32), none.astype(np.float32))
 
 
 def lookups(result):
@@ -214,22 +237,39 @@ def test_a_lying_draft_side_changes_nothing(fault):
 
 @pytest.mark.parametrize(("seconds", "waits"), [(0.0, False), (30.0, True)])
 def test_a_missing_tree_is_waited_for_as_long_as_the_fallback_says(seconds, waits):
-    class Late(InProcessDraftSide):
-        def collect(self, seconds):
-            return super().collect(seconds) if seconds else []
-
     run, asked = Run(Late(model(1.0))), []
     run.patience = lambda states, missed: asked.append((len(states), len(missed))) or Patience(seconds)
     assert (run.tokens_a_step(5) > 1) is waits
     assert asked[0] == (2, 2)
 
 
+def test_the_draft_model_s_reading_of_a_prompt_is_not_waited_for():
+    class Reading(Late):
+        def post(self, messages):
+            super().post(messages)
+            self.read = []
+
+    run, asked = Run(Reading(model(1.0))), []
+    run.patience = lambda states, missed: asked.append(list(missed)) or Patience(30.0)
+    assert run.tokens_a_step(2) == 1
+    assert asked == [[], []] and run.speculation.seconds_waited() < 1
+
+
+def test_a_launch_knows_how_long_it_was_waited_for():
+    class Slow(Late):
+        def collect(self, seconds):
+            time.sleep(0.2 if seconds else 0.0)
+            return super().collect(seconds)
+
+    run = Run(Slow(model(1.0)), requests=1)
+    run.patience = lambda states, missed: Patience(30.0)
+    run.tokens_a_step(1)
+    assert run.speculation.seconds_waited() >= 0.2
+    assert run.speculation.seconds_waited() == 0, "of a step without a look-up"
+
+
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_a_missing_tree_is_waited_for_until_it_is_large_enough(nodes):
-    class Late(InProcessDraftSide):
-        def collect(self, seconds):
-            return super().collect(seconds) if seconds else []
-
     run = Run(Late(model(1.0), rounds=1), requests=1)
     run.patience = lambda states, missed: Patience(30.0, nodes)
     waited, hits = lookups("waited"), lookups("hit")
@@ -239,13 +279,6 @@ def test_a_missing_tree_is_waited_for_until_it_is_large_enough(nodes):
 
 def test_a_missing_tree_that_is_full_is_waited_for_no_longer():
     """The patience may ask for more nodes than a tree has room for."""
-
-    class Late(InProcessDraftSide):
-        asked = 0
-
-        def collect(self, seconds):
-            self.asked += seconds > 0
-            return super().collect(seconds) if seconds else []
 
     asked = []
     for nodes in (2, 4):

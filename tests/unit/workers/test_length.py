@@ -274,3 +274,12 @@ def test_asking_becomes_rare_where_drafts_do_not_pay_and_recovers():
         policy.choose([EMPTY_TREE] * 2)
     assert asked == 4
     assert policy.wants_draft(1)  # other batch sizes are judged on their own
+
+
+def test_waiting_for_the_draft_side_says_nothing_of_a_width():
+    seen = []
+    policy = LengthPolicy((1, 4), lambda rows: rows)
+    policy.times.observe = lambda *of: seen.append(of)
+    policy.step_started(2, 1, at=1.0)
+    assert policy.step_started(2, 4, at=2.5, waited=1.25) == (2, 1, 1.5)
+    assert seen == [(2, 1, 0.25)]
