@@ -194,7 +194,11 @@ class Run:
             plain = variant == "plain"
             warm, tokens = (PLAIN_WARM, given.plain_tokens) if plain else (given.warm, given.tokens)
             courses = self._answer(variant, requests[begin : begin + batch], warm + tokens)
-            record = window(courses, warm, warm + tokens) | watch.added()
+            try:
+                record = window(courses, warm, warm + tokens) | watch.added()
+            except ValueError as error:
+                say(f"{load}, speed {speed:g}, batch {batch}, group {group} is left out: {variant}: {error}")
+                return
             self._journal.add("group", labels | {"variant": variant} | record)
             said.append(f"{variant} {record['tokens'] / record['seconds']:.1f}")
         say(f"{load}, speed {speed:g}, batch {batch}, group {group}: {', '.join(said)} tokens/s")

@@ -307,7 +307,7 @@ def test_metrics(server, prompts):
     outputs(server, prompts[:4], ignore_eos=True)
     assert metric(server.url, "sglang:spec_accept_length") > 1
     # Counted after the answers were sent.
-    eventually(lambda: metric(server.url, "sglang:generation_tokens_total") > 0, "no tokens are counted")
+    eventually(lambda: metric(server.url, "sglang:generation_tokens_total") > 0, "no tokens are counted", 60)
 
 
 def test_the_serving_benchmark_sees_where_the_time_goes(server, prompts):
