@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from sglang.srt.arg_groups.overrides import resolving_view
-from sglang.srt.runtime_context import attn_dp_enabled_of, get_spec
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_patches import tree_attention
@@ -14,6 +14,7 @@ from sglang_patches.drafting.registry import DEFAULT, Method
 from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import refuse_drift
 from sglang_patches.options import load_options
+from sglang_patches.versions import INSTALLED, host
 from sglang_patches.workers import accept_rate, cache_room, finish_hooks, request_tenants, usage_report
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
     view = resolving_view(server_args)
     load_options().tls()  # reads the files too: until here only a command line has read them
     _refuse_wrong_shape(method.name, server_args)
+    if method.early_exit and not host.EARLY_EXITS:
+        raise ValueError(f"{method.name}: SGLang {INSTALLED} hands out no hidden states for an early exit")
     if method.draft_process:
         draft_device(load_options(), view, method)
         if method.needs_draft_model and not view.speculative_draft_model_path:
@@ -116,21 +119,20 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
         raise ValueError(
             f"{method.name}: --specstore-early-exit is missing; `python -m sglang_patches.early_exit` makes one"
         )
-    if attn_dp_enabled_of(view):
+    if host.attention_is_data_parallel(view):
         raise ValueError(f"{method.name}: --enable-dp-attention (--attn-dp-size) is not supported")
-    for field, supported in {**_ONLY_SUPPORTED, **method.supported}.items():
+    for field, supported in {**_ONLY_SUPPORTED, **host.ONLY_SUPPORTED, **method.supported}.items():
         # The given value too: SGLang turns some of them off itself, with a log line that is easily missed.
         for value in (server_args._raw_input[field], getattr(view, field)):
             if value != supported:
                 raise ValueError(f"{method.name}: {_flag(field)} {value} is not supported, only {supported}")
 
 
-# Fields -> the one value that all methods work with.
+# Fields -> the one value that all methods work with, in each version of SGLang.
 _ONLY_SUPPORTED = {
     "pp_size": 1,
     "dcp_size": 1,
     "enable_two_batch_overlap": False,
-    "enable_watermark": False,
     "enable_pd_role_switch": False,
     "speculative_adaptive": False,  # for EAGLE; --specstore-length is ours
 }

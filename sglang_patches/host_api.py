@@ -171,11 +171,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     ),
     row(_SRT + "speculative.spec_utils.prepare_mamba_track_for_verify", "batch", "hybrid models"),
     row(
-        _SRT + "speculative.spec_utils.commit_mamba_states_after_verify",
-        "target_worker batch accept_lens accept_index draft_token_num prepared_step_indices",
-        "hybrid models",
-    ),
-    row(
         _SRT + "speculative.spec_utils.record_stream_for_v2_verify",
         "batch verify_input fwd_stream",
         "tensor lifetimes under overlap scheduling",
@@ -195,23 +190,12 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "self",
         "whether results lag by a step",
     ),
-    # An early exit of the target. A model whose layers have no `capture_output` is refused when it is loaded.
-    row(
-        _SRT + "models.llama.LlamaDecoderLayer.forward",
-        "self positions hidden_states forward_batch capture_output",
-        "hands out the hidden states in the middle of a forward",
-    ),
     row(
         _SRT + "layers.aux_hidden_states.AuxHiddenStateList.capture",
         "self hidden owned",
-        "what is called with them",
+        "what is called with the hidden states at an early exit",
     ),
     # The target's own choice at a node
-    row(
-        _SRT + "layers.sampler.Sampler.forward",
-        "self logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions logprob_logits",
-        "the target's own sampling, at every node",
-    ),
     row(
         _SRT + "sampling.sampling_batch_info.SamplingBatchInfo.apply_logits_bias",
         "self logits",
@@ -248,11 +232,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "base class of our attention backend",
     ),
     row(_SRT + "layers.radix_attention.AttentionType.DECODER", None, "the one kind of attention it serves"),
-    row(
-        _SRT + "mem_cache.memory_pool.KVWriteLoc.__init__",
-        "self loc swa_loc full_loc physical",
-        "slots that a step writes",
-    ),
     row(_SRT + "mem_cache.swa_memory_pool.SWAKVPool", None, "whether a sliding window has its own slots"),
     *(
         row(
@@ -342,7 +321,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         for name in ("hybrid_gdn_config", "hybrid_kda_config", "mamba2_config", "mambaish_config")
     ),
     row(_SRT + "runtime_context.attention_backends", "", "the backends of this process"),
-    row(_SRT + "runtime_context.attn_dp_enabled_of", "cfg", "data-parallel attention is refused"),
     # The probe of tree attention
     row(_SRT + "layers.radix_attention.RadixAttention", None, "the layers that are probed"),
     row(_SRT + "model_executor.forward_batch_info.ForwardBatch", None, "a verification step for the probe"),

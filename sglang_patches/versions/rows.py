@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -17,3 +18,11 @@ class HostSymbol:
 def row(path: str, parameters: str | None, why: str) -> HostSymbol:
     """parameters: their names with spaces between."""
     return HostSymbol(path, None if parameters is None else tuple(parameters.split()), why)
+
+
+def changed(
+    rows: tuple[HostSymbol, ...], *others: HostSymbol, without: Collection[str] = ()
+) -> tuple[HostSymbol, ...]:
+    """The rows of another version: others stand for those of the same path. without: paths that it does not have."""
+    left = {symbol.path for symbol in others}.union(without)
+    return (*(symbol for symbol in rows if symbol.path not in left), *others)

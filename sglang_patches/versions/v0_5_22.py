@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sglang_patches.versions.rows import row
+from sglang_patches.versions import v0_5_23
+from sglang_patches.versions.rows import changed, row
+from sglang_patches.versions.v0_5_23 import EARLY_EXITS, ONLY_SUPPORTED, attention_is_data_parallel
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
+__all__ = [
+    "ABORT",
+    "EARLY_EXITS",
+    "ONLY_SUPPORTED",
+    "ROWS",
+    "aborted",
+    "attention_is_data_parallel",
+    "tree_walk",
+]
+
 ABORT = "sglang.srt.managers.scheduler._make_abort_req"
 
-ROWS = (
+ROWS = changed(
+    v0_5_23.ROWS,
     row(ABORT, "req finished_reason", "hooked: closes the session of a request that ends while it waits"),
     row(
         "sglang.srt.speculative.eagle_utils.verify_tree_greedy_func",
@@ -30,6 +43,7 @@ ROWS = (
         "ctx",
         "which backend serves the probe of tree attention",
     ),
+    without=(v0_5_23.ABORT, "sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func"),
 )
 
 

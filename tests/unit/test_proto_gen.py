@@ -1,9 +1,12 @@
 """What is committed in proto_gen is what protoc makes of protos/."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from proto_gen.generate import PACKAGE, generate
 from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
@@ -35,6 +38,29 @@ def test_type_stubs_are_current(fresh, name):
     declared = re.compile(r"^ *(?:class \w+|\w+: [\w\[\]., ]+|__slots__ = .*)", re.MULTILINE)
     committed = (PACKAGE / "specstore" / "v1" / f"{name}.pyi").read_text()
     assert declared.findall(committed) == declared.findall((fresh / f"{name}.pyi").read_text())
+
+
+def _oldest(package: str) -> Version:
+    """The oldest version that the project admits."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    wanted = {found.name: found for found in map(Requirement, project["dependencies"])}
+    (bound,) = wanted[package].specifier
+    assert bound.operator == ">="
+    return Version(bound.version)
+
+
+@pytest.mark.parametrize(
+    ("package", "suffix", "stated"),
+    [
+        ("protobuf", "_pb2.py", r"# Protobuf Python Version: (\S+)"),
+        ("grpcio", "_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '(\S+)'"),
+    ],
+)
+def test_code_runs_on_the_oldest_runtime(package, suffix, stated):
+    """It refuses one that is older than its generator."""
+    texts = [path.read_text() for path in PACKAGE.rglob(f"*{suffix}")]
+    generators = [Version(re.search(stated, text)[1]) for text in texts]
+    assert len(generators) == 2 and max(generators) <= _oldest(package)
 
 
 def test_drift_is_noticed(fresh):

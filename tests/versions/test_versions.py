@@ -1,5 +1,5 @@
 """Every version of SGLang that the plugin supports and this environment does not have: its environment is made from its lock, the
-host table is compared, and SSSD runs the conformance suite there."""
+host table is compared, what cannot run is refused, and SSSD runs the conformance suite there."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ def _run(python: Path, *words: str) -> None:
 
 def test_host_table_matches(python):
     _run(python, "sglang_patches.check")
+
+
+def test_refusals(python):
+    _run(python, "pytest", "-q", "tests/unit/plugin/test_refusals.py")
 
 
 def test_conformance(python):

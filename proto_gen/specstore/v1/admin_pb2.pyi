@@ -53,7 +53,7 @@ class FlushRequest(_message.Message):
     tier: Tier
     session: str
     all: bool
-    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., session: _Optional[str] = ..., all: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., session: _Optional[str] = ..., all: bool = ...) -> None: ...
 
 class FlushReply(_message.Message):
     __slots__ = ()
@@ -103,7 +103,7 @@ class NamespaceStats(_message.Message):
     log_unsynced_bytes: int
     log_failures: int
     stored: bool
-    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: _Optional[bool] = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ..., log_bytes: _Optional[int] = ..., log_unsynced_bytes: _Optional[int] = ..., log_failures: _Optional[int] = ..., stored: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: bool = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ..., log_bytes: _Optional[int] = ..., log_unsynced_bytes: _Optional[int] = ..., log_failures: _Optional[int] = ..., stored: bool = ...) -> None: ...
 
 class TierStats(_message.Message):
     __slots__ = ("tier", "tokens", "bytes", "hits", "drafted", "segments", "accepted", "damaged")
@@ -161,7 +161,7 @@ class SessionInfo(_message.Message):
     bytes: int
     conversation: str
     publish: bool
-    def __init__(self, session: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., conversation: _Optional[str] = ..., publish: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., conversation: _Optional[str] = ..., publish: bool = ...) -> None: ...
 
 class CompactRequest(_message.Message):
     __slots__ = ("namespace",)

@@ -60,7 +60,7 @@ class Entry(_message.Message):
     opening: Opening
     closing: bool
     tenant: str
-    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: bool = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Queries(_message.Message):
     __slots__ = ("counts", "tokens", "lengths", "nodes", "depths", "children")
@@ -88,7 +88,7 @@ class Opening(_message.Message):
     forbid_publish: bool
     prompt_length: int
     handing_over: bool
-    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: _Optional[bool] = ..., prompt_length: _Optional[int] = ..., handing_over: _Optional[bool] = ...) -> None: ...
+    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ..., handing_over: bool = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("position", "tokens")
@@ -132,7 +132,7 @@ class DraftReply(_message.Message):
     answers: Answers
     without_rejected: bool
     tenants: bool
-    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: _Optional[bool] = ..., tenants: _Optional[bool] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: bool = ..., tenants: bool = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("counts", "nodes")

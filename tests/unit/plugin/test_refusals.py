@@ -1,13 +1,22 @@
 """Settings that the algorithms cannot work with stop the start, by name: SGLang's own resolution is asked."""
 
 import pytest
+from packaging.version import Version
 
 pytest.importorskip("sglang")
 
 from sglang_patches.drafting.registry import METHODS  # noqa: E402
+from sglang_patches.versions import INSTALLED, host  # noqa: E402
 from tests.unit.plugin.resolution import resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plugin")
+
+# SGLang 0.5.21 has neither of these arguments.
+SINCE_0_5_22 = [
+    ({"tp_size": 2, "attn_dp_size": 2}, "--attn-dp-size"),
+    ({"enable_watermark": True}, "--enable-watermark"),
+]
+HERE = [method for method in METHODS.values() if host.EARLY_EXITS or not method.early_exit]
 
 
 def test_what_it_can_work_with_passes(model_path):
@@ -24,11 +33,10 @@ def test_what_it_can_work_with_passes(model_path):
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4"),
         ({"pp_size": 2}, "--pp-size 2"),
         ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention"),
-        ({"tp_size": 2, "attn_dp_size": 2}, "--attn-dp-size"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
         ({"speculative_adaptive": True}, "--speculative-adaptive"),
-        ({"enable_watermark": True}, "--enable-watermark"),
         ({"enable_pd_role_switch": True}, "--enable-pd-role-switch"),
+        *(SINCE_0_5_22 if Version(INSTALLED) >= Version("0.5.22") else []),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -38,7 +46,7 @@ def test_what_it_cannot_work_with_is_named(model_path, given, flag):
 
 
 @pytest.mark.parametrize(
-    "name", [method.name for method in METHODS.values() if method.draft_process and method.needs_draft_model]
+    "name", [method.name for method in HERE if method.draft_process and method.needs_draft_model]
 )
 def test_a_method_with_a_draft_process_needs_a_draft_model(model_path, name, monkeypatch):
     monkeypatch.setenv("SPECSTORE_EARLY_EXIT", "exits.safetensors")
@@ -51,6 +59,17 @@ def test_a_method_with_a_draft_process_needs_a_draft_model(model_path, name, mon
 
 
 @pytest.mark.parametrize("name", [method.name for method in METHODS.values() if method.early_exit])
+def test_a_method_with_an_early_exit_is_refused_where_sglang_hands_out_no_states(
+    model_path, name, monkeypatch
+):
+    monkeypatch.setattr(host, "EARLY_EXITS", False)  # as it is in 0.5.21
+    monkeypatch.setenv("SPECSTORE_EARLY_EXIT", "exits.safetensors")
+    path = model_path("dense")
+    with pytest.raises(ValueError, match=rf"{name}: SGLang [\d.]+ hands out no hidden states"):
+        resolve(path, "hopper", speculative_algorithm=name, speculative_draft_model_path=path)
+
+
+@pytest.mark.parametrize("name", [method.name for method in HERE if method.early_exit])
 def test_a_method_with_an_early_exit_needs_its_file(model_path, name):
     given = {"speculative_algorithm": name, "speculative_draft_model_path": model_path("dense")}
     with pytest.raises(ValueError, match=f"{name}: --specstore-early-exit is missing"):
