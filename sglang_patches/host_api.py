@@ -296,6 +296,16 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "whether the fast path takes the head",
     ),
     row(
+        _SRT + "layers.vocab_parallel_embedding.get_masked_input_and_mask",
+        None,
+        "hooked on a CPU: tensor-parallel ranks without a C++ compiler",
+    ),
+    row(
+        _SRT + "distributed.parallel_state.init_model_parallel_group",
+        None,
+        "hooked on a CPU: tensor-parallel ranks without NCCL",
+    ),
+    row(
         _SRT + "mem_cache.allocation.get_last_loc",
         "req_to_token req_pool_indices_tensor prefix_lens_tensor",
         "hooked on a CPU: page sizes above 1 without Triton",

@@ -18,16 +18,17 @@ STEP_SECONDS = Summary(
 
 
 class PhaseClock:
-    """Of one step: each `end` ends a phase and begins the next."""
+    """Of one step: each `end` ends a phase and begins the next. counted: whether the metric gets them."""
 
     _seconds = {phase: PHASE_SECONDS.labels(phase) for phase in (*PHASES, RETRIEVE)}
 
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
+    def __init__(self, counted: bool = True) -> None:
+        self._counted, self._began = counted, time.perf_counter()
 
     def end(self, phase: str) -> None:
         now = time.perf_counter()
-        self._seconds[phase].inc(now - self._began)
+        if self._counted:
+            self._seconds[phase].inc(now - self._began)
         self._began = now
 
 

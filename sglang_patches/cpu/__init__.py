@@ -69,6 +69,12 @@ def _last_slots_in_torch(stock: Callable, *arguments: object) -> object:
     return get_last_loc_torch(*arguments)
 
 
+def _without_nccl(stock: Callable, *arguments: object, **named: object) -> object:
+    """A group of tensor-parallel ranks on a CPU. SGLang would have it exchange tensors by NCCL wherever that library loads, as it
+    does beside torch's usual build, and NCCL takes no tensors of a CPU."""
+    return stock(*arguments, **named | {"use_pynccl": False})
+
+
 def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
@@ -79,6 +85,8 @@ def _register_hooks() -> None:
 
     hooks.register(HOOKS | draft_steps.HOOKS, HookType.AROUND)
     hooks.register({"sglang.srt.mem_cache.allocation.get_last_loc": _last_slots_in_torch}, HookType.AROUND)
+    groups = "sglang.srt.distributed.parallel_state.init_model_parallel_group"
+    hooks.register({groups: _without_nccl}, HookType.AROUND)
     hooks.register(dict.fromkeys(WEIGHT_UPDATES, forget_all), HookType.AFTER)
     hooks.register(
         {"sglang.srt.arg_groups.platform_hook.handle_cpu_backends": _prefer_attention_backend},

@@ -75,6 +75,8 @@ class TreeWorker(BaseSpecWorker):
         self.topk = get_spec().speculative_eagle_topk
         self.last_position: int = self.model_runner.model_config.context_len - 1
         self.width_graphs: WidthGraphs | None = None
+        # Of the tensor-parallel ranks. It drafts, and counts for all: the metrics of a server's processes are added up.
+        self.first_rank: bool = get_parallel().tp_rank == 0
 
     @property
     def draft_worker(self) -> None:
@@ -162,7 +164,7 @@ class TreeWorker(BaseSpecWorker):
 
     def _decode(self, batch: ScheduleBatch, on_publish) -> GenerationBatchResult:
         set_time_batch(batch.reqs, "set_spec_draft_start_time", trace_only=True)
-        clock = PhaseClock()
+        clock = PhaseClock(counted=self.first_rank)
         lengths = (batch.seq_lens_cpu + 1).tolist()
         pending = self._pending(batch, lengths)
         step = Step(batch.reqs, lengths, pending)

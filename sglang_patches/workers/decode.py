@@ -99,7 +99,7 @@ class DecodeWorker(TreeWorker):
         self.speculation: Speculation | None = None
         self.courier: Courier | None = None
         self.tap = self._make_tap(server_args) if self.method.early_exit else None
-        if get_parallel().tp_rank == 0:
+        if self.first_rank:
             self._make_parts(server_args, vocab_size)
 
     def _make_parts(self, server_args: ServerArgs, vocab_size: int) -> None:
@@ -238,7 +238,7 @@ class DecodeWorker(TreeWorker):
             self.speculation.verification_launched(states)
         waited = self.speculation.seconds_waited() if self.speculation is not None else 0.0
         finished = self.policy.step_started(len(trees), width, not batch.after_idle_gap, began, waited)
-        if finished is not None:
+        if finished is not None and self.first_rank:
             observe_step(*finished)
         self._sweep()
 

@@ -30,7 +30,6 @@ from multiprocessing import util
 import setproctitle
 
 MESSAGE = 1 << 20  # bytes of the longest
-SPARES = 2  # processes that a server starts: scheduler and detokenizer
 DESCRIPTORS = 16  # that one of them is handed
 ABOVE = 512  # no descriptor of a spawned process has been numbered so high
 PR_SET_PDEATHSIG = 1
@@ -153,10 +152,16 @@ class Spare:
         return order["arguments"]
 
 
-def fork_spares() -> Spare | None:
-    """Two children for `multiprocessing` to spawn; what else it starts, it starts itself. In such a child: the child."""
+def processes_of(words: Sequence[str]) -> int:
+    """How many a server with this command line starts: a scheduler for each tensor-parallel rank, and the detokenizer."""
+    ranks = int(words[words.index("--tp") + 1]) if "--tp" in words else 1
+    return ranks + 1
+
+
+def fork_spares(count: int) -> Spare | None:
+    """Children for `multiprocessing` to spawn; what else it starts, it starts itself. In such a child: the child."""
     spares: list[Spare] = []
-    for _ in range(SPARES):
+    for _ in range(count):
         spares.append(Spare())
         if spares[-1].pid == 0:
             return spares[-1]
@@ -186,7 +191,7 @@ def main() -> None:
     request = serve(requests)
     _set_environment(request["environment"])
     sys.modules.pop(request["module"], None)  # `python -m` runs a module that nobody has imported
-    if spare := fork_spares():
+    if spare := fork_spares(processes_of(request["words"])):
         run_spawned(spare.wait())
         return
     sys.argv = [request["module"], *request["words"]]

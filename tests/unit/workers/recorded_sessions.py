@@ -16,6 +16,7 @@ import os
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -266,11 +267,12 @@ def configured(nodes: int) -> Iterator[None]:
         yield
 
 
-def play(name: str) -> list[str]:
-    """The lines of a case: what the datastore was told and answered, what was verified, what was emitted; then the acceptance."""
+def play(name: str, ranks: AbstractContextManager[object] | None = None) -> list[str]:
+    """The lines of a case: what the datastore was told and answered, what was verified, what was emitted; then the acceptance.
+    ranks: the tensor-parallel ranks, None for one."""
     nodes, size, lag = CASES[name]
     lines: list[str] = []
-    with configured(nodes):
+    with configured(nodes), ranks or contextlib.nullcontext():
         load = Load(load_sessions(), size, lag, nodes + 1)
         for number in range(STEPS):
             verified = load.step(number)
