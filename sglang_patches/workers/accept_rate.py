@@ -13,7 +13,6 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
 from sglang_patches import hooks
-from sglang_patches.drafting import verified
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
@@ -44,6 +43,9 @@ def _after_update(
     result: None, reporter: SchedulerMetricsReporter, bs: int, num_correct_drafts: int, **_: int
 ) -> None:
     """Called once a step of `bs` requests."""
+    # Not above: the process that answers requests imports this module before SGLang has set up its metrics, which then would be lost.
+    from sglang_patches.drafting import verified
+
     interval = getattr(reporter, INTERVAL, None) or Interval()
     if reporter.spec_num_forward_ct == bs:  # SGLang has begun anew
         interval = Interval(begun=interval.verified)

@@ -144,3 +144,9 @@ def test_all_our_hooks_are_in_the_host_table(seen):
 
     hooks = seen["nobody else"]["hooks"]
     assert len(hooks) >= 15 and set(hooks) <= {symbol.path for symbol in HOST_SYMBOLS}
+
+
+def test_the_process_that_answers_requests_does_not_load_the_metrics_library_too_early():
+    """SGLang first says where metrics of several processes are kept. A library loaded before that loses those of its process."""
+    code = "import sys; import sglang_patches.algorithm; sys.exit('prometheus_client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
