@@ -120,7 +120,9 @@ def test_all_ranks_commit_the_same_sampled_tokens(served, prompts):
     """The ranks' noise is drawn by each. What follows a step shows whether they went on from the same tokens."""
     said = served.server.generate_many(prompts, len(prompts), **SAMPLED)
     committed = {answer["meta_info"]["id"]: answer["output_ids"] for answer in said}
-    assert served.of_ranks(committed.keys()) == [committed] * RANKS
+    first, second = served.of_ranks(committed.keys())
+    assert first == second
+    assert {rid: tokens[:TOKENS] for rid, tokens in first.items()} == committed  # the last step may pass the end
 
 
 def test_one_rank_drafts_and_counts(served, prompts):
