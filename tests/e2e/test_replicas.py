@@ -13,6 +13,8 @@ from tests.waiting import eventually
 
 REPLICAS, REQUESTS = 2, 8
 FLAGS = ("--enable-metrics", "--context-length", "1024")
+# SGLang wants a NUMA node for each replica, or to be told which cores one has.
+CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * REPLICAS)}
 
 
 @pytest.mark.long
@@ -25,7 +27,9 @@ def test_every_replica_has_a_draft_process(tmp_path, logs):
     with running(ServerSpec("replicas-plain", model, dtype="float32", flags=FLAGS), logs) as server:
         expected = [answer["output_ids"] for answer in server.generate_many(prompts, REQUESTS, **GREEDY)]
     flags = (*FLAGS, "--dp-size", str(REPLICAS), "--load-balance-method", "round_robin")
-    spec = ServerSpec("replicas", model, "SPECSTORE", dtype="float32", nodes=3, draft=draft, flags=flags)
+    spec = ServerSpec(
+        "replicas", model, "SPECSTORE", dtype="float32", nodes=3, draft=draft, flags=flags, environment=CORES
+    )
     with running(spec, logs) as server:
         processes = draft_processes(server)
         assert len(processes) == REPLICAS

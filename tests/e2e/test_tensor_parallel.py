@@ -122,7 +122,9 @@ def test_all_ranks_commit_the_same_sampled_tokens(served, prompts):
     committed = {answer["meta_info"]["id"]: answer["output_ids"] for answer in said}
     first, second = served.of_ranks(committed.keys())
     assert first == second
-    assert {rid: tokens[:TOKENS] for rid, tokens in first.items()} == committed  # the last step may pass the end
+    assert {
+        rid: tokens[:TOKENS] for rid, tokens in first.items()
+    } == committed  # the last step may pass the end
 
 
 def test_one_rank_drafts_and_counts(served, prompts):
