@@ -83,6 +83,9 @@ class RecordedSpeculation:
     def looked_up(self) -> bool:
         return self._recorded.looked_up
 
+    def seconds_waited(self) -> float:
+        return self._recorded.seconds_waited()
+
     def __getattr__(self, name: str) -> Callable:
         return functools.partial(self._call, name)
 
