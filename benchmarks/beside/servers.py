@@ -99,6 +99,15 @@ def pin(variant: str, server: SglangServer) -> None:
                     os.sched_setaffinity(thread.id, cores)
 
 
+def check_room(server: SglangServer, tokens: int) -> None:
+    """Raises RuntimeError where SGLang found less memory than the KV cache needs and made it smaller: requests would wait for others."""
+    found = server.server_info()["max_total_num_tokens"]
+    if found < tokens:
+        raise RuntimeError(
+            f"{server.spec.name}: there was memory for {found} of {tokens} KV tokens: fewer --variants"
+        )
+
+
 @contextlib.contextmanager
 def all_running(variants: Sequence[str], setup: Setup, folder: Path) -> Iterator[dict[str, SglangServer]]:
     """The servers, each on its core once all are up; this process on the draft model's. One starts after the other: a server takes
@@ -109,6 +118,7 @@ def all_running(variants: Sequence[str], setup: Setup, folder: Path) -> Iterator
             servers[variant] = SglangServer(server_spec(variant, setup), folder / f"{variant}.log")
             stack.callback(servers[variant].stop)
             servers[variant].wait_until_healthy()
+            check_room(servers[variant], setup.tokens)
             say(f"{variant} is up")
         for variant, server in servers.items():
             pin(variant, server)

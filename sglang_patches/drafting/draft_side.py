@@ -29,6 +29,7 @@ from sglang_patches.drafting.messages import (
     Verifying,
 )
 from sglang_patches.drafting.model import DraftModel, Row
+from sglang_patches.drafting.per_tenant import per_tenant
 from sglang_patches.drafting.planner.row_choice import AllRows, RowChoice
 from sglang_patches.drafting.predictor import OutcomePredictor
 from sglang_patches.drafting.retriever import Retriever
@@ -83,7 +84,7 @@ class DraftSide:
         self, model: DraftModel, parts: DraftParts, rows: int, outcomes: int, serial: bool = False
     ) -> None:
         self._model = model
-        self._learners: collections.defaultdict[str, Learner] = collections.defaultdict(parts.learner)
+        self._learner = per_tenant(parts.learner)
         self._retriever, self._ratio = parts.retriever, parts.ratio or SpeedRatio()
         self._choice = parts.choice or AllRows()
         self._rows, self._outcomes, self._serial = rows, outcomes, serial
@@ -125,10 +126,10 @@ class DraftSide:
         return any(draft.wanted and not self._model.ready(draft) for draft in self._drafts.values())
 
     def _predictor(self, draft: Draft) -> OutcomePredictor:
-        return self._learners[draft.tenant].predictor
+        return self._learner(draft.tenant).predictor
 
     def _drafter(self, draft: Draft) -> Drafter:
-        return self._learners[draft.tenant].drafter
+        return self._learner(draft.tenant).drafter
 
     def _open(self, message: Opened) -> None:
         self._forget(message.session)

@@ -9,6 +9,7 @@ import numpy as np
 
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.drafting.outcome import Outcome
+from sglang_patches.drafting.per_tenant import per_tenant
 from sglang_patches.drafting.source import SOURCES
 
 _BINS = 10
@@ -44,10 +45,7 @@ class Acceptance:
     """A model a tenant: what one tenant's texts teach says nothing of another's, and tells nothing of them."""
 
     def __init__(self) -> None:
-        self._models: dict[str, AcceptanceModel] = defaultdict(AcceptanceModel)
-
-    def of(self, tenant: str) -> AcceptanceModel:
-        return self._models[tenant]
+        self.of = per_tenant(AcceptanceModel)
 
     def estimate(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
         """float64, as `AcceptanceModel.estimate`, all trees' nodes one after the other. tenants: whose each tree is."""

@@ -36,7 +36,10 @@ SGLANG = (
     "sglang.srt.managers.scheduler",
 )
 DRAFT_PROCESS, DRAFT_PROGRAMS = "sglang_patches.drafting.process", "tests.support.draft_programs"
-PASSIVE = {"OMP_WAIT_POLICY": CPU_SPLIT_ENVIRONMENT["OMP_WAIT_POLICY"]}  # the halves of a split ask for it
+FORKABLE = {
+    "OMP_WAIT_POLICY": CPU_SPLIT_ENVIRONMENT["OMP_WAIT_POLICY"],  # the halves of a split ask for it
+    "OPENBLAS_NUM_THREADS": "1",  # it would start the others while it is imported
+}
 # Variables that a server reads while it runs. The others are read while SGLang or a library is imported: servers that
 # want them set otherwise are forked from a process of their own.
 READ_LATE = ("SPECSTORE_", "MOONCAKE_", "PYTHONPATH")
@@ -128,7 +131,7 @@ class ForkedProcess:
 def fork_server(environment: Mapping[str, str]) -> ForkServer:
     """The one of this test run for servers with these variables; started by the first test that needs it."""
     early = {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
-    return _fork_server(tuple(sorted((PASSIVE | early).items())))
+    return _fork_server(tuple(sorted((FORKABLE | early).items())))
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from statistics import median
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback, NoFallback, Patience
+from sglang_patches.drafting.per_tenant import per_tenant
 
 if TYPE_CHECKING:
     from sglang_patches.drafting.outcome import Outcome
@@ -81,7 +82,7 @@ class SaguaroFallback(WaitingFallback):
     ) -> None:
         super().__init__(other, lookahead, longest)
         self._now = now
-        self._learned: defaultdict[str, _Learned] = defaultdict(_Learned)  # by tenant
+        self._learned = per_tenant(_Learned)
         self._kinds: dict[RequestState, Kind] = {}  # of the last step
         self._waited = _Mean()  # seconds a step
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds of each, without waiting
@@ -125,7 +126,7 @@ class SaguaroFallback(WaitingFallback):
             if outcome.request not in self._expected:
                 continue
             kind, drafted = self._expected.pop(outcome.request)
-            learned = self._learned[outcome.request.tenant]
+            learned = self._learned(outcome.request.tenant)
             learned.any.add(len(outcome.tokens))
             if drafted == (len(outcome.tree) > 0):  # else it was not verified
                 learned.tokens[kind].add(len(outcome.tokens))
@@ -135,13 +136,13 @@ class SaguaroFallback(WaitingFallback):
         self._decisions += 1
         if not self._in_time:
             return True
-        of_missed = [self._learned[states[row].tenant] for row in missed]
+        of_missed = [self._learned(states[row].tenant) for row in missed]
         known = [learned for learned in of_missed if learned.knows_enough]
         if not (known and self._steps):
             return False
         seconds, tokens = (
             median(self._in_time),
-            sum(self._learned[state.tenant].any.value for state in states),
+            sum(self._learned(state.tenant).any.value for state in states),
         )
         rate = tokens / (median(self._steps) + self._waited.value)
         worth = worth_waiting(sum(learned.gain() for learned in known), seconds, rate)
@@ -150,7 +151,7 @@ class SaguaroFallback(WaitingFallback):
     def _learn_what_follows(self, kinds: Sequence[tuple[RequestState, Kind]]) -> None:
         for state, kind in kinds:
             if state in self._kinds:
-                self._learned[state.tenant].hit_next[self._kinds[state]].add(kind == HIT)
+                self._learned(state.tenant).hit_next[self._kinds[state]].add(kind == HIT)
         self._kinds = dict(kinds)
 
     def _probes(self, seconds: float) -> bool:

@@ -117,6 +117,15 @@ def test_a_failure_says_how_far_it_came_and_the_next_run_goes_on(distil, out, se
     assert sorted(server.prompts[3:]) == ["three", "two"]  # asked side by side
 
 
+@pytest.fixture
+def interruptible():
+    """Python leaves the signal ignored if its parent ignores it, as a shell's background job does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_keeps_its_answers_and_the_next_goes_on(distil, out, server):
     over = threading.Event()
 
