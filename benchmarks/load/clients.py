@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import random
 from collections.abc import Sequence
@@ -111,6 +112,7 @@ def _serve(plan: Plan, numbers: Sequence[int], orders: Connection) -> None:
     with ThreadPoolExecutor(len(engines)) as pool:
         try:
             list(pool.map(Engine.open, engines))
+            gc.freeze()  # a collection of the modules and answers would be taken for the service's latency
             orders.send(Taken())
             while True:
                 level = orders.recv()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -164,6 +165,8 @@ def serve(service: Service, metrics_port: int | None = None, metrics_host: str =
     if metrics_port is not None:
         listen(application(service.page.html, service.metrics.registry), metrics_port, metrics_host)
     service.start()
+    gc.collect()
+    gc.freeze()  # to collect what stays until the end, modules and texts, would hold up all answers for 130 to 410 ms
     signals.wait()
     signals.exit_within(END_SECONDS)
     service.stop()

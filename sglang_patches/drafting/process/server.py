@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 
@@ -62,6 +63,8 @@ class DraftServer:
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
         self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows, settings.serial)
         self._warm_up(rounds=2 + settings.lookahead)
+        gc.collect()
+        gc.freeze()  # to collect what stays until the end, SGLang's modules and the model, would hold up a draft
 
     def serve(self, began: float) -> None:
         """Until the parent is gone. began: by `time.monotonic`, when the process did."""

@@ -14,7 +14,7 @@ from benchmarks.beside.__main__ import parse
 from benchmarks.beside.costs import DraftTimes, TargetTimes, since
 from benchmarks.beside.forecast import Forecaster, with_first_token
 from benchmarks.beside.models import by_length, pairs_of
-from benchmarks.beside.servers import BESIDE, VARIANTS, WITH_DRAFT, Setup, server_spec
+from benchmarks.beside.servers import BESIDE, VARIANTS, WITH_DRAFT, Setup, check_room, server_spec
 from benchmarks.beside.summary import records_of, summarise
 from benchmarks.beside.window import Course, decode, window
 from benchmarks.pipeline.methods import policy_of
@@ -321,3 +321,12 @@ def test_a_group_that_was_cut_off_does_not_count(tmp_path):
         journal.add("group", record)
     kept = records_of(tmp_path / "journal")
     assert len(kept) == len(records()) - len(RATES)
+
+
+def test_a_server_that_found_too_little_memory_is_an_error():
+    server = SimpleNamespace(
+        spec=SimpleNamespace(name="duo"), server_info=lambda: {"max_total_num_tokens": 2040}
+    )
+    check_room(server, 2040)
+    with pytest.raises(RuntimeError, match="duo: there was memory for 2040 of 2041 KV tokens"):
+        check_room(server, 2041)
