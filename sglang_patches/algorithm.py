@@ -133,7 +133,6 @@ _ONLY_SUPPORTED = {
     "pp_size": 1,
     "dcp_size": 1,
     "enable_two_batch_overlap": False,
-    "enable_pd_role_switch": False,
     "speculative_adaptive": False,  # for EAGLE; --specstore-length is ours
 }
 

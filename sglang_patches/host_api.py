@@ -190,18 +190,12 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "self",
         "whether results lag by a step",
     ),
-    row(
-        _SRT + "layers.aux_hidden_states.AuxHiddenStateList.capture",
-        "self hidden owned",
-        "what is called with the hidden states at an early exit",
-    ),
     # The target's own choice at a node
     row(
         _SRT + "sampling.sampling_batch_info.SamplingBatchInfo.apply_logits_bias",
         "self logits",
         "the target's own logit bias and grammar, at every node",
     ),
-    row(_SRT + "sampling.sampling_batch_info.ProcessorEntry.__init__", None, "custom logit processors"),
     row(
         _SRT + "constrained.base_grammar_backend.GrammarMask.__init__", None, "grammar masks of single nodes"
     ),
@@ -270,7 +264,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         )
         for name in (
             "update_weights_from_disk",
-            "load_weights_from_distributed",
             "update_weights_from_tensor",
             "update_weights_from_ipc",
         )
@@ -328,7 +321,7 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     row(_SRT + "arg_groups.overrides.use_mla_backend", "server_args", "as above"),
     *(
         row(_SRT + "configs.hybrid_arch." + name, "model_config", "which linear-attention layers a model has")
-        for name in ("hybrid_gdn_config", "hybrid_kda_config", "mamba2_config", "mambaish_config")
+        for name in ("hybrid_gdn_config", "mamba2_config", "mambaish_config")
     ),
     row(_SRT + "runtime_context.attention_backends", "", "the backends of this process"),
     # The probe of tree attention
@@ -368,12 +361,7 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     row(_SRT + "configs.model_config.ModelConfig", None, "the draft model"),
     row(_SRT + "configs.model_config.AttentionArch", None, "draft models that are refused"),
     row(_SRT + "configs.hybrid_arch.mambaish_config", "model_config", "as above"),
-    row(_SRT + "distributed.bootstrap", None, "the draft model"),
-    row(_SRT + "distributed.bootstrap.init_parallel_runtime", "server_args device dist_port", "as above"),
-    row(_SRT + "distributed.bootstrap.init_layer_runtime", "model_config", "as above"),
-    row(_SRT + "runtime_context.SpawnRanks", None, "as above"),
-    row(_SRT + "runtime_context.publish", "server_args role hf_config ranks", "as above"),
-    row(_SRT + "model_executor.model_runner.ModelRunner.alloc_memory_pool", None, "as above"),
+    row(_SRT + "model_executor.model_runner.ModelRunner.alloc_memory_pool", None, "the draft model"),
     # The cost of a further row
     row(_SRT + "layers.linear.LinearBase.__init__", None, "timed at start: the cost of a further row"),
     row(_SRT + "layers.linear.RowParallelLinear.__init__", None, "as above"),

@@ -73,6 +73,7 @@ def register_method(method: Method) -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_patches.algorithm import TreeAlgorithm
+    from sglang_patches.versions import host
 
     @SpeculativeAlgorithm.register(method.name, supports_overlap=True, spec_class=TreeAlgorithm.of(method))
     def worker(server_args: ServerArgs) -> type:
@@ -82,7 +83,7 @@ def register_method(method: Method) -> None:
         if server_args.disaggregation_mode == "prefill":
             from sglang_patches.disaggregation.prefill_worker import PrefillWorker
 
-            return PrefillWorker
+            return host.worker_class(PrefillWorker)
         from sglang_patches.workers.accept_rate import register_accept_rate
         from sglang_patches.workers.decode import DecodeWorker
         from sglang_patches.workers.finish_hooks import register_finish_hooks
@@ -91,4 +92,4 @@ def register_method(method: Method) -> None:
         register_finish_hooks()
         register_streamer()
         register_accept_rate()
-        return DecodeWorker.of(method)
+        return host.worker_class(DecodeWorker.of(method))

@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view, use_mla_backend
-from sglang.srt.configs.hybrid_arch import (
-    hybrid_gdn_config,
-    hybrid_kda_config,
-    mamba2_config,
-    mambaish_config,
-)
+from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mamba2_config, mambaish_config
 from sglang.srt.runtime_context import attention_backends, get_spec
 
 from sglang_patches.cpu import ATTENTION_BACKEND as CPU_BACKEND
+from sglang_patches.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
@@ -183,7 +179,7 @@ def _refuse_linear_attention(algorithm: str, config: ModelConfig, device: str) -
     """Accepts a model with linear-attention layers only if the layers follow tree links."""
     if not mambaish_config(config):
         return
-    if not (mamba2_config(config) or hybrid_gdn_config(config) or hybrid_kda_config(config)):
+    if not (mamba2_config(config) or hybrid_gdn_config(config) or host.hybrid_kda_config(config)):
         raise ValueError(f"{algorithm}: the linear-attention layers of this model cannot verify draft trees")
     if device == "cpu":
         raise ValueError(

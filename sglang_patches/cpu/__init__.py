@@ -82,8 +82,9 @@ def _register_hooks() -> None:
     from sglang_patches.cpu import draft_steps
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
     from sglang_patches.cpu.packed_weights import forget_all
+    from sglang_patches.versions import host
 
-    hooks.register(HOOKS | draft_steps.HOOKS, HookType.AROUND)
+    hooks.register(HOOKS | draft_steps.HOOKS | host.CPU_HOOKS, HookType.AROUND)
     hooks.register({"sglang.srt.mem_cache.allocation.get_last_loc": _last_slots_in_torch}, HookType.AROUND)
     groups = "sglang.srt.distributed.parallel_state.init_model_parallel_group"
     hooks.register({groups: _without_nccl}, HookType.AROUND)

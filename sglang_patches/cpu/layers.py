@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from sglang_patches.cpu import kernels, packed_weights
+from sglang_patches.versions import host
 
 # Above this many rows torch's parallel loops beat one core. Up to it a row's rounding does not depend on the other rows.
 MAX_ROWS = 128
@@ -141,12 +142,9 @@ HOOKS: dict[str, Callable] = {
 }
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
-WEIGHT_UPDATES = tuple(
-    _UPDATER + name
-    for name in (
-        "update_weights_from_disk",
-        "load_weights_from_distributed",
-        "update_weights_from_tensor",
-        "update_weights_from_ipc",
-    )
+WEIGHT_UPDATES = (
+    _UPDATER + "update_weights_from_disk",
+    _UPDATER + "update_weights_from_tensor",
+    _UPDATER + "update_weights_from_ipc",
+    host.DISTRIBUTED_UPDATE,
 )

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from sglang.srt.constrained.base_grammar_backend import GrammarMask
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+
+from sglang_patches.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.layers.sampler import Sampler
@@ -167,7 +169,7 @@ def select_sampling_info(batch: ScheduleBatch, rows: Rows) -> SamplingBatchInfo:
     that SGLang ties to grammars: the caller broadcasts the verified result instead.
     """
     info = batch.sampling_info
-    processors = _processor_entries(info, rows.roots)
+    processors = host.processors_of(info, rows.roots, len(rows.requests))
     per_row = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "logit_bias")
     present = [name for name in per_row if getattr(info, name) is not None]
     return dataclasses.replace(
@@ -193,23 +195,12 @@ def _sampling_steps(
     steps = {"is_all_greedy": max(top_ks) <= 1, "is_any_greedy": min(top_ks) <= 1}
     if info.sampling_seed is not None:
         return steps  # the batch's steps decide which noise a seed yields, so they are kept
-    return steps | {
+    steps |= {
         "need_top_p_sampling": any(p.top_p != 1.0 for p in params),
         "need_top_k_sampling": any(k != TOP_K_ALL for k in top_ks),
         "need_min_p_sampling": any(p.min_p > 0 for p in params),
-        "max_top_k": max(top_ks) if max(top_ks) < TOP_K_ALL else None,
     }
-
-
-def _processor_entries(info: SamplingBatchInfo, roots: Mapping[int, int]) -> dict[int, ProcessorEntry]:
-    entries = {}
-    for key, entry in (info.custom_logit_processor or {}).items():
-        rows = sorted(roots[r] for r in entry.rows if r in roots)
-        if rows:
-            entries[key] = ProcessorEntry(
-                entry.processor, rows, torch.tensor(rows, device=info.temperatures.device)
-            )
-    return entries
+    return steps | host.widest_top_k(top_ks)
 
 
 class LogprobRecord:

@@ -110,7 +110,7 @@ class TargetDraws(Verifier):
         if batch.forward_mode.is_idle():
             empty = torch.empty(0, dtype=torch.int32, device=batch.device)
             return empty, empty.clone(), empty.clone()
-        if batch.sampling_info.has_watermark_candidates:
+        if host.watermarked(batch.sampling_info):
             raise ValueError("watermark: not supported by specstore's speculative algorithms")
         logits = logits_output.next_token_logits
         penalise(logits, batch.reqs, pending, layout)

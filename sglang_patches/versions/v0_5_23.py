@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sglang_patches.versions.rows import row
 
 if TYPE_CHECKING:
     from sglang.srt.arg_groups.overrides import ResolvedView
+    from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.managers.io_struct import AbortReq
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 ABORT = "sglang.srt.managers.scheduler.Scheduler.send_abort_output"
+DISTRIBUTED_UPDATE = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.load_weights_from_distributed"
 
+_RANK = "the draft model's process"
+
+CPU_HOOKS: dict[str, Callable] = {}  # called around these, on a CPU alone
 EARLY_EXITS = True  # layers can be asked for their hidden states
-ONLY_SUPPORTED = {"enable_watermark": False}  # fields -> the one value that all methods work with
+# Fields -> the one value that all methods work with.
+ONLY_SUPPORTED = {"enable_watermark": False, "enable_pd_role_switch": False}
 
 ROWS = (
     row(ABORT, "self abort_req req", "hooked: closes the session of a request that ends while it waits"),
@@ -59,6 +70,34 @@ ROWS = (
     ),
     row("sglang.srt.runtime_context.attn_dp_enabled_of", "cfg", "data-parallel attention is refused"),
     row("sglang.srt.server_args.ServerArgs.enable_watermark", None, "is refused"),
+    row("sglang.srt.server_args.ServerArgs.enable_pd_role_switch", None, "is refused"),
+    row("sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.max_top_k", None, "a top-k of fewer rows"),
+    row(
+        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.has_watermark_candidates",
+        None,
+        "watermarks are refused",
+    ),
+    row(
+        "sglang.srt.mem_cache.kv_index_translator.KVIndexTranslator.own_plan",
+        "self forward_batch runner_slots",
+        "KV slots of batches that the plugin makes",
+    ),
+    row(
+        "sglang.srt.layers.aux_hidden_states.AuxHiddenStateList.capture",
+        "self hidden owned",
+        "what is called with the hidden states at an early exit",
+    ),
+    row("sglang.srt.sampling.sampling_batch_info.ProcessorEntry.__init__", None, "custom logit processors"),
+    row(
+        "sglang.srt.configs.hybrid_arch.hybrid_kda_config",
+        "model_config",
+        "which linear-attention layers a model has",
+    ),
+    row(DISTRIBUTED_UPDATE, None, "hooked on a CPU: packed weights are made again"),
+    row("sglang.srt.distributed.bootstrap.init_parallel_runtime", "server_args device dist_port", _RANK),
+    row("sglang.srt.distributed.bootstrap.init_layer_runtime", "model_config", _RANK),
+    row("sglang.srt.runtime_context.SpawnRanks", None, _RANK),
+    row("sglang.srt.runtime_context.publish", "server_args role hf_config ranks", _RANK),
 )
 
 
@@ -79,3 +118,65 @@ def tree_walk() -> Callable:
     from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 
     return verify_tree_greedy_func
+
+
+def hybrid_kda_config(config: ModelConfig) -> object | None:
+    """The configuration of a model with KDA layers, None for another model."""
+    from sglang.srt.configs.hybrid_arch import hybrid_kda_config
+
+    return hybrid_kda_config(config)
+
+
+def watermarked(info: SamplingBatchInfo) -> bool:
+    """Whether the output of a request may carry a watermark."""
+    return info.has_watermark_candidates
+
+
+def widest_top_k(top_ks: Sequence[int]) -> dict[str, int | None]:
+    """The field of `SamplingBatchInfo` that says which columns a top-k may keep, for rows with these."""
+    from sglang.srt.sampling.sampling_params import TOP_K_ALL
+
+    return {"max_top_k": max(top_ks) if max(top_ks) < TOP_K_ALL else None}
+
+
+def processors_of(info: SamplingBatchInfo, rows: Mapping[int, int], count: int) -> dict:
+    """The custom logit processors of requests that have one row of logits each, of `count` rows. rows: of these requests, by request."""
+    import torch
+    from sglang.srt.sampling.sampling_batch_info import ProcessorEntry
+
+    entries = {}
+    for key, entry in (info.custom_logit_processor or {}).items():
+        seen = sorted(rows[request] for request in entry.rows if request in rows)
+        if seen:
+            indices = torch.tensor(seen, device=info.temperatures.device)
+            entries[key] = ProcessorEntry(entry.processor, seen, indices)
+    return entries
+
+
+def place_kv(runner: ModelRunner, batch: ForwardBatch) -> None:
+    """Tells the batch where its slots lie, as the scheduler does for its own batches."""
+    translator = runner.kv_index_translator
+    translator.own_plan(batch).bind(batch, translator)
+
+
+def replica_of(runner: ModelRunner) -> int | None:
+    """Which of the data-parallel replicas this is, None without them."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().dp_rank
+
+
+def start_rank(args: ServerArgs, config: ModelConfig, gpu: int, port: int) -> dict[str, object]:
+    """Makes this process the one rank of a model; returns further arguments of its `ModelRunner`. args: resolved. port: free."""
+    from sglang.srt.distributed import bootstrap
+    from sglang.srt.runtime_context import SpawnRanks, get_device, publish
+
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=gpu))
+    bootstrap.init_parallel_runtime(server_args=args, device=get_device().device, dist_port=port)
+    bootstrap.init_layer_runtime(model_config=config)
+    return {}
+
+
+def worker_class(worker: type[BaseSpecWorker]) -> type[BaseSpecWorker]:
+    """The class that the scheduler makes its worker of."""
+    return worker

@@ -20,6 +20,7 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 from sglang_patches.tree_attention import verifying_backend
 from sglang_patches.verification.layout import TreeLayout, attention_mask, lay_out
+from sglang_patches.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -214,8 +215,7 @@ def _verify_batch(
             draft_token_num=width,
         ),
     )
-    translator = runner.kv_index_translator
-    translator.own_plan(batch).bind(batch, translator)
+    host.place_kv(runner, batch)
     return batch
 
 

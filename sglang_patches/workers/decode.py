@@ -36,6 +36,7 @@ from sglang_patches.options import load_options
 from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifies_chains_only, verifying_backend
 from sglang_patches.verification.layout import TreeLayout, pack
 from sglang_patches.verification.target_sampling import needs_plain_step
+from sglang_patches.versions import host
 from sglang_patches.workers import finish_hooks
 from sglang_patches.workers.base import TreeWorker
 from sglang_patches.workers.courier import Courier, make_courier
@@ -146,7 +147,7 @@ class DecodeWorker(TreeWorker):
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
         context_length = self.last_position + 1
         view, namespace = resolving_view(self.server_args), namespace_of(self.server_args, self.options)
-        replica = get_parallel().dp_rank or 0  # None without data parallelism
+        replica = host.replica_of(self.model_runner) or 0
         settings = draft_settings(
             view, self.options, self.method, namespace, context_length, vocab_size, replica
         )

@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
+from packaging.version import Version
 
 from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.measure import breakdown, measure
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import Endpoint
 from sglang_patches.metrics import PHASES, RETRIEVE
+from sglang_patches.versions import INSTALLED
 from tests.conformance.conftest import ENDED_SECONDS, TENANT_HEADER
 from tests.waiting import eventually
 
@@ -81,7 +83,9 @@ def test_a_stream_interval_hides_short_and_long_steps(server, prompts):
         )
     )
     lengths = [len(message["output_ids"]) for message in messages]
-    assert len(lengths) > 3 and lengths[0] == 1 and lengths[-1] == NEW_TOKENS
+    assert lengths[0] == 1 and lengths[-1] == NEW_TOKENS
+    # Before 0.5.22 SGLang sends at certain lengths, which a step of several tokens may pass.
+    assert len(lengths) > (3 if Version(INSTALLED) >= Version("0.5.22") else 1)
     assert all(after - before >= interval for before, after in zip(lengths, lengths[1:-1], strict=False))
 
 

@@ -26,7 +26,7 @@ from sglang.srt.layers.sampler import Sampler
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_context, get_exec, get_parallel
+from sglang.srt.runtime_context import get_context, get_exec
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
@@ -41,7 +41,7 @@ from sglang_patches.early_exit.tap import HostTap
 from sglang_patches.namespace import namespace_of
 from sglang_patches.workers.decode import DecodeWorker
 from tests.support.draft_side import InProcessDraftSide, follow_pairs
-from tests.unit.verification.plain_decoding import make_request, plain_token, sampler_on_cpu
+from tests.unit.verification.plain_decoding import make_request, one_rank, plain_token, sampler_on_cpu
 
 EOS = 1
 TOKENIZER = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=EOS)
@@ -495,6 +495,6 @@ def _configured(nodes: int, endpoint: str, tenant: str, request_tenant: str, see
         ),
         get_exec().deterministic.override(enable_deterministic_inference=seeded),
         torch.compiler.set_stance("force_eager"),  # changes no arithmetic
-        get_parallel().override(tp_group=SimpleNamespace(device_group=None, world_size=1), tp_rank=0),
+        one_rank(),
     ):
         yield

@@ -20,6 +20,7 @@ from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.process.candidates import choose
 from sglang_patches.drafting.process.sequences import SequenceCache
+from sglang_patches.versions import host
 
 CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
 DEEPEST = 128  # levels below a text that its trie may have
@@ -185,7 +186,7 @@ class SglangModel(DraftModel):
             setattr(batch, field, getattr(batch, field).to(runner.device, non_blocking=True))
         batch.spec_algorithm = runner.spec_algorithm
         batch.capture_hidden_mode = CaptureHiddenMode.NULL
-        runner.kv_index_translator.own_plan(batch).bind(batch, runner.kv_index_translator)
+        host.place_kv(runner, batch)
         with torch.no_grad():
             return runner.forward(batch).logits_output.next_token_logits
 

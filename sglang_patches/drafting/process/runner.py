@@ -7,12 +7,11 @@ import socket
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
-from sglang.srt.distributed import bootstrap
 from sglang.srt.model_executor.model_runner import ModelRunner
-from sglang.srt.runtime_context import SpawnRanks, get_device, publish
 from sglang.srt.server_args import ServerArgs
 
 from sglang_patches.drafting.process.settings import DraftSettings
+from sglang_patches.versions import host
 
 
 def load_runner(settings: DraftSettings) -> ModelRunner:
@@ -34,19 +33,17 @@ def load_runner(settings: DraftSettings) -> ModelRunner:
         **({"attention_backend": "specstore_cpu", "sampling_backend": "pytorch"} if kind == "cpu" else {}),
     )
     args.resolve_once()
-    gpu = int(index or 0)
-    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=gpu))
-    port = _free_port()
+    gpu, port = int(index or 0), _free_port()
     config = ModelConfig.from_server_args(args)
     _refuse_other_caches(config)
-    bootstrap.init_parallel_runtime(server_args=args, device=get_device().device, dist_port=port)
-    bootstrap.init_layer_runtime(model_config=config)
+    rank = host.start_rank(args, config, gpu, port)
     runner = ModelRunner(
         model_config=config,
         mem_fraction_static=resolving_view(args).mem_fraction_static,
         gpu_id=gpu,
         nccl_port=port,
         server_args=args,
+        **rank,
     )
     runner.alloc_memory_pool()
     runner.init_attention_backends()

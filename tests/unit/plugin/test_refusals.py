@@ -11,11 +11,14 @@ from tests.unit.plugin.resolution import resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plugin")
 
-# SGLang 0.5.21 has neither of these arguments.
-SINCE_0_5_22 = [
-    ({"tp_size": 2, "attn_dp_size": 2}, "--attn-dp-size"),
-    ({"enable_watermark": True}, "--enable-watermark"),
-]
+# Arguments that not every version has, by the first that has them.
+SINCE = {
+    "0.5.21": [({"enable_pd_role_switch": True}, "--enable-pd-role-switch")],
+    "0.5.22": [
+        ({"tp_size": 2, "attn_dp_size": 2}, "--attn-dp-size"),
+        ({"enable_watermark": True}, "--enable-watermark"),
+    ],
+}
 HERE = [method for method in METHODS.values() if host.EARLY_EXITS or not method.early_exit]
 
 
@@ -35,8 +38,7 @@ def test_what_it_can_work_with_passes(model_path):
         ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
         ({"speculative_adaptive": True}, "--speculative-adaptive"),
-        ({"enable_pd_role_switch": True}, "--enable-pd-role-switch"),
-        *(SINCE_0_5_22 if Version(INSTALLED) >= Version("0.5.22") else []),
+        *(case for first, cases in SINCE.items() if Version(INSTALLED) >= Version(first) for case in cases),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -62,7 +64,7 @@ def test_a_method_with_a_draft_process_needs_a_draft_model(model_path, name, mon
 def test_a_method_with_an_early_exit_is_refused_where_sglang_hands_out_no_states(
     model_path, name, monkeypatch
 ):
-    monkeypatch.setattr(host, "EARLY_EXITS", False)  # as it is in 0.5.21
+    monkeypatch.setattr(host, "EARLY_EXITS", False)  # as it is before 0.5.22
     monkeypatch.setenv("SPECSTORE_EARLY_EXIT", "exits.safetensors")
     path = model_path("dense")
     with pytest.raises(ValueError, match=rf"{name}: SGLang [\d.]+ hands out no hidden states"):

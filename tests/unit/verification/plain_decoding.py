@@ -6,9 +6,11 @@ decoding would see after the same tokens.
 
 from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
+from sglang.srt.distributed import parallel_state
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler, top_k_top_p_min_p_sampling_from_probs_torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -24,14 +26,24 @@ EOS = 1
 
 
 @contextmanager
+def one_rank():
+    """This process is a server's only rank."""
+    group = SimpleNamespace(device_group=None, world_size=1)
+    with (
+        get_parallel().override(tp_group=group, tp_rank=0),
+        mock.patch.object(parallel_state, "_TP", group),  # where SGLang before 0.5.21 looks
+    ):
+        yield
+
+
+@contextmanager
 def sampler_on_cpu(deterministic=False):
     """SGLang's sampler as a CPU server builds it; compiled helpers run eagerly, which changes no arithmetic."""
-    group = SimpleNamespace(device_group=None, world_size=1)
     with (
         get_context().override_server_args(device="cpu", sampling_backend="pytorch"),
         get_exec().deterministic.override(enable_deterministic_inference=deterministic),
         get_exec().features.override(enable_custom_logit_processor=True),
-        get_parallel().override(tp_group=group),
+        one_rank(),
         torch.compiler.set_stance("force_eager"),
     ):
         yield Sampler()

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -16,6 +17,7 @@ from sglang_patches.cpu.tree_operators import verify_tree_greedy_cpu
 from sglang_patches.verification import verifier
 from sglang_patches.verification.noise_verifier import SharedNoise
 from sglang_patches.verification.target_sampling import needs_plain_step
+from sglang_patches.versions import INSTALLED
 from tests.unit.verification.plain_decoding import (
     EOS,
     Batch,
@@ -181,6 +183,7 @@ def test_idle_batch_yields_nothing(sampler):
     ]
 
 
+@pytest.mark.skipif(Version(INSTALLED) < Version("0.5.22"), reason="SGLang has no watermarks")
 def test_watermark_is_refused(sampler):
     batch = Batch([make_request()], VOCAB)
     batch.sampling_info.has_watermark_candidates = True
