@@ -17,7 +17,7 @@ ROWS_HINT = 8
 _generation = 0
 
 
-def forget_all(*_) -> None:
+def forget_all(*_: object, **__: object) -> None:
     """After a weight update: every packed copy is made again at its next use."""
     global _generation
     _generation += 1

@@ -89,6 +89,17 @@ def test_a_stream_interval_hides_short_and_long_steps(server, prompts):
     assert all(after - before >= interval for before, after in zip(lengths, lengths[1:-1], strict=False))
 
 
+@ONLY_GRPC
+def test_weights_may_be_updated_while_it_serves(server, spelling_model, prompts):
+    """To the same ones, so that the answer is the same."""
+    asked = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    before = server.generate(prompts[1], **asked)["output_ids"]
+    update = {"model_path": str(spelling_model)}
+    done = requests.post(server.url + "/update_weights_from_disk", json=update, timeout=300)
+    assert done.ok and done.json()["success"], done.text
+    assert server.generate(prompts[1], **asked)["output_ids"] == before
+
+
 def test_chat_completions_stream(server, plain):
     body = {
         "model": "default",

@@ -1,5 +1,5 @@
 """Every version of SGLang that the plugin supports and this environment does not have: its environment is made from its lock, the
-host table is compared, what cannot run is refused, and SSSD runs the conformance suite there."""
+host table is compared, what cannot run is refused, steps are verified, and SSSD runs the conformance suite there."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def test_host_table_matches(python):
 
 def test_refusals(python):
     _run(python, "pytest", "-q", "tests/unit/plugin/test_refusals.py")
+
+
+def test_verification(python):
+    """With custom logit processors too, which the suite does not have."""
+    _run(python, "pytest", "-q", "tests/unit/verification/test_verifier.py")
 
 
 def test_conformance(python):
