@@ -8,17 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_patches.versions import v0_5_21
 from sglang_patches.versions.rows import changed, row
-from sglang_patches.versions.v0_5_21 import (
-    ABORT,
-    CPU_HOOKS,
-    EARLY_EXITS,
-    aborted,
-    attention_is_data_parallel,
-    place_kv,
-    tree_walk,
-    watermarked,
-    widest_top_k,
-)
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
@@ -27,26 +16,6 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
-
-__all__ = [
-    "ABORT",
-    "CPU_HOOKS",
-    "DISTRIBUTED_UPDATE",
-    "EARLY_EXITS",
-    "ONLY_SUPPORTED",
-    "ROWS",
-    "aborted",
-    "attention_is_data_parallel",
-    "hybrid_kda_config",
-    "place_kv",
-    "processors_of",
-    "replica_of",
-    "start_rank",
-    "tree_walk",
-    "watermarked",
-    "widest_top_k",
-    "worker_class",
-]
 
 DISTRIBUTED_UPDATE = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_distributed"
 
@@ -151,3 +120,8 @@ def worker_class(worker: type[BaseSpecWorker]) -> type[BaseSpecWorker]:
         "update_weights_from_tensor": update_target,
     }
     return type(worker.__name__, (worker,), methods)
+
+
+def __getattr__(name: str) -> Any:
+    """All else is as in 0.5.21."""
+    return getattr(v0_5_21, name)

@@ -4,21 +4,10 @@ serves a KV cache on a CPU takes Triton for granted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_patches.versions import v0_5_22
 from sglang_patches.versions.rows import changed, row
-from sglang_patches.versions.v0_5_22 import (
-    ABORT,
-    DISTRIBUTED_UPDATE,
-    aborted,
-    hybrid_kda_config,
-    processors_of,
-    replica_of,
-    start_rank,
-    tree_walk,
-    worker_class,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -27,26 +16,6 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-
-__all__ = [
-    "ABORT",
-    "CPU_HOOKS",
-    "DISTRIBUTED_UPDATE",
-    "EARLY_EXITS",
-    "ONLY_SUPPORTED",
-    "ROWS",
-    "aborted",
-    "attention_is_data_parallel",
-    "hybrid_kda_config",
-    "place_kv",
-    "processors_of",
-    "replica_of",
-    "start_rank",
-    "tree_walk",
-    "watermarked",
-    "widest_top_k",
-    "worker_class",
-]
 
 _SUPPORT_TRITON = (
     "sglang.srt.mem_cache.allocation.support_triton",
@@ -174,3 +143,8 @@ CPU_HOOKS: dict[str, Callable] = {
     _PAGED + "alloc_decode": _decode_pages,
     **dict.fromkeys(_SUPPORT_TRITON, _without_triton),
 }
+
+
+def __getattr__(name: str) -> Any:
+    """All else is as in 0.5.22."""
+    return getattr(v0_5_22, name)

@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_patches.versions import v0_5_23
 from sglang_patches.versions.rows import changed, row
-from sglang_patches.versions.v0_5_23 import (
-    CPU_HOOKS,
-    DISTRIBUTED_UPDATE,
-    EARLY_EXITS,
-    ONLY_SUPPORTED,
-    attention_is_data_parallel,
-    hybrid_kda_config,
-    place_kv,
-    processors_of,
-    replica_of,
-    start_rank,
-    watermarked,
-    widest_top_k,
-    worker_class,
-)
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
-
-__all__ = [
-    "ABORT",
-    "CPU_HOOKS",
-    "DISTRIBUTED_UPDATE",
-    "EARLY_EXITS",
-    "ONLY_SUPPORTED",
-    "ROWS",
-    "aborted",
-    "attention_is_data_parallel",
-    "hybrid_kda_config",
-    "place_kv",
-    "processors_of",
-    "replica_of",
-    "start_rank",
-    "tree_walk",
-    "watermarked",
-    "widest_top_k",
-    "worker_class",
-]
 
 ABORT = "sglang.srt.managers.scheduler._make_abort_req"
 
@@ -81,3 +46,8 @@ def tree_walk() -> Callable:
     from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
 
     return verify_tree_greedy_func
+
+
+def __getattr__(name: str) -> Any:
+    """All else is as in 0.5.23."""
+    return getattr(v0_5_23, name)
