@@ -42,7 +42,8 @@ class AcceptanceModel:
 
 
 class Acceptance:
-    """A model a tenant: what one tenant's texts teach says nothing of another's, and tells nothing of them."""
+    """A model a tenant: what one tenant's texts teach says nothing of another's, and tells nothing of them. of: the model of the
+    tenant with that name."""
 
     def __init__(self) -> None:
         self.of = per_tenant(AcceptanceModel)

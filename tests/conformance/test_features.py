@@ -143,9 +143,8 @@ def test_the_openai_endpoints_count_what_was_verified(server):
         answers.append(requests.post(server.url + "/v1/completions", json=body, timeout=300).json())
         return "sglext" in answers[-1]
 
-    eventually(
-        is_counted, "no answer tells", 60
-    )  # one without a draft does not: on a busy machine all may be late
+    # One without a draft does not: on a busy machine all of its drafts may be late.
+    eventually(is_counted, "no answer tells", 60)
     details = answers[-1]["sglext"]["spec_tokens_details"]
     correct, drafted = details["spec_num_correct_drafts"], details["spec_num_proposed_drafts"]
     assert 0 <= correct <= drafted and drafted > 0
