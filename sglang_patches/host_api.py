@@ -121,11 +121,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "self meta_info recv_obj i",
         "hooked: drafted tokens are those that were verified",
     ),
-    row(
-        _SRT + "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.update_spec_metrics",
-        "self bs num_correct_drafts num_accept_tokens num_block_accept_tokens num_cap_tokens",
-        "hooked: the acceptance rate is of verified tokens",
-    ),
     row(_MANAGER + "_init_req_state", "self obj request", "hooked: the tenant of a request"),
     row(_SRT + "managers.io_struct.GenerateReqInput", None, "as above"),
     row(_SRT + "environ.envs", None, "servers that are refused where requests have tenants"),
@@ -214,7 +209,7 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "server_args source fields",
         "names our attention backend",
     ),
-    row(_SRT + "arg_groups.choices.add_attention_backend_choices", "iterable", "lets a flag name it"),
+    row(_SRT + "server_args.add_attention_backend_choices", "iterable", "lets a flag name it"),
     row(
         _SRT + "layers.attention.attention_registry.register_attention_backend",
         "name",

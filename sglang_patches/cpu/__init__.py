@@ -35,8 +35,8 @@ def _register_operators() -> None:
 
 
 def _register_attention_backend() -> None:
-    from sglang.srt.arg_groups.choices import add_attention_backend_choices
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.server_args import add_attention_backend_choices
 
     add_attention_backend_choices([ATTENTION_BACKEND])
 

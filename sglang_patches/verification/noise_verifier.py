@@ -24,6 +24,7 @@ from sglang_patches.verification.filters import keep_filtered
 from sglang_patches.verification.shared_noise import NO_NOISE, SEED_BITS, draw
 from sglang_patches.verification.target_sampling import Rows, TargetSampler, is_greedy
 from sglang_patches.verification.verifier import TargetDraws, from_first_rank
+from sglang_patches.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
@@ -114,14 +115,14 @@ class _NoiseSampler(TargetSampler):
         info: SamplingBatchInfo,
         positions: torch.Tensor,
         simple_sampling_case: bool,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> object:
         """In the place of SGLang's. positions: of the nodes; the drawn tokens come one behind."""
         seeds = self._seeds[rows.index]
         tokens = draw(self._filtered(rows, probs, info), seeds, positions + 1).int()
         if self._seeded:
-            own, _ = self._sampler._sample_from_probs(probs, info, positions, simple_sampling_case)
-            tokens = torch.where(seeds == NO_NOISE, own, tokens)
-        return tokens, None
+            own = self._sampler._sample_from_probs(probs, info, positions, simple_sampling_case)
+            tokens = torch.where(seeds == NO_NOISE, host.drawn(own), tokens)
+        return host.as_draw(tokens)
 
     def _filtered(self, rows: Rows, probs: torch.Tensor, info: SamplingBatchInfo) -> torch.Tensor:
         """By the filters that the requests with noise ask for: no other row's draw needs them."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_patches.versions.rows import row
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.arg_groups.overrides import ResolvedView
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.managers.io_struct import AbortReq
@@ -20,16 +21,25 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 ABORT = "sglang.srt.managers.scheduler.Scheduler.send_abort_output"
+ACCEPT_RATE = (
+    "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.update_spec_metrics"
+)
 DISTRIBUTED_UPDATE = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.load_weights_from_distributed"
 
 _RANK = "the draft model's process"
 
 CPU_HOOKS: dict[str, Callable] = {}  # called around these, on a CPU alone
+COUNTS_CORRECT_DRAFTS = True  # its report of the acceptance rate does so apart from the accepted tokens
 EARLY_EXITS = True  # layers can be asked for their hidden states
 # Fields -> the one value that all methods work with.
 ONLY_SUPPORTED = {"enable_watermark": False, "enable_pd_role_switch": False}
 
 ROWS = (
+    row(
+        ACCEPT_RATE,
+        "self bs num_correct_drafts num_accept_tokens num_block_accept_tokens num_cap_tokens",
+        "hooked: the acceptance rate is of verified tokens",
+    ),
     row(ABORT, "self abort_req req", "hooked: closes the session of a request that ends while it waits"),
     row(
         "sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func",
@@ -151,6 +161,16 @@ def processors_of(info: SamplingBatchInfo, rows: Mapping[int, int], count: int) 
             indices = torch.tensor(seen, device=info.temperatures.device)
             entries[key] = ProcessorEntry(entry.processor, seen, indices)
     return entries
+
+
+def as_draw(tokens: torch.Tensor) -> object:
+    """Drawn tokens as `Sampler._sample_from_probs` returns them: with the tokens that could have been drawn, if a request asks."""
+    return tokens, None
+
+
+def drawn(result: Any) -> torch.Tensor:
+    """The tokens in such a result."""
+    return result[0]
 
 
 def place_kv(runner: ModelRunner, batch: ForwardBatch) -> None:

@@ -6,6 +6,7 @@ the nodes of the widest tree. The length of our trees varies, so the accepted to
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,13 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
 from sglang_patches import hooks
+from sglang_patches.versions import INSTALLED, host
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 
-UPDATE = (
-    "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.update_spec_metrics"
-)
+logger = logging.getLogger(__name__)
+
 INTERVAL = "specstore_interval"  # attribute of SGLang's reporter
 
 
@@ -56,11 +57,17 @@ def _after_update(
     reporter.spec_num_correct_drafts = interval.rate * reporter.spec_num_forward_ct * widest
 
 
-HOOKS = {UPDATE: _after_update}
+# Elsewhere both of SGLang's figures are made of one count: the rate cannot be mended without spoiling the length.
+HOOKS = {host.ACCEPT_RATE: _after_update} if host.COUNTS_CORRECT_DRAFTS else {}
 
 
 def register_accept_rate() -> None:
     """For the scheduler's process, as `finish_hooks.register_finish_hooks`."""
+    if not HOOKS:
+        logger.warning(
+            "SGLang %s reports an acceptance rate (log, sglang:spec_accept_rate) of the widest tree, not of the verified tokens",
+            INSTALLED,
+        )
     hooks.register(HOOKS, HookType.AFTER)
     hooks.refuse_if_left_out()
     HookRegistry.apply_hooks()

@@ -133,14 +133,18 @@ def plain_tokens(model, sampler, request, count):
 
 def plain_distribution(model, sampler, request, path):
     """float64 ``[vocab]``: the distribution plain decoding draws the next token from."""
-    _, info, logits, position = _prepared(model, request, path)
+    _, info, logits, _ = _prepared(model, request, path)
     sampler._preprocess_logits(logits, info)
     probs = torch.softmax(logits / info.temperatures, dim=-1)
-    _, weights, ids, _ = top_k_top_p_min_p_sampling_from_probs_torch(
-        probs, info.top_ks, info.top_ps, info.min_ps, True, None, position, return_filtered_probs=True
-    )
-    dense = torch.zeros(model.vocab, dtype=torch.float64).scatter_(0, ids[0].long(), weights[0].double())
-    return (dense / dense.sum()).numpy()
+    return filtered(probs, info.top_ks, info.top_ps, info.min_ps)[0].double().numpy()
+
+
+def filtered(probs, top_ks, top_ps, min_ps):
+    """``[rows, vocab]``: the distributions that SGLang's filters leave, taken from what it hands to the draw."""
+    with mock.patch.object(torch, "multinomial", wraps=torch.multinomial) as draw:
+        top_k_top_p_min_p_sampling_from_probs_torch(probs, top_ks, top_ps, min_ps, True, None, None)
+    weights, ids = draw.call_args.args[0].double(), probs.sort(dim=-1, descending=True).indices
+    return torch.zeros_like(weights).scatter_(1, ids, weights / weights.sum(dim=-1, keepdim=True))
 
 
 class Tree:

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_patches.verification import filters
 from sglang_patches.verification.filters import keep_filtered
+from tests.unit.verification.plain_decoding import filtered
 
 ROWS = 60
 
@@ -31,21 +31,13 @@ def random_rows(vocab, scale, seed=0):
     return probabilities, top_ks, top_ps, min_ps * 0.3
 
 
-def sglangs(probabilities, top_ks, top_ps, min_ps):
-    _, weights, ids, _ = top_k_top_p_min_p_sampling_from_probs_torch(
-        probabilities, top_ks, top_ps, min_ps, True, None, None, return_filtered_probs=True
-    )
-    kept = torch.zeros_like(probabilities).scatter_(1, ids.long(), weights)
-    return kept / kept.sum(dim=-1, keepdim=True)
-
-
 @pytest.mark.parametrize("scale", [0.5, 2.0, 5.0])
 @pytest.mark.parametrize("vocab", [24, 3000])
 def test_keeps_what_sglang_keeps(where, vocab, scale):
     rows = random_rows(vocab, scale)
     # Where a sum rounds to more than 1, SGLang's top-p of 1 cuts a tail of some 1e-7.
     rows[2][:] = torch.where(rows[2] == 1.0, 1.0 + 1e-5, rows[2])
-    kept, expected = keep_filtered(*rows), sglangs(*rows)
+    kept, expected = keep_filtered(*rows), filtered(*rows).float()
     assert torch.equal(kept > 0, expected > 0)
     torch.testing.assert_close(kept, expected)
     assert 1 < (kept > 0).sum(dim=-1).float().mean() < vocab / 2
@@ -82,7 +74,7 @@ def tied_rows():
 def test_of_tokens_that_tie_at_the_last_place_the_first_stay(where):
     rows = tied_rows()
     kept = keep_filtered(*rows)
-    assert torch.equal((kept > 0).sum(dim=-1), (sglangs(*rows) > 0).sum(dim=-1))
+    assert torch.equal((kept > 0).sum(dim=-1), (filtered(*rows).float() > 0).sum(dim=-1))
     cut = 0
     for row, of_row in zip(rows[0], kept, strict=True):
         order = row.sort(descending=True, stable=True).indices
