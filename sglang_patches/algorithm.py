@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -83,28 +83,30 @@ class TreeAlgorithm(CustomSpecAlgo):
         """Refuses settings that cannot work, by name, and fills in the speculative fields. Leaves overlap scheduling as it is."""
         refuse_drift()
         refuse_unsupported(self.method, server_args)
-        cfg = resolving_view(server_args)
+        cfg = resolved_view(server_args)
         verifies = cfg.disaggregation_mode != "prefill"
         refuse_if_left_out(cache_room.HOOKS)
         if verifies:
             refuse_if_left_out((*finish_hooks.HOOKS, *usage_report.SCHEDULER_HOOKS, *accept_rate.HOOKS))
             usage_report.register_metrics()
         request_tenants.register(server_args)
-        for field, value in tree_attention.choose(self.name, server_args).items():
-            setattr(server_args, field, value)
+        host.declare(server_args, **tree_attention.choose(self.name, server_args))
         width = load_options().nodes + 1
-        server_args.speculative_num_draft_tokens = width
-        # SGLang sizes a step by steps x branches, which must not exceed the width.
-        server_args.speculative_num_steps = max(1, width // tree_attention.BRANCHES)
-        server_args.speculative_eagle_topk = tree_attention.BRANCHES
-        server_args.enable_mixed_chunk = False
+        host.declare(
+            server_args,
+            speculative_num_draft_tokens=width,
+            # SGLang sizes a step by steps x branches, which must not exceed the width.
+            speculative_num_steps=max(1, width // tree_attention.BRANCHES),
+            speculative_eagle_topk=tree_attention.BRANCHES,
+            enable_mixed_chunk=False,
+        )
         if cfg.max_running_requests is None and verifies:
-            server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+            host.declare(server_args, max_running_requests=DEFAULT_MAX_RUNNING_REQUESTS)
 
 
 def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
     """Raises ValueError naming the first setting that the method cannot work with."""
-    view = resolving_view(server_args)
+    view = resolved_view(server_args)
     load_options().tls()  # reads the files too: until here only a command line has read them
     _refuse_wrong_shape(method.name, server_args)
     if method.early_exit and not host.EARLY_EXITS:

@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 _SRT = "sglang.srt."
 _PROCESSOR = _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
-_STREAMER = _SRT + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer."
 _MANAGER = _SRT + "managers.tokenizer_manager.TokenizerManager."
 _REPACK = "hooked on a CPU: packed weights are made again"
 _REGISTRY = _SRT + "plugins.hook_registry."
@@ -76,7 +75,7 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     row(_SRT + "managers.overlap_utils.RelayPayload.from_ngram", "draft_input", "their first tokens"),
     # Settings
     row(
-        _SRT + "arg_groups.overrides.resolving_view",
+        _SRT + "arg_groups.overrides.resolved_view",
         "server_args",
         "reads the configuration while it is resolved",
     ),
@@ -107,15 +106,7 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "hooked: closes the session of a request that ends as it joins a decode instance's batch",
     ),
     # What a request's answer says of its decoding
-    row(_SRT + "managers.scheduler.Scheduler.get_output_streamer_class", "self", "hooked: adds our field"),
-    row(_STREAMER + "build_additional_customized_info", "self reqs", "overridden: our field"),
-    row(_STREAMER + "has_additional_customized_info", None, "overridden: there is a field"),
     row(_SRT + "managers.schedule_batch.Req.output_ids_through_stop", None, "the tokens of the answer"),
-    row(
-        _MANAGER + "update_request_meta_info",
-        "self meta_info state customized_info index finish_reason",
-        "hooked: our field is no list",
-    ),
     row(
         _MANAGER + "_calculate_spec_decoding_metrics",
         "self meta_info recv_obj i",
@@ -205,12 +196,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     row(_SRT + "layers.dp_attention.is_dp_attention_enabled", "", "which ranks must agree on the outcome"),
     # A CPU: settings, attention, layers
     row(
-        _SRT + "arg_groups.overrides.declare_resolution",
-        "server_args source fields",
-        "names our attention backend",
-    ),
-    row(_SRT + "server_args.add_attention_backend_choices", "iterable", "lets a flag name it"),
-    row(
         _SRT + "layers.attention.attention_registry.register_attention_backend",
         "name",
         "the CPU attention backend",
@@ -231,11 +216,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         for name in ("create_decode_backend", "create_draft_extend_backend")
     ),
     row(_SRT + "runtime_context.attention_backends", "", "whether STANDALONE's draft model has ours"),
-    row(
-        _SRT + "arg_groups.platform_hook.handle_cpu_backends",
-        "server_args",
-        "hooked on a CPU: our attention backend",
-    ),
     row(
         _SRT + "disaggregation.utils.get_kv_class",
         "transfer_backend class_type",
@@ -310,10 +290,8 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "hooked: a request's row holds what is reserved for it",
     ),
     row(_SRT + "mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "", "what is reserved"),
-    row(_SRT + "mem_cache.allocation_sizing.get_alloc_page_size", "", "as above"),
     # Which attention backend verifies
-    row(_SRT + "arg_groups.overrides.model_config_of", "server_args", "what kind of attention a model has"),
-    row(_SRT + "arg_groups.overrides.use_mla_backend", "server_args", "as above"),
+    row(_SRT + "configs.model_config.AttentionArch", None, "what kind of attention a model has"),
     *(
         row(_SRT + "configs.hybrid_arch." + name, "model_config", "which linear-attention layers a model has")
         for name in ("hybrid_gdn_config", "mamba2_config", "mambaish_config")
@@ -328,9 +306,7 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     row(_SRT + "model_executor.cuda_graph_config.Phase", None, "as above"),
     row(_SRT + "model_executor.cuda_graph_config.check_cuda_graph_backend", "phase backend", "as above"),
     row(
-        _SRT + "model_executor.cuda_graph_config.with_phase",
-        "config phase changes",
-        "batch sizes to capture for a width",
+        _SRT + "model_executor.cuda_graph_config.CudaGraphConfig", None, "batch sizes to capture for a width"
     ),
     row(_SRT + "runtime_context.get_context", "", "the width while its graphs are captured"),
     row(
@@ -354,7 +330,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     row(_SRT + "plugins.load_plugins", "", "the CPU support in the draft process"),
     row(_SRT + "model_executor.forward_batch_info.CaptureHiddenMode", None, "a draft forward"),
     row(_SRT + "configs.model_config.ModelConfig", None, "the draft model"),
-    row(_SRT + "configs.model_config.AttentionArch", None, "draft models that are refused"),
     row(_SRT + "configs.hybrid_arch.mambaish_config", "model_config", "as above"),
     row(_SRT + "model_executor.model_runner.ModelRunner.alloc_memory_pool", None, "the draft model"),
     # The cost of a further row

@@ -44,6 +44,7 @@ def _register_flags() -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
     from sglang_patches import hooks
+    from sglang_patches.versions import host
 
     def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
         from sglang_patches.options import add_flags
@@ -58,7 +59,9 @@ def _register_flags() -> None:
 
     server_args = "sglang.srt.server_args.ServerArgs."
     hooks.register({server_args + "add_cli_args": after_add_cli_args}, HookType.AFTER)
-    hooks.register({server_args + "from_cli_args": before_from_cli_args}, HookType.BEFORE)
+    hooks.register(
+        {server_args + "from_cli_args": before_from_cli_args} | host.RESOLUTION_HOOKS, HookType.BEFORE
+    )
 
 
 def _register_algorithms() -> None:

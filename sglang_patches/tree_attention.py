@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang.srt.arg_groups.overrides import model_config_of, resolving_view, use_mla_backend
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mamba2_config, mambaish_config
+from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.runtime_context import attention_backends, get_spec
 
 from sglang_patches.cpu import ATTENTION_BACKEND as CPU_BACKEND
@@ -110,7 +111,7 @@ class _Setting:
 
 def _verifying_setting(server_args: ServerArgs) -> _Setting:
     """SGLang verifies with the prefill backend unless speculative_attention_mode is decode."""
-    view = resolving_view(server_args)
+    view = resolved_view(server_args)
     split_field = f"{view.speculative_attention_mode}_attention_backend"
     field = split_field if getattr(view, split_field) else "attention_backend"
     return _Setting(field, getattr(view, field), named=server_args._raw_input[field] is not None)
@@ -155,11 +156,11 @@ def choose(algorithm: str, server_args: ServerArgs) -> dict[str, object]:
 
     Raises ValueError that names the flag of an unusable backend given by the user, or the backend that the model needs.
     """
-    config = model_config_of(server_args)
-    _refuse_linear_attention(algorithm, config, resolving_view(server_args).device)
+    config = host.model_config_of(server_args)
+    _refuse_linear_attention(algorithm, config, resolved_view(server_args).device)
     setting = _verifying_setting(server_args)
     given_page_size = server_args._raw_input["page_size"]
-    traits = traits_of(config, use_mla_backend(server_args))
+    traits = traits_of(config, config.attention_arch == AttentionArch.MLA)
     reason = why_unfit(setting.backend, traits, given_page_size or 1)
     # If the user gave no page size, SGLang may have set one for the backend that is replaced here.
     page_size = {"page_size": given_page_size or 1}

@@ -49,11 +49,13 @@ def _register_attention_backend() -> None:
 
 def _prefer_attention_backend(server_args) -> None:
     """Runs before SGLang picks an attention backend for the CPU; picks ours, unless the user named one."""
-    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+    from sglang.srt.arg_groups.overrides import resolved_view
 
-    settings = resolving_view(server_args)
+    from sglang_patches.versions import host
+
+    settings = resolved_view(server_args)
     if settings.device == "cpu" and settings.attention_backend is None:
-        declare_resolution(server_args, "specstore", attention_backend=ATTENTION_BACKEND)
+        host.declare(server_args, attention_backend=ATTENTION_BACKEND)
 
 
 def _send_indices_plainly(kv_class: type | None, *_: object) -> None:
@@ -89,8 +91,5 @@ def _register_hooks() -> None:
     groups = "sglang.srt.distributed.parallel_state.init_model_parallel_group"
     hooks.register({groups: _without_nccl}, HookType.AROUND)
     hooks.register(dict.fromkeys(WEIGHT_UPDATES, forget_all), HookType.AFTER)
-    hooks.register(
-        {"sglang.srt.arg_groups.platform_hook.handle_cpu_backends": _prefer_attention_backend},
-        HookType.BEFORE,
-    )
+    hooks.register({host.CPU_BACKENDS: _prefer_attention_backend}, HookType.BEFORE)
     hooks.register({"sglang.srt.disaggregation.utils.get_kv_class": _send_indices_plainly}, HookType.AFTER)

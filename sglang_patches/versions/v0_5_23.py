@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import AbortReq
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
@@ -21,13 +24,21 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 ABORT = "sglang.srt.managers.scheduler.Scheduler.send_abort_output"
+STREAMER = "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class"
+META_INFO = "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info"
+CPU_BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 ACCEPT_RATE = (
     "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.update_spec_metrics"
 )
 DISTRIBUTED_UPDATE = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.load_weights_from_distributed"
 
+_OVERRIDES = "sglang.srt.arg_groups.overrides."
+_TELLS = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer."
 _RANK = "the draft model's process"
 
+logger = logging.getLogger(__name__)
+
+RESOLUTION_HOOKS: dict[str, Callable] = {}  # called before settings are resolved
 CPU_HOOKS: dict[str, Callable] = {}  # called around these, on a CPU alone
 COUNTS_CORRECT_DRAFTS = True  # its report of the acceptance rate does so apart from the accepted tokens
 EARLY_EXITS = True  # layers can be asked for their hidden states
@@ -40,6 +51,20 @@ ROWS = (
         "self bs num_correct_drafts num_accept_tokens num_block_accept_tokens num_cap_tokens",
         "hooked: the acceptance rate is of verified tokens",
     ),
+    row(STREAMER, "self", "hooked: an answer has our field"),
+    row(_TELLS + "build_additional_customized_info", "self reqs", "overridden: our field"),
+    row(_TELLS + "has_additional_customized_info", None, "overridden: there is a field"),
+    row(
+        META_INFO,
+        "self meta_info state customized_info index finish_reason",
+        "hooked: our field is no list",
+    ),
+    row(_OVERRIDES + "declare_resolution", "server_args source fields", "changes settings"),
+    row(_OVERRIDES + "model_config_of", "server_args", "what kind of attention a model has"),
+    row("sglang.srt.server_args.ServerArgs.resolve_once", "self", _RANK),
+    row("sglang.srt.server_args.add_attention_backend_choices", "iterable", "names our attention backend"),
+    row(CPU_BACKENDS, "server_args", "hooked on a CPU: our attention backend"),
+    row("sglang.srt.mem_cache.allocation_sizing.get_alloc_page_size", "", "what is reserved"),
     row(ABORT, "self abort_req req", "hooked: closes the session of a request that ends while it waits"),
     row(
         "sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func",
@@ -111,9 +136,88 @@ ROWS = (
 )
 
 
-def aborted(scheduler: Scheduler, abort_req: AbortReq, req: Req) -> Req:
+def aborted(scheduler: Scheduler, abort_req: AbortReq, req: Req) -> Req | None:
     """The request that a call of `ABORT` ends."""
     return req
+
+
+def declare(args: ServerArgs, **fields: object) -> None:
+    """Changes settings while they are resolved."""
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    declare_resolution(args, "specstore", **fields)
+
+
+def resolve(args: ServerArgs) -> None:
+    """Fills in the settings that were not given."""
+    args.resolve_once()
+
+
+def model_config_of(args: ServerArgs) -> ModelConfig:
+    """The configuration of the served model, while settings are resolved."""
+    from sglang.srt.arg_groups.overrides import model_config_of
+
+    return model_config_of(args)
+
+
+def reserve_per_decode() -> tuple[int, int]:
+    """Tokens that are reserved for a request at each decode step, and those of a page. The configuration must be published."""
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
+
+    return get_alloc_reserve_per_decode(), get_alloc_page_size()
+
+
+def teller(field: str, summary_of: Callable[[Req], list]) -> Callable:
+    """What to call after `STREAMER`, so that messages to the process that answers have a further field. summary_of: a request's
+    entry, empty if there is none."""
+
+    def after_streamer_class(
+        base: type[SchedulerOutputStreamer], scheduler: Scheduler
+    ) -> type[SchedulerOutputStreamer]:
+        if scheduler.rust_server is not None:
+            logger.warning(
+                "specstore: SGLang's Rust server takes no further fields: meta_info has no `%s`", field
+            )
+            return base
+
+        def told(self: SchedulerOutputStreamer, reqs: list[Req]) -> dict[str, list]:
+            entries = [summary_of(req) for req in reqs]
+            return base.build_additional_customized_info(self, reqs) | (
+                {field: entries} if any(entries) else {}
+            )
+
+        # The base is a dataclass with slots, which finds its own fields in any subclass.
+        members = {"has_additional_customized_info": True, "build_additional_customized_info": told}
+        return type(f"{base.__name__}WithUsage", (base,), {"__slots__": ()} | members)
+
+    return after_streamer_class
+
+
+def meta_info_hooks(field: str) -> dict[str, Callable]:
+    """What to call around functions of the process that answers, so that an entry of the field gets into `meta_info`."""
+
+    def around_meta_info(
+        original: Callable,
+        manager: TokenizerManager,
+        meta_info: dict[str, Any],
+        state: object,
+        customized_info: dict[str, list],
+        index: int,
+        finish_reason: dict | None,
+    ) -> None:
+        # SGLang takes the other fields for lists with an entry a token, which it joins and cuts.
+        others = {name: values for name, values in customized_info.items() if name != field}
+        original(manager, meta_info, state, others, index, finish_reason)
+        for entry in customized_info.get(field, {index: ()})[index]:
+            meta_info[field] = entry
+
+    return {META_INFO: around_meta_info}
+
+
+def put_told(
+    field: str, manager: TokenizerManager, meta_info: dict[str, Any], message: object, index: int
+) -> None:
+    """As `meta_info_hooks`, at the last message of a request: here nothing is left to do."""
 
 
 def attention_is_data_parallel(view: ResolvedView) -> bool:

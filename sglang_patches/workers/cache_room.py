@@ -7,18 +7,19 @@ an IndexError on a CPU, slots of the next request on a GPU. The hook here makes 
 
 from __future__ import annotations
 
-from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_patches import hooks
+from sglang_patches.versions import host
 
 
 def _reserved() -> int:
     """Tokens of a row beyond the context's length. The reserve ends on a page boundary."""
-    return get_alloc_reserve_per_decode() + get_alloc_page_size() - 1
+    reserve, page_size = host.reserve_per_decode()
+    return reserve + page_size - 1
 
 
-def _at_least_what_is_reserved(extra: int) -> int:
+def _at_least_what_is_reserved(extra: int, *_: object) -> int:
     return max(extra, _reserved())
 
 

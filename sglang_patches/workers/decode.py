@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import get_parallel
 
 from datastore_service.client import open_datastore
@@ -139,14 +139,14 @@ class DecodeWorker(TreeWorker):
         )
 
     def _make_tap(self, server_args: ServerArgs) -> Tap:
-        view = resolving_view(server_args)
+        view = resolved_view(server_args)
         rows = view.max_running_requests * self.max_width
         return make_tap(self.options, self.model_runner, rows, MOST, view.model_path, view.revision)
 
     def start_draft(self, vocab_size: int) -> DraftChannel:
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
         context_length = self.last_position + 1
-        view, namespace = resolving_view(self.server_args), namespace_of(self.server_args, self.options)
+        view, namespace = resolved_view(self.server_args), namespace_of(self.server_args, self.options)
         replica = host.replica_of(self.model_runner) or 0
         settings = draft_settings(
             view, self.options, self.method, namespace, context_length, vocab_size, replica

@@ -30,7 +30,9 @@ def tell(worker: BaseSpecWorker) -> None:
 
 
 def _after_abort(result: object, *call: Any, **named: Any) -> None:
-    _told.note_request_finished(rid=host.aborted(*call, **named).rid, natural_stop=False)
+    req = host.aborted(*call, **named)
+    if req is not None:
+        _told.note_request_finished(rid=req.rid, natural_stop=False)
 
 
 def _after_batch(

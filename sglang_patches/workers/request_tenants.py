@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -100,7 +100,7 @@ def register(server_args: ServerArgs) -> None:
     global _source
     _source = load_options().request_tenant
     if _source:
-        _refuse_ways_around(resolving_view(server_args))
+        _refuse_ways_around(resolved_view(server_args))
     hooks.register(HOOKS, HookType.BEFORE)
     hooks.refuse_if_left_out()
     HookRegistry.apply_hooks()

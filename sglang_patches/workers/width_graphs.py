@@ -11,10 +11,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend, with_phase
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.runtime_context import get_context, get_exec, get_spec
 from sglang.srt.utils.common import get_available_gpu_memory
 
@@ -112,7 +112,7 @@ def _configured_for(width: int) -> Iterator[None]:
         "specstore.width",
         speculative_num_draft_tokens=width,
         speculative_num_steps=max(1, width // get_spec().speculative_eagle_topk),
-        cuda_graph_config=with_phase(config, Phase.DECODE, bs=sizes, max_bs=max(sizes)),
+        cuda_graph_config=replace(config, decode=replace(config.decode, bs=sizes, max_bs=max(sizes))),
     )
     try:
         yield

@@ -135,6 +135,9 @@ def test_an_answer_says_what_its_steps_verified(server, prompts):
     assert drafted
 
 
+@pytest.mark.skipif(
+    Version(INSTALLED) < Version("0.5.19"), reason="before 0.5.19 SGLang does not show them there"
+)
 def test_the_openai_endpoints_count_what_was_verified(server):
     body = {"model": "default", "prompt": "why", "max_tokens": 24, "return_spec_tokens_details": True}
     answers = []
@@ -343,6 +346,8 @@ def test_the_serving_benchmark_sees_where_the_time_goes(server, prompts):
     assert set(phases) == {*PHASES, RETRIEVE}
     assert phases["forward"] > phases["verify"] > 0 and phases["draft"] >= phases[RETRIEVE] > 0
     width = server.spec.nodes + 1
-    assert {(batch, width) for batch, width, *_ in record["cells"]} <= {(1, width), (2, width)}
+    assert {rows for _, rows, *_ in record["cells"]} == {width}
+    # The last step of the requests before may be counted with the first of these.
+    assert sum(count for batch, _, count, _ in record["cells"] if batch > 2) <= 1
     shares = breakdown([record])
     assert all(0 < shares[part] < 1 for part in ("forward", "retrieval", "rest"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.model_executor.model_runner import ModelRunner
@@ -32,14 +32,14 @@ def load_runner(settings: DraftSettings) -> ModelRunner:
         skip_tokenizer_init=True,
         **({"attention_backend": "specstore_cpu", "sampling_backend": "pytorch"} if kind == "cpu" else {}),
     )
-    args.resolve_once()
+    host.resolve(args)
     gpu, port = int(index or 0), _free_port()
     config = ModelConfig.from_server_args(args)
     _refuse_other_caches(config)
     rank = host.start_rank(args, config, gpu, port)
     runner = ModelRunner(
         model_config=config,
-        mem_fraction_static=resolving_view(args).mem_fraction_static,
+        mem_fraction_static=resolved_view(args).mem_fraction_static,
         gpu_id=gpu,
         nccl_port=port,
         server_args=args,

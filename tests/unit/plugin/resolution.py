@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 from sglang.srt.arg_groups.overrides import ResolvedView, resolved_view
-from sglang.srt.runtime_context import override_platform
 from sglang.srt.server_args import ServerArgs
+
+from sglang_patches.versions import host
+from tests.unit.plugin.platform import override_platform
 
 _CARD = {"is_cuda": True, "has_flashinfer": True}
 PLATFORMS = {
@@ -95,7 +97,7 @@ def server_args(model_path: str, platform: str, **given: object) -> ServerArgs:
     given = {"device": "cuda", "speculative_algorithm": "SSSD", "skip_tokenizer_init": True} | given
     with override_platform(**PLATFORMS[platform]):
         arguments = ServerArgs(model_path=model_path, **given)
-        arguments.resolve_once()
+        host.resolve(arguments)
         return arguments
 
 
