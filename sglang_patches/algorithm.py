@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import get_spec
@@ -69,15 +69,12 @@ class TreeAlgorithm(CustomSpecAlgo):
 
         return FutureMap(device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
 
-    def build_disagg_draft_input(
-        self, batch: ScheduleBatch, last_tokens_tensor: torch.Tensor, future_map: FutureMap
-    ) -> NgramVerifyInput:
+    def build_disagg_draft_input(self, batch: ScheduleBatch, *arguments: Any) -> NgramVerifyInput:
         """Called on a decode instance. The base class returns None, and an n-gram algorithm's first step crashes on it."""
         from sglang_patches.disaggregation.first_step import relay_of_prefilled
 
-        return relay_of_prefilled(
-            batch, last_tokens_tensor, get_spec().speculative_num_draft_tokens, future_map
-        )
+        last_tokens, future_map = arguments[-2:]
+        return relay_of_prefilled(batch, last_tokens, get_spec().speculative_num_draft_tokens, future_map)
 
     def handle_server_args(self, server_args: ServerArgs) -> None:
         """Refuses settings that cannot work, by name, and fills in the speculative fields. Leaves overlap scheduling as it is."""

@@ -55,11 +55,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     row(
         _SRT + "speculative.spec_registry.CustomSpecAlgo.handle_server_args", "self server_args", "overridden"
     ),
-    row(
-        _SRT + "speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input",
-        "self batch last_tokens_tensor future_map",
-        "overridden: first draft input on a decode instance",
-    ),
     # The first step on a decode instance
     row(
         _SRT + "managers.overlap_utils.FutureMap.__init__",
@@ -71,8 +66,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "self future_indices new_seq_lens confidence",
         "lengths of requests that another instance has prefilled",
     ),
-    row(_SRT + "managers.overlap_utils.FutureMap.stash", "self future_indices payload", "their first tokens"),
-    row(_SRT + "managers.overlap_utils.RelayPayload.from_ngram", "draft_input", "their first tokens"),
     # Settings
     row(
         _SRT + "arg_groups.overrides.resolved_view",
@@ -112,8 +105,7 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "self meta_info recv_obj i",
         "hooked: drafted tokens are those that were verified",
     ),
-    row(_MANAGER + "_init_req_state", "self obj request", "hooked: the tenant of a request"),
-    row(_SRT + "managers.io_struct.GenerateReqInput", None, "as above"),
+    row(_SRT + "managers.io_struct.GenerateReqInput", None, "the tenant of a request"),
     row(_SRT + "environ.envs", None, "servers that are refused where requests have tenants"),
     row(_SRT + "environ.Envs.SGLANG_RUST_SERVER", None, "as above"),
     # A step: draft, forward, commit
@@ -215,7 +207,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         )
         for name in ("create_decode_backend", "create_draft_extend_backend")
     ),
-    row(_SRT + "runtime_context.attention_backends", "", "whether STANDALONE's draft model has ours"),
     row(
         _SRT + "disaggregation.utils.get_kv_class",
         "transfer_backend class_type",
@@ -242,11 +233,6 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
             "update_weights_from_tensor",
             "update_weights_from_ipc",
         )
-    ),
-    row(
-        _SRT + "layers.layernorm.RMSNorm.forward_native",
-        "self x residual post_residual_addition quant_linear",
-        "hooked on a CPU: fast path for few rows",
     ),
     row(
         _SRT + "layers.rotary_embedding.base.RotaryEmbedding.forward_native",
@@ -283,20 +269,12 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "req_to_token req_pool_indices_tensor prefix_lens_tensor",
         "as above",
     ),
-    # Room for trees
-    row(
-        _SRT + "mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len",
-        "",
-        "hooked: a request's row holds what is reserved for it",
-    ),
-    row(_SRT + "mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "", "what is reserved"),
     # Which attention backend verifies
     row(_SRT + "configs.model_config.AttentionArch", None, "what kind of attention a model has"),
     *(
         row(_SRT + "configs.hybrid_arch." + name, "model_config", "which linear-attention layers a model has")
         for name in ("hybrid_gdn_config", "mamba2_config", "mambaish_config")
     ),
-    row(_SRT + "runtime_context.attention_backends", "", "the backends of this process"),
     # The probe of tree attention
     row(_SRT + "layers.radix_attention.RadixAttention", None, "the layers that are probed"),
     row(_SRT + "model_executor.forward_batch_info.ForwardBatch", None, "a verification step for the probe"),

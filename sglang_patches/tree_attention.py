@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mamba2_config, mambaish_config
 from sglang.srt.configs.model_config import AttentionArch
-from sglang.srt.runtime_context import attention_backends, get_spec
+from sglang.srt.runtime_context import get_spec
 
 from sglang_patches.cpu import ATTENTION_BACKEND as CPU_BACKEND
 from sglang_patches.versions import host
@@ -119,7 +119,7 @@ def _verifying_setting(server_args: ServerArgs) -> _Setting:
 
 def verifying_backend() -> str:
     """Name of the backend that serves target-verify forwards in this process. The configuration must be published."""
-    prefill, decode = attention_backends()
+    prefill, decode = host.attention_backends()
     return decode if get_spec().speculative_attention_mode == "decode" else prefill
 
 

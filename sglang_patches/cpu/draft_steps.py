@@ -33,9 +33,9 @@ class CpuDraftSteps:
 
 
 def _serves_draft(factory) -> bool:
-    from sglang.srt.runtime_context import attention_backends
+    from sglang_patches.versions import host
 
-    _, configured = attention_backends()
+    _, configured = host.attention_backends()
     return (factory.draft_attn_backend or configured) == ATTENTION_BACKEND
 
 

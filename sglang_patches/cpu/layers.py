@@ -33,10 +33,10 @@ def _is_plain_norm(norm, x, residual, post_residual_addition) -> bool:
     )
 
 
-def rms_norm(stock, norm, x, residual=None, post_residual_addition=None, quant_linear=None):
+def rms_norm(stock, norm, x, residual=None, post_residual_addition=None, *more, **named):
     """RMSNorm.forward_native: x / rms(x) * weight, of x + residual where one is given (updated in place)."""
     if not _is_plain_norm(norm, x, residual, post_residual_addition):
-        return stock(norm, x, residual, post_residual_addition, quant_linear)
+        return stock(norm, x, residual, post_residual_addition, *more, **named)
     out = torch.empty_like(x)
     rows, width = x.shape
     kernel = (kernels.RMS_NORM if residual is None else kernels.ADD_RMS_NORM)[x.dtype]
@@ -134,7 +134,7 @@ def masked_input(stock, *arguments, **named):
 
 
 HOOKS: dict[str, Callable] = {
-    "sglang.srt.layers.layernorm.RMSNorm.forward_native": rms_norm,
+    host.RMS_NORM: rms_norm,
     "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native": rope,
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply": linear,
     "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head": lm_head,

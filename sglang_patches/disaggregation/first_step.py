@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.managers.overlap_utils import RelayPayload
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+from sglang_patches.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.managers.overlap_utils import FutureMap
@@ -30,5 +31,5 @@ def relay_of_prefilled(
     if batch.enable_overlap:
         relay.future_indices = batch.req_pool_indices
         future_map.publish(relay.future_indices, batch.seq_lens)
-        future_map.stash(relay.future_indices, RelayPayload.from_ngram(relay))
+        host.relay(relay, future_map)
     return relay

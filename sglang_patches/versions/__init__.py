@@ -12,7 +12,7 @@ from types import ModuleType
 
 from packaging.version import Version
 
-TESTED = ("0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")  # oldest first
+TESTED = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")  # oldest first
 INSTALLED = version("sglang")
 
 

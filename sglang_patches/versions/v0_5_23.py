@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sglang.srt.arg_groups.overrides import ResolvedView
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.managers.io_struct import AbortReq
-    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.overlap_utils import FutureMap
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 ABORT = "sglang.srt.managers.scheduler.Scheduler.send_abort_output"
 STREAMER = "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class"
@@ -32,6 +34,12 @@ ACCEPT_RATE = (
 )
 DISTRIBUTED_UPDATE = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.load_weights_from_distributed"
 
+RMS_NORM = "sglang.srt.layers.layernorm.RMSNorm.forward_native"
+ROW_LENGTH = "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len"
+RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
+REQUEST_STATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._init_req_state"
+FIRST_DRAFT_INPUT = "sglang.srt.speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input"
+
 _OVERRIDES = "sglang.srt.arg_groups.overrides."
 _TELLS = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer."
 _RANK = "the draft model's process"
@@ -39,6 +47,7 @@ _RANK = "the draft model's process"
 logger = logging.getLogger(__name__)
 
 RESOLUTION_HOOKS: dict[str, Callable] = {}  # called before settings are resolved
+SCHEDULER_HOOKS: dict[str, Callable] = {}  # called after these, in the scheduler's process
 CPU_HOOKS: dict[str, Callable] = {}  # called around these, on a CPU alone
 COUNTS_CORRECT_DRAFTS = True  # its report of the acceptance rate does so apart from the accepted tokens
 EARLY_EXITS = True  # layers can be asked for their hidden states
@@ -63,6 +72,31 @@ ROWS = (
     row(_OVERRIDES + "model_config_of", "server_args", "what kind of attention a model has"),
     row("sglang.srt.server_args.ServerArgs.resolve_once", "self", _RANK),
     row("sglang.srt.server_args.add_attention_backend_choices", "iterable", "names our attention backend"),
+    row(
+        RMS_NORM,
+        "self x residual post_residual_addition quant_linear",
+        "hooked on a CPU: fast path for few rows",
+    ),
+    row("sglang.srt.runtime_context.attention_backends", "", "the backends of this process"),
+    row(ROW_LENGTH, "", "hooked: a request's row holds what is reserved for it"),
+    row(RESERVE, "", "what is reserved"),
+    row(REQUEST_STATE, "self obj request", "hooked: the tenant of a request"),
+    row(
+        FIRST_DRAFT_INPUT,
+        "self batch last_tokens_tensor future_map",
+        "overridden: first draft input on a decode instance",
+    ),
+    row(
+        "sglang.srt.managers.overlap_utils.FutureMap.stash",
+        "self future_indices payload",
+        "first tokens of requests that another instance has prefilled",
+    ),
+    row("sglang.srt.managers.overlap_utils.RelayPayload.from_ngram", "draft_input", "as above"),
+    row(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.after_idle_gap",
+        None,
+        "which steps say what a width costs",
+    ),
     row(CPU_BACKENDS, "server_args", "hooked on a CPU: our attention backend"),
     row("sglang.srt.mem_cache.allocation_sizing.get_alloc_page_size", "", "what is reserved"),
     row(ABORT, "self abort_req req", "hooked: closes the session of a request that ends while it waits"),
@@ -275,6 +309,25 @@ def as_draw(tokens: torch.Tensor) -> object:
 def drawn(result: Any) -> torch.Tensor:
     """The tokens in such a result."""
     return result[0]
+
+
+def attention_backends() -> tuple[str, str]:
+    """Of prefill and decode in this process. The configuration must be published."""
+    from sglang.srt.runtime_context import attention_backends
+
+    return attention_backends()
+
+
+def follows_idle_gap(batch: ScheduleBatch) -> bool:
+    """Whether the scheduler had nothing to do before this step."""
+    return batch.after_idle_gap
+
+
+def relay(draft_input: NgramVerifyInput, future_map: FutureMap) -> None:
+    """Hands accepted tokens to the next step under overlap scheduling, as after a step."""
+    from sglang.srt.managers.overlap_utils import RelayPayload
+
+    future_map.stash(draft_input.future_indices, RelayPayload.from_ngram(draft_input))
 
 
 def place_kv(runner: ModelRunner, batch: ForwardBatch) -> None:

@@ -23,9 +23,7 @@ def _at_least_what_is_reserved(extra: int, *_: object) -> int:
     return max(extra, _reserved())
 
 
-HOOKS = {
-    "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len": _at_least_what_is_reserved
-}
+HOOKS = {host.ROW_LENGTH: _at_least_what_is_reserved}
 
 
 def make_room_for_trees() -> None:

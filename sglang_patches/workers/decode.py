@@ -238,7 +238,9 @@ class DecodeWorker(TreeWorker):
         if self.speculation is not None:
             self.speculation.verification_launched(states)
         waited = self.speculation.seconds_waited() if self.speculation is not None else 0.0
-        finished = self.policy.step_started(len(trees), width, not batch.after_idle_gap, began, waited)
+        finished = self.policy.step_started(
+            len(trees), width, not host.follows_idle_gap(batch), began, waited
+        )
         if finished is not None and self.first_rank:
             observe_step(*finished)
         self._sweep()

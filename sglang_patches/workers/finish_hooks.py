@@ -49,6 +49,7 @@ HOOKS: dict[str, Callable] = {
     _PROCESSOR + "process_batch_result_prefill": _after_batch,
     # A decode instance's batch of requests that were prefilled elsewhere, or retracted and back.
     _PROCESSOR + "process_batch_result_prebuilt": _after_batch,
+    **host.SCHEDULER_HOOKS,
 }
 
 

@@ -16,6 +16,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_patches import hooks
 from sglang_patches.options import load_options
+from sglang_patches.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -30,7 +31,9 @@ FLAG = "--specstore-request-tenant"
 _source = ""  # the option's value, in the process that answers requests
 
 
-def _before_request(manager: TokenizerManager, obj: object, request: Request | None = None) -> None:
+def _before_request(
+    manager: TokenizerManager, obj: object, request: Request | None = None, *_: object, **__: object
+) -> None:
     """Called for each call of an API, after SGLang has made lists of a batch's fields; again without a request for further samples."""
     if not isinstance(obj, GenerateReqInput):
         return
@@ -90,9 +93,7 @@ def _cache_keys(given: list[str | None] | None, tenants: list[str]) -> list[str]
     return [f"{len(tenant)}:{tenant}:{key or ''}" for tenant, key in zip(tenants, given, strict=True)]
 
 
-HOOKS: dict[str, Callable] = {
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager._init_req_state": _before_request
-}
+HOOKS: dict[str, Callable] = {host.REQUEST_STATE: _before_request}
 
 
 def register(server_args: ServerArgs) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
@@ -101,20 +101,21 @@ def batch_sizes(width: int, captured: Sequence[int]) -> list[int]:
 @contextlib.contextmanager
 def _configured_for(width: int) -> Iterator[None]:
     """Sets SGLang's configuration while backends and graphs of a width are made, and restores it."""
-    config = get_exec().graph.cuda_graph_config
     before = {
         "speculative_num_draft_tokens": get_spec().speculative_num_draft_tokens,
         "speculative_num_steps": get_spec().speculative_num_steps,
-        "cuda_graph_config": config,
     }
-    sizes = batch_sizes(width, config.decode.bs)
+    decode = get_exec().graph.cuda_graph_config.decode
+    captured = decode.bs, decode.max_bs
+    sizes = batch_sizes(width, decode.bs)
     get_context().override(
         "specstore.width",
         speculative_num_draft_tokens=width,
         speculative_num_steps=max(1, width // get_spec().speculative_eagle_topk),
-        cuda_graph_config=replace(config, decode=replace(config.decode, bs=sizes, max_bs=max(sizes))),
     )
+    decode.bs, decode.max_bs = sizes, max(sizes)
     try:
         yield
     finally:
+        decode.bs, decode.max_bs = captured
         get_context().override("specstore.width", **before)

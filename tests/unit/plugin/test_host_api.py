@@ -46,7 +46,8 @@ def test_drift_names_the_row(symbol, expected):
 @pytest.mark.parametrize(
     ("installed", "table"),
     [
-        ("0.5.17", "0.5.18"),
+        ("0.5.16", "0.5.17"),
+        ("0.5.17", "0.5.17"),
         ("0.5.18", "0.5.18"),
         ("0.5.19", "0.5.19"),
         ("0.5.20", "0.5.20"),
@@ -72,7 +73,10 @@ def test_a_newer_version_that_fits_starts_and_the_log_says_so(plugin, model_path
     assert "not tested" not in caplog.text
     monkeypatch.setattr(versions, "INSTALLED", "0.6.0")
     resolve(model_path("dense"), "hopper")
-    assert "SGLang 0.6.0 was not tested (0.5.18, 0.5.19, 0.5.20, 0.5.21, 0.5.22, 0.5.23 were)" in caplog.text
+    assert (
+        "SGLang 0.6.0 was not tested (0.5.17, 0.5.18, 0.5.19, 0.5.20, 0.5.21, 0.5.22, 0.5.23 were)"
+        in caplog.text
+    )
 
 
 def test_a_newer_version_that_does_not_fit_is_refused_by_the_row(plugin, model_path, monkeypatch):
