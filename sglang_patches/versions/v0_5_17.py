@@ -1,5 +1,5 @@
-"""SGLang 0.5.17: as 0.5.18, but accepted tokens are not relayed, the scheduler does not say that it was idle, and sizes and backends
-are read from `ServerArgs`."""
+"""SGLang 0.5.17: as 0.5.18, but accepted tokens are not relayed, the scheduler does not say that it was idle, sizes and backends are
+read from `ServerArgs`, and grammars take a GPU for granted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from sglang_patches.versions import v0_5_18
 from sglang_patches.versions.rows import changed, row
 
 if TYPE_CHECKING:
+    import torch
+    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
     from sglang.srt.managers.overlap_utils import FutureMap
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
+BITMASK = "sglang.srt.constrained.xgrammar_backend._allocate_token_bitmask"
+APPLY_BITMASK = "sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask"
 IDLE = "sglang.srt.managers.scheduler.Scheduler.on_idle"
+
+CPU_DECODE_FLAGS: tuple[str, ...] = ()  # a retracted request's KV is always kept in plain memory
 
 ROWS = changed(
     v0_5_18.ROWS,
@@ -36,6 +42,8 @@ ROWS = changed(
         "self batch server_args last_tokens_tensor future_map",
         "overridden: first draft input on a decode instance",
     ),
+    row(BITMASK, "vocab_size batch_size", "hooked on a CPU: grammars without pinned memory"),
+    row(APPLY_BITMASK, "self logits vocab_mask", "hooked on a CPU: grammars without Triton"),
     row(IDLE, "self", "hooked: which steps say what a width costs"),
     row("sglang.srt.runtime_context.get_server_args", "", "sizes and backends"),
     row("sglang.srt.server_args.ServerArgs.get_attention_backends", "self", "the backends of this process"),
@@ -47,6 +55,27 @@ ROWS = changed(
     ),
 )
 
+
+def _unpinned_bitmask(stock: Callable, vocab_size: int, batch_size: int) -> torch.Tensor:
+    """All tokens allowed, int32 [batch, words]. SGLang's lies in pinned memory, which needs a GPU."""
+    from xgrammar import allocate_token_bitmask
+
+    return allocate_token_bitmask(batch_size, vocab_size)
+
+
+def _mask_on_a_cpu(
+    stock: Callable, grammar: XGrammarGrammar, logits: torch.Tensor, vocab_mask: torch.Tensor
+) -> None:
+    """In place. SGLang's kernels need a GPU."""
+    from xgrammar import apply_token_bitmask_inplace
+
+    apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
+
+
+CPU_HOOKS: dict[str, Callable] = v0_5_18.CPU_HOOKS | {
+    BITMASK: _unpinned_bitmask,
+    APPLY_BITMASK: _mask_on_a_cpu,
+}
 _idle = False  # since the last step
 
 

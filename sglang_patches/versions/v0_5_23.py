@@ -50,6 +50,8 @@ RESOLUTION_HOOKS: dict[str, Callable] = {}  # called before settings are resolve
 SCHEDULER_HOOKS: dict[str, Callable] = {}  # called after these, in the scheduler's process
 CPU_HOOKS: dict[str, Callable] = {}  # called around these, on a CPU alone
 COUNTS_CORRECT_DRAFTS = True  # its report of the acceptance rate does so apart from the accepted tokens
+# There is no pinned memory to keep a retracted request's KV in.
+CPU_DECODE_FLAGS: tuple[str, ...] = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
 EARLY_EXITS = True  # layers can be asked for their hidden states
 # Fields -> the one value that all methods work with.
 ONLY_SUPPORTED = {"enable_watermark": False, "enable_pd_role_switch": False}

@@ -39,6 +39,7 @@ DRAFT_PROCESS, DRAFT_PROGRAMS = "sglang_patches.drafting.process", "tests.suppor
 FORKABLE = {
     "OMP_WAIT_POLICY": CPU_SPLIT_ENVIRONMENT["OMP_WAIT_POLICY"],  # the halves of a split ask for it
     "OPENBLAS_NUM_THREADS": "1",  # it would start the others while it is imported
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # as above: SGLang 0.5.17 imports pyarrow
 }
 # Variables that a server reads while it runs. The others are read while SGLang or a library is imported: servers that
 # want them set otherwise are forked from a process of their own.

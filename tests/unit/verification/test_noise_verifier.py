@@ -113,6 +113,7 @@ def tree_along(rng, tokens, request):
     return tree
 
 
+@pytest.mark.usefixtures("grammars_on_a_cpu")
 def test_grammars_and_custom_processors_constrain_the_draw(sampler, strategy):
     model, scheme = RandomModel(LARGE, seed=3, scale=1.0), scheme_of(sampler)
     requests = [

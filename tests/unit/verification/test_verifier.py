@@ -288,6 +288,7 @@ def grammar_tokens(model, sampler, request, count):
     return tokens
 
 
+@pytest.mark.usefixtures("grammars_on_a_cpu")
 def test_grammar_constrains_every_node_as_plain_decoding(sampler, strategy):
     rng = np.random.default_rng(6)
     accepted = 0
