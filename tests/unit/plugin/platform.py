@@ -17,6 +17,7 @@ _FUNCTIONS = {
     "is_hopper_with_cuda_12_3": "is_hopper_with_cuda_12_3",
     "is_sm100": "is_sm100_supported",
     "is_sm100_or_sm110": "is_sm100_or_sm110_supported",
+    "is_sm120": "is_sm120_supported",
     "is_blackwell": "is_blackwell_supported",
     "device_sm": "get_device_sm",
     "device_capability": "get_device_capability",
@@ -34,9 +35,8 @@ def override_functions(**facts: object) -> Iterator[None]:
     drift_message()  # imports all: no module of SGLang may be imported under a wrong impression
     modules = [module for name, module in sys.modules.items() if name.startswith(_WHO_ASKS)]
     with contextlib.ExitStack() as stack:
-        asked = {_FUNCTIONS[fact]: value for fact, value in facts.items()} | {
-            "get_device_memory_capacity": None
-        }
+        asked = {name: facts.get(fact, False) for fact, name in _FUNCTIONS.items()}
+        asked["get_device_memory_capacity"] = None
         for name, value in asked.items():
             for module in modules:
                 if name in vars(module):
