@@ -1,5 +1,6 @@
 """Every version of SGLang that the plugin supports and this environment does not have: its environment is made from its lock, the
-host table is compared, what cannot run is refused, steps are verified, and SSSD runs the conformance suite there."""
+host table is compared, what cannot run is refused, steps are verified, and a method without a draft process and one with it run the
+conformance suite there."""
 
 from __future__ import annotations
 
@@ -43,14 +44,17 @@ def test_host_table_matches(python):
     _run(python, "sglang_patches.check")
 
 
-def test_refusals(python):
-    _run(python, "pytest", "-q", "tests/unit/plugin/test_refusals.py")
+def test_settings(python):
+    """Refusals, and which attention backend verifies on an accelerator."""
+    settings = [f"tests/unit/plugin/test_{name}.py" for name in ("refusals", "tree_attention")]
+    _run(python, "pytest", "-q", *settings)
 
 
 def test_verification(python):
     """With custom logit processors too, which the suite does not have."""
-    _run(python, "pytest", "-q", "tests/unit/verification/test_verifier.py")
+    _run(python, "pytest", "-q", "tests/unit/verification")
 
 
-def test_conformance(python):
-    _run(python, "pytest", "-q", "tests/conformance", "-k", "not toy", "--method", "SSSD")
+@pytest.mark.parametrize("method", ["SSSD", "SAGUARO"])
+def test_conformance(python, method):
+    _run(python, "pytest", "-q", "tests/conformance", "-k", "not toy", "--method", method)
