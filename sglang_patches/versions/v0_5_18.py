@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ABORT = "sglang.srt.managers.scheduler_components.output_sender.SenderWrapper.send_output"
 STREAMER = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept"
 CPU_BACKENDS = "sglang.srt.server_args.ServerArgs._handle_cpu_backends"
+MESSAGE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output"
 RESOLUTION = "sglang.srt.server_args.ServerArgs.__post_init__"
 
 ROWS = changed(
@@ -32,7 +33,9 @@ ROWS = changed(
     row(ABORT, "self output recv_obj", "hooked: closes the session of a request that ends while it waits"),
     row("sglang.srt.managers.scheduler.AbortReq", None, "as above"),
     row(STREAMER, "self req", "hooked: an answer has our field"),
-    row("sglang.srt.managers.io_struct.unwrap_from_pickle", "obj", "our field"),
+    row(MESSAGE, "self recv_obj", "hooked: our field is no list"),
+    row("sglang.srt.managers.io_struct.unwrap_from_pickle", "obj", "as above"),
+    row("sglang.srt.managers.io_struct.wrap_as_pickle", "obj", "as above"),
     row(CPU_BACKENDS, "self", "hooked on a CPU: our attention backend"),
     row("sglang.srt.server_args.add_attention_backend_choices", "choices", "names our attention backend"),
     row(RESOLUTION, "self", "hooked: keeps the settings as they were given"),
@@ -53,6 +56,8 @@ ROWS = changed(
 )
 
 logger = logging.getLogger(__name__)
+
+_told: dict[str, list] = {}  # the field of the message that is being handled, by request
 
 
 def keep_given(args: ServerArgs) -> None:
@@ -117,19 +122,25 @@ def _say_that_nothing_is_told(field: str) -> None:
 
 
 def meta_info_hooks(field: str) -> dict[str, Callable]:
-    """There is no function to call them around."""
-    return {}
+    """What to call around functions of the process that answers, so that an entry of the field can get into `meta_info`."""
+
+    def around_message(original: Callable, manager: TokenizerManager, message: Any) -> object:
+        # SGLang would take the field for a list with an entry a token.
+        global _told
+        from sglang.srt.managers.io_struct import unwrap_from_pickle, wrap_as_pickle
+
+        fields = unwrap_from_pickle(getattr(message, "customized_info", None)) or {}
+        _told = dict(zip(message.rids, fields.pop(field, ()), strict=False))
+        if _told:
+            message.customized_info = wrap_as_pickle(fields) if fields else None
+        return original(manager, message)
+
+    return {MESSAGE: around_message}
 
 
-def put_told(
-    field: str, manager: TokenizerManager, meta_info: dict[str, Any], message: Any, index: int
-) -> None:
-    """At the last message of a request, whose field SGLang took for a list with an entry a token: `meta_info` gets the entry."""
-    from sglang.srt.managers.io_struct import unwrap_from_pickle
-
-    meta_info.pop(field, None)
-    manager.rid_to_state[message.rids[index]].customized_info_accumulated.pop(field, None)
-    for entry in (unwrap_from_pickle(message.customized_info) or {}).get(field, {index: ()})[index]:
+def put_told(field: str, meta_info: dict[str, Any], message: Any, index: int) -> None:
+    """As `meta_info_hooks`, at the last message of a request."""
+    for entry in _told.get(message.rids[index], ()):
         meta_info[field] = entry
 
 

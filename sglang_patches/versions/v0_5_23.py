@@ -250,9 +250,7 @@ def meta_info_hooks(field: str) -> dict[str, Callable]:
     return {META_INFO: around_meta_info}
 
 
-def put_told(
-    field: str, manager: TokenizerManager, meta_info: dict[str, Any], message: object, index: int
-) -> None:
+def put_told(field: str, meta_info: dict[str, Any], message: object, index: int) -> None:
     """As `meta_info_hooks`, at the last message of a request: here nothing is left to do."""
 
 

@@ -33,7 +33,7 @@ def _after_metrics(
     result: None, manager: TokenizerManager, meta_info: dict[str, Any], message: Any, index: int
 ) -> None:
     """Called for the last message of a request."""
-    host.put_told(SUMMARY, manager, meta_info, message, index)
+    host.put_told(SUMMARY, meta_info, message, index)
     if SUMMARY in meta_info and "spec_num_proposed_drafts" in meta_info:
         drafted = sum(meta_info[SUMMARY]["drafted"].values())
         correct = meta_info["spec_num_correct_drafts"]
