@@ -142,15 +142,15 @@ def test_the_openai_endpoints_count_what_was_verified(server):
     body = {"model": "default", "prompt": "why", "max_tokens": 24, "return_spec_tokens_details": True}
     answers = []
 
-    def is_counted() -> bool:
-        answers.append(requests.post(server.url + "/v1/completions", json=body, timeout=300).json())
-        return "sglext" in answers[-1]
+    def is_drafted_for() -> bool:
+        answer = requests.post(server.url + "/v1/completions", json=body, timeout=300).json()
+        answers.append(answer.get("sglext", {}).get("spec_tokens_details", {}))
+        return answers[-1].get("spec_num_proposed_drafts", 0) > 0
 
-    # One without a draft does not: on a busy machine all of its drafts may be late.
-    eventually(is_counted, "no answer tells", 60)
-    details = answers[-1]["sglext"]["spec_tokens_details"]
+    eventually(is_drafted_for, "no answer tells", 60)  # on a busy machine all drafts of an answer may be late
+    details = answers[-1]
     correct, drafted = details["spec_num_correct_drafts"], details["spec_num_proposed_drafts"]
-    assert 0 <= correct <= drafted and drafted > 0
+    assert 0 <= correct <= drafted
     assert details["spec_accept_rate"] == pytest.approx(correct / drafted)
 
 
