@@ -113,6 +113,7 @@ def _configured_for(width: int) -> Iterator[None]:
         speculative_num_draft_tokens=width,
         speculative_num_steps=max(1, width // get_spec().speculative_eagle_topk),
     )
+    # In place: SGLang 0.5.17 reads them from `ServerArgs`, which holds the same object.
     decode.bs, decode.max_bs = sizes, max(sizes)
     try:
         yield

@@ -347,8 +347,9 @@ def test_the_serving_benchmark_sees_where_the_time_goes(server, prompts):
     assert phases["forward"] > phases["verify"] > 0 and phases["draft"] >= phases[RETRIEVE] > 0
     width = server.spec.nodes + 1
     assert {rows for _, rows, *_ in record["cells"]} == {width}
-    # Before 0.5.20 some steps had three requests, which count as four; why is not known.
-    two = sum(count for batch, _, count, _ in record["cells"] if batch <= 2)
-    assert two > sum(count for *_, count, _ in record["cells"]) / 2
+    most = (
+        2 if Version(INSTALLED) >= Version("0.5.20") else 4
+    )  # earlier, some steps had three: why is not known
+    assert {batch for batch, *_ in record["cells"]} <= {1, 2, most}
     shares = breakdown([record])
     assert all(0 < shares[part] < 1 for part in ("forward", "retrieval", "rest"))
