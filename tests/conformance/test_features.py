@@ -217,15 +217,16 @@ def test_a_header_names_the_tenant(method, server, plain):
     def ask(tenant: str) -> tuple[int, int]:
         answer = greedy(server, prompt, headers={TENANT_HEADER: f"{method.name}-{tenant}"}, **wanted)
         assert answer["output_ids"] == expected
-        return answer["meta_info"]["spec_verify_ct"], answer["meta_info"]["cached_tokens"]
+        info = answer["meta_info"]
+        return info["specstore"]["accepted"].get("live", 0), info["cached_tokens"]
 
-    first, cached = ask("own")
+    before, cached = ask("own")
     assert cached == 0
     drafted = "what a tenant has said is not drafted for it: this shows nothing"
-    eventually(lambda: ask("own")[0] < first / 2, drafted, ENDED_SECONDS)
+    eventually(lambda: ask("own")[0] > 120, drafted, 60)
     assert ask("own")[1] > 0
-    steps, cached = ask("other")
-    assert cached == 0 and steps > 0.6 * first  # a draft model's drafts come sooner or later
+    live, cached = ask("other")
+    assert cached == 0 and live < before + 20
 
 
 def test_a_client_cannot_name_another_tenant_than_its_header(server, prompts):

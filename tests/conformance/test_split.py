@@ -15,11 +15,14 @@ from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import ServerSpec
 from tests.conformance.conftest import DRAFTING, ENDED_SECONDS, FLAGS, TENANT_HEADER
 from tests.conformance.test_features import CONSTRAINED, NEW_TOKENS, UNENDING, greedy, outputs
-from tests.support.servers import Split, running_split
+from tests.support.servers import SglangServer, Split, running_split
 from tests.waiting import eventually
 
 # Too small for all that is asked at once: requests are retracted on the decode instance.
 CACHE = 2048
+ANSWER = 200  # tokens of an answer that the live tier knows MOST of if its tenant has read it
+MOST, FEW = 120, 20
+UNDRAFTED = "what a tenant has said is not drafted for it: this shows nothing"
 
 
 @pytest.fixture(scope="session")
@@ -76,40 +79,38 @@ def test_streamed_constrained_sampled_and_short_requests(stack, plain, prompts):
 
 @pytest.mark.parametrize("server", ["overlap, gRPC"], indirect=True)
 def test_text_is_drafted_for_its_own_tenant_alone(server, stack, plain):
-    """The text does not repeat itself: what is drafted of it comes from who has read it."""
-    prompt = [2 + i * i % 37 for i in range(9)]
-
-    wanted = {"temperature": 0, "frequency_penalty": 0.5, "max_new_tokens": 200, "ignore_eos": True}
-    (expected,) = outputs(plain, [prompt], **wanted)
-
-    def steps(generate: Callable[..., dict], publish: bool) -> int:
-        answer = generate(prompt, custom_params={"specstore": {"publish": publish}}, **wanted)
-        assert answer["output_ids"] == expected
-        return answer["meta_info"]["spec_verify_ct"]
-
-    other = functools.partial(stack.generate_at, 0)
-    before = steps(other, publish=False)
-    first = steps(server.generate, publish=True)
-    drafted = "what a tenant has said is not drafted for it: this shows nothing"
-    eventually(lambda: steps(server.generate, publish=False) < first / 2, drafted, 60)
-    assert steps(other, publish=False) > 0.6 * before  # a draft model's drafts come sooner or later
+    """The text does not repeat itself: what the live tier drafts of it comes from who has read it."""
+    known = _known_to_live(plain, [2 + i * i % 37 for i in range(9)])
+    other = functools.partial(known, functools.partial(stack.generate_at, 0), publish=False)
+    before = other()
+    eventually(lambda: known(server.generate) > MOST, UNDRAFTED, 60)
+    assert other() < before + FEW
 
 
 def test_a_header_names_the_tenant_to_both_instances(method, stack, plain):
     """Through the router, on a prompt that no other test has."""
-    prompt = [3 + i * i % 31 for i in range(9)]
-    wanted = {"temperature": 0, "frequency_penalty": 0.5, "max_new_tokens": 200, "ignore_eos": True}
+    known = _known_to_live(plain, [3 + i * i % 31 for i in range(9)])
+
+    def of_tenant(tenant: str) -> int:
+        return known(functools.partial(stack.generate, headers={TENANT_HEADER: f"{method.name}-{tenant}"}))
+
+    before = of_tenant("own")
+    eventually(lambda: of_tenant("own") > MOST, UNDRAFTED, 60)
+    assert of_tenant("other") < before + FEW
+
+
+def _known_to_live(plain: SglangServer, prompt: list[int]) -> Callable[..., int]:
+    """Counts the tokens of the prompt's answer that the live tier has proposed to a server. An answer may be lost to the datastore if
+    the machine is so busy that it is not asked in time, so every one is published that may be."""
+    wanted = {"temperature": 0, "frequency_penalty": 0.5, "max_new_tokens": ANSWER, "ignore_eos": True}
     (expected,) = outputs(plain, [prompt], **wanted)
 
-    def steps(tenant: str) -> int:
-        answer = stack.generate(prompt, headers={TENANT_HEADER: f"{method.name}-{tenant}"}, **wanted)
+    def known(generate: Callable[..., dict], publish: bool = True) -> int:
+        answer = generate(prompt, custom_params={"specstore": {"publish": publish}}, **wanted)
         assert answer["output_ids"] == expected
-        return answer["meta_info"]["spec_verify_ct"]
+        return answer["meta_info"]["specstore"]["accepted"].get("live", 0)
 
-    first = steps("own")
-    drafted = "what a tenant has said is not drafted for it: this shows nothing"
-    eventually(lambda: steps("own") < first / 2, drafted, 60)
-    assert steps("other") > 0.6 * first  # a draft model's drafts come sooner or later
+    return known
 
 
 def test_no_request_is_left(stack):
