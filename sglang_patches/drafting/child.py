@@ -30,19 +30,26 @@ class Child:
         self.socket, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:
             self._log_start = output.tell()
-            self._process = subprocess.Popen(
-                command,
-                env=os.environ | environment | {SOCKET_VARIABLE: str(theirs.fileno())},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            environment = os.environ | environment | {SOCKET_VARIABLE: str(theirs.fileno())}
+            self._process = self._start(command, environment, theirs.fileno(), output.fileno())
         self._exit = os.pidfd_open(self._process.pid)
         self._events = select.poll()
         self._events.register(self.socket, select.POLLIN)
         self._events.register(self._exit, select.POLLIN)
+
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], descriptor: int, output: int
+    ) -> subprocess.Popen:
+        """descriptor: of the program's end of the socket. output: descriptor of what it prints to."""
+        return subprocess.Popen(
+            command,
+            env=environment,
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:

@@ -4,7 +4,7 @@ Importing SGLang is most of a server's start, and a server does it three times. 
 a fresh interpreter knows after those imports and nothing else: no plugin is loaded, no thread started, no argument read.
 It then runs the module it is asked for, as `python -m` does. The processes that this one starts with `multiprocessing`'s
 spawn are forked beforehand, equally fresh; they are given their task as spawn gives it: file descriptors, environment and
-pickled arguments.
+pickled arguments. So is the first draft process of each; one that is started again is started by its command.
 
 On the socket FD comes one JSON message a server, with the descriptor of its output; back go its process id and, when it
 ends, its status. When the socket closes, all servers are killed.
@@ -23,8 +23,9 @@ import runpy
 import selectors
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import util
 
 import setproctitle
@@ -32,6 +33,11 @@ import setproctitle
 MESSAGE = 1 << 20  # bytes of the longest
 DESCRIPTORS = 16  # that one of them is handed
 ABOVE = 512  # no descriptor of a spawned process has been numbered so high
+DRAFT_FLAG = "--speculative-draft-model-path"  # of a server that starts a draft process
+# Variables that a process reads while it runs. The others are read while SGLang or a library is imported: a process that
+# wants them set otherwise is not forked from one that has imported them.
+READ_LATE = ("SPECSTORE_", "MOONCAKE_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+OUTPUT_VARIABLE = "SPECSTORE_TEST_OUTPUT"  # names the descriptor that a forked draft process prints to
 PR_SET_PDEATHSIG = 1
 
 
@@ -113,7 +119,7 @@ def _set_environment(environment: dict[str, str]) -> None:
 
 
 class Spare:
-    """A child of this process that waits to be what `multiprocessing` spawns. Its constructor returns in both."""
+    """A child of this process that waits to be what is started later. Its constructor returns in both."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -124,11 +130,13 @@ class Spare:
         else:
             theirs.close()
 
-    def spawn(self, arguments: Sequence[bytes], descriptors: Sequence[int]) -> int:
+    def spawn(
+        self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+    ) -> int:
         """Its process id, once it runs these arguments of the interpreter with these descriptors under their numbers."""
         order = {
-            "arguments": [os.fsdecode(word) for word in arguments],
-            "environment": dict(os.environ),
+            "arguments": list(arguments),
+            "environment": dict(environment),
             "numbers": list(descriptors),
         }
         socket.send_fds(self._socket, [json.dumps(order).encode()], descriptors)
@@ -168,13 +176,60 @@ def fork_spares(count: int) -> Spare | None:
     start = util.spawnv_passfds
 
     def spawn(path: bytes, arguments: Sequence[bytes], descriptors: Sequence[int]) -> int:
-        words = [os.fsencode(word) for word in arguments]
-        if b"--multiprocessing-fork" in words and spares:
-            return spares.pop(0).spawn(words, descriptors)
+        words = [os.fsdecode(word) for word in arguments]
+        if "--multiprocessing-fork" in words and spares:
+            return spares.pop(0).spawn(words, os.environ, descriptors)
         return start(path, arguments, descriptors)
 
     util.spawnv_passfds = spawn
     return None
+
+
+class ForkedDraft:
+    """What `sglang_patches.drafting.child` uses of a subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def fork_draft_process() -> Spare | None:
+    """A child to be the first draft process that this one starts. In the child: the child."""
+    imported_with = dict(os.environ)
+    spares = [Spare()]
+    if spares[0].pid == 0:
+        return spares[0]
+    from sglang_patches.drafting.child import Child  # not before the fork: it loads what starts threads
+
+    start = Child._start
+
+    def fork(
+        child: Child, command: Sequence[str], environment: Mapping[str, str], descriptor: int, output: int
+    ) -> subprocess.Popen | ForkedDraft:
+        other = {name for name, _ in imported_with.items() ^ environment.items()}
+        if spares and all(name.startswith(READ_LATE) for name in other):
+            wanted = {**environment, OUTPUT_VARIABLE: str(output)}
+            return ForkedDraft(spares.pop().spawn(command, wanted, [descriptor, output]))
+        return start(child, command, environment, descriptor, output)
+
+    Child._start = fork
+    return None
+
+
+def run_module(module: str, words: Sequence[str]) -> None:
+    """As `python -m`."""
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def run_draft_process(command: Sequence[str]) -> None:
+    """command: PYTHON -m MODULE WORDS."""
+    _become_leader(int(os.environ.pop(OUTPUT_VARIABLE)))
+    setproctitle.setproctitle(" ".join(command))
+    _, _, module, *words = command
+    run_module(module, words)
 
 
 def run_spawned(arguments: Sequence[str]) -> None:
@@ -190,12 +245,16 @@ def main() -> None:
     import_all(sys.argv[2:])
     request = serve(requests)
     _set_environment(request["environment"])
-    sys.modules.pop(request["module"], None)  # `python -m` runs a module that nobody has imported
-    if spare := fork_spares(processes_of(request["words"])):
-        run_spawned(spare.wait())
-        return
-    sys.argv = [request["module"], *request["words"]]
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    module, words = request["module"], request["words"]
+    sys.modules.pop(module, None)  # `python -m` runs a module that nobody has imported
+    if spare := fork_spares(processes_of(words)):
+        arguments = spare.wait()
+        if DRAFT_FLAG in words and (draft := fork_draft_process()):
+            run_draft_process(draft.wait())
+        else:
+            run_spawned(arguments)
+    else:
+        run_module(module, words)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from sglang_patches.launch import servers, split
 from sglang_patches.launch.processes import Child
 from sglang_patches.launch.serve import CPU_SPLIT_ENVIRONMENT
 from sglang_patches.launch.servers import ServerSpec
-from tests.support.fork_server import MESSAGE
+from tests.support.fork_server import MESSAGE, READ_LATE
 
 # What a server's processes import.
 SGLANG = (
@@ -41,9 +41,6 @@ FORKABLE = {
     "OPENBLAS_NUM_THREADS": "1",  # it would start the others while it is imported
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # as above: SGLang 0.5.17 imports pyarrow
 }
-# Variables that a server reads while it runs. The others are read while SGLang or a library is imported: servers that
-# want them set otherwise are forked from a process of their own.
-READ_LATE = ("SPECSTORE_", "MOONCAKE_", "PYTHONPATH")
 
 
 class ForkServer:
@@ -130,7 +127,8 @@ class ForkedProcess:
 
 
 def fork_server(environment: Mapping[str, str]) -> ForkServer:
-    """The one of this test run for servers with these variables; started by the first test that needs it."""
+    """The one of this test run for servers with these variables (`READ_LATE` tells which need one of their own); started by the first
+    test that needs it."""
     early = {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
     return _fork_server(tuple(sorted((FORKABLE | early).items())))
 
@@ -164,7 +162,8 @@ def draft_processes(server: SglangServer) -> list[psutil.Process]:
 
 def _drafts(process: psutil.Process) -> bool:
     try:
-        return process.cmdline()[1:3] in (["-m", DRAFT_PROCESS], ["-m", DRAFT_PROGRAMS])
+        words = " ".join(process.cmdline()).split()  # the title of a forked one is a single word
+        return words[1:3] in (["-m", DRAFT_PROCESS], ["-m", DRAFT_PROGRAMS])
     except psutil.NoSuchProcess:
         return False
 

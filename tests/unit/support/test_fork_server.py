@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.support import servers
+from tests.support.fork_server import DRAFT_FLAG
 from tests.support.servers import ForkServer
 from tests.waiting import eventually
 
@@ -20,7 +21,7 @@ PROGRAMS = "tests.support.forked_programs"
 
 @pytest.fixture(scope="module")
 def server():
-    return ForkServer([PROGRAMS], {"CHOSEN": "by the server"})
+    return ForkServer([PROGRAMS], servers.FORKABLE | {"CHOSEN": "by the server"})
 
 
 def output(server, *words: str, **variables: str):
@@ -43,6 +44,27 @@ def test_spawned_processes_know_only_what_they_are_given(server):
     assert states == [expected | {"word": f"argument {i}"} for i in range(3)]
 
 
+def test_a_draft_process_knows_only_what_it_is_given(server):
+    """The first is forked, the second is started by its command, and so is one with another variable that is read at import."""
+    process = server.fork(PROGRAMS, ["draft", DRAFT_FLAG], server.environment)
+    pid, states = json.loads(process.stdout.read())
+    assert process.wait(20) == 0
+    forked, *started = [state.pop("pid") for state in states]
+    expected = {
+        "loaded": [],
+        "late": "set before the start",
+        "word": "a word",
+        "parent": pid,
+        "command": ["-m", PROGRAMS, "drafted", "a", "word"],
+        "own session": True,
+        "files": [True, True],  # its log
+        "status": 4,
+        "log": "said\n",
+    }
+    assert states == [expected | {"early": early} for early in (None, None, "another")]
+    assert forked < min(started), "it was not forked beforehand"
+
+
 def test_a_process_can_take_a_title(server):
     assert output(server, "title")[0].startswith("scheduler of a title longer than a name can be")
 
@@ -61,6 +83,7 @@ def test_all_end_with_the_process_that_asked_for_them():
     program = f"""
 import os, time
 from tests.support import servers
+from tests.support.fork_server import DRAFT_FLAG
 from tests.support.servers import ForkServer
 server = ForkServer([], {{}})
 process = server.fork({PROGRAMS!r}, ["wait"], os.environ)
@@ -85,7 +108,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def test_imports_that_start_a_thread_are_refused():
-    server = ForkServer([PROGRAMS], {"START_A_THREAD": "1"})
+    server = ForkServer([PROGRAMS], servers.FORKABLE | {"START_A_THREAD": "1"})
     with pytest.raises(RuntimeError, match="the fork server ended with status 1"):
         server.fork(PROGRAMS, ["say"], os.environ)
 
