@@ -59,17 +59,21 @@ class Split(Endpoint):
         return [instance.pid for instance in self.instances] + ([self.router.pid] if self.router else [])
 
     def wait_until_healthy(self) -> None:
-        """Starts the router once the instances are healthy."""
+        """Starts the router beside the instances. Raises ChildDiedError if one ends, TimeoutError if it is not ready in time."""
+        self.start_router()
         for instance in self.instances:
             instance.wait_until_healthy()
-        self.start_router()
+        self.wait_until_routed()
 
     def start_router(self) -> None:
-        """Raises ChildDiedError if it ends, TimeoutError if it finds no instances."""
         prefills = dict(zip([instance.port for instance in self.prefills], self.bootstrap, strict=True))
         part = router_part(self._port, prefills, [instance.port for instance in self.decodes])
         self.router = Child("router", part.command, part.environment, self._folder / "router.log", show=False)
-        wait_until(lambda: self.answers("readiness"), [self.router], seconds=START_SECONDS)
+
+    def wait_until_routed(self) -> None:
+        """Raises ChildDiedError if the router ends, TimeoutError if it finds no instances."""
+        router = [self.router] if self.router else []
+        wait_until(lambda: self.answers("readiness"), router, seconds=START_SECONDS)
 
     def generate_at(self, decode: int, input_ids: Sequence[int], **sampling) -> dict:
         """One /generate call for the first prefill instance and this decode instance, as the router would make it."""

@@ -315,6 +315,7 @@ def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected)
 
     assert killed(stack.router.kill) != []
     stack.start_router()
+    stack.wait_until_routed()
     answers_again()
     rest(*stack.instances)
 
