@@ -28,6 +28,9 @@ class ResilientDatastore(Datastore):
     ready when a deadline is missed. If a reply shows that its service has lost the session, the local tree is taken and
     the session is sent again. Callers see UNKNOWN_SESSION or GAP only for sessions that they have not sent themselves.
 
+    While a service is not asked it is told nothing of its sessions. What it missed of a session is sent with the next answer that shows
+    the gap, or with the session's last entry.
+
     `Placement` decides which service has which session.
 
     links: the services, at least one. vocab_size: token ids from here on (of images, for example) cannot be looked up;
@@ -40,6 +43,8 @@ class ResilientDatastore(Datastore):
         self._vocab_size = vocab_size
         self._texts = TokenLog()
         self._placement = Placement(self.links, self._texts)
+        # Of sessions from whose service entries were kept: the number of tokens that it was sent before.
+        self._withheld: dict[str, int] = {}
         self._skipped: set[str] = set()
         self._without_queries: set[str] = set()  # links of services that do not know queries
 
@@ -62,11 +67,12 @@ class ResilientDatastore(Datastore):
         kept = [entry for entry in entries if self._supports(entry)]
         self._record(kept)
         for link, rows in self._by_link(kept):
-            of_link = [kept[row] for row in rows]
+            of_link = [self._with_withheld(kept[row]) for row in rows]
             if link.allows_calls:
                 link.post(of_link)
             else:
-                _post_closings(link, of_link)
+                self._withhold(link, of_link)
+        self._forget(kept)
         if kept:
             self._local.step([_for_local(entry) for entry in kept])
 
@@ -78,6 +84,7 @@ class ResilientDatastore(Datastore):
         self._record(entries)
         batches = [(link, rows, [entries[row] for row in rows]) for link, rows in self._by_link(entries)]
         steps = [self._submit(link, batch) for link, _, batch in batches]
+        self._forget(entries)  # what has ended is not sent again, whatever the reply
         replies = self._local.step([_for_local(entry) for entry in entries])
         for (link, rows, batch), step in zip(batches, steps, strict=True):
             remote = None if step is None else link.collect(step, len(batch), until)
@@ -92,6 +99,12 @@ class ResilientDatastore(Datastore):
         for entry in entries:
             self._texts.apply(entry)
 
+    def _forget(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.closing:
+                self._texts.remove(entry.session)
+                self._withheld.pop(entry.session, None)
+
     def _by_link(self, entries: list[Entry]) -> list[tuple[Link, Sequence[int]]]:
         """See `Placement.by_link`. Probes the services that steps may not call."""
         for link in self.links.values():
@@ -101,14 +114,33 @@ class ResilientDatastore(Datastore):
 
     def _submit(self, link: Link, entries: list[Entry]) -> int | None:
         """Sends a step; returns its number for `collect`, None if the service may not or cannot be called."""
-        if not link.allows_calls:
-            _post_closings(link, entries)
-            return None
-        return link.submit(entries)
+        entries = [self._with_withheld(entry) for entry in entries]
+        step = link.submit(entries) if link.allows_calls else None
+        if step is None:
+            self._withhold(link, entries)
+        return step
+
+    def _withhold(self, link: Link, entries: Sequence[Entry]) -> None:
+        """Keeps entries from a service that steps may not or cannot call. Sessions are closed there nevertheless: it must not keep what
+        the worker has dropped."""
+        for entry in entries:
+            if entry.closing:
+                link.post([entry])
+            else:
+                self._withheld.setdefault(entry.session, entry.start)
+
+    def _with_withheld(self, entry: Entry) -> Entry:
+        """The last entry of a session brings what was kept from its service, so that the whole output is published."""
+        if not entry.closing or entry.session not in self._withheld:
+            return entry
+        missing = self._texts.missing(entry.session, self._withheld[entry.session])
+        return entry if missing is None else replace(missing, closing=True)
 
     def _choose(self, link: Link, entry: Entry, remote: Reply | None, local: Reply) -> Reply:
         if remote is None:
             return _counted_fallback(local)
+        if remote.status is Status.OK:
+            self._withheld.pop(entry.session, None)
         if remote.status is Status.OK and len(remote.trees) == len(entry.queries):
             return remote
         if remote.status is Status.OK:
@@ -152,17 +184,10 @@ class ResilientDatastore(Datastore):
             "datastore: session %s has token ids outside [0, %d): not drafted for", session, self._vocab_size
         )
         self._skipped.add(session)
-        self._texts.apply(closing)
+        self._forget([closing])
         self._local.step([closing])
         for link, _ in self._by_link([closing]):
             link.post([closing])
-
-
-def _post_closings(link: Link, entries: Sequence[Entry]) -> None:
-    """Closes sessions at a service that steps may not call: it must not keep what the worker has dropped."""
-    closings = [entry.end_of_session() for entry in entries if entry.closing]
-    if closings:
-        link.post(closings)
 
 
 def _count_takeover(reply: Reply | None) -> None:

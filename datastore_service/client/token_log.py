@@ -40,13 +40,15 @@ class TokenLog:
         return len(self._texts)
 
     def apply(self, entry: Entry) -> None:
+        """A text is kept until it is removed, after its closing entry too."""
         if entry.opening is not None and entry.session not in self._texts:
             self._texts[entry.session] = _Text(entry.opening, entry.tenant)
         text = self._texts.get(entry.session)
         if text is not None:
             text.extend(entry.start, entry.tokens)
-        if entry.closing:
-            self._texts.pop(entry.session, None)
+
+    def remove(self, session: str) -> None:
+        self._texts.pop(session, None)
 
     def opening(self, session: str) -> Opening | None:
         """The session's opening, None if it is not open here."""

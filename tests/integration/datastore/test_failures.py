@@ -16,8 +16,10 @@ from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import VOCAB
+from tests.waiting import eventually
 
 DEADLINE = 0.05
+NOT_PUBLISHED = Opening(publish=False)
 SLACK = 0.4  # for a busy machine; waiting for a dead service would take far longer
 
 
@@ -114,6 +116,28 @@ def test_paused_service(service, worker):
     assert worker.slowest < DEADLINE + SLACK
     service.signal(signal.SIGCONT)
     worker.until(worker.drafted_from_prior)
+
+
+def test_what_ends_while_the_service_is_paused_is_learned(service, worker, tokenizer):
+    """Of a text that only the live tier can know, nothing is lost."""
+    text = np.random.default_rng(5).permutation(2000).astype(np.int32)
+    ending = [Entry("ends", tokens=text[:100], opening=Opening(prompt_length=100))]
+    ending += [Entry("ends", start, text[start : start + 1], budget=Budget(8)) for start in range(100, 1999)]
+    service.signal(signal.SIGSTOP)
+    for entry in ending:
+        worker.datastore.step([entry], DEADLINE)
+    worker.datastore.post([Entry("ends", 1999, text[1999:], closing=True)])
+    service.signal(signal.SIGCONT)
+    worker.until(worker.drafted_from_prior)
+
+    def is_live(begin: int) -> bool:
+        asking = Entry(f"at {begin}", tokens=text[begin - 9 : begin], opening=NOT_PUBLISHED, budget=Budget(8))
+        tree = worker.datastore.step([asking], 1.0)[0].tree
+        worker.datastore.post([Entry(f"at {begin}", 9, closing=True)])
+        return tree.tokens[tree.sources == Tier.LIVE][:4].tolist() == text[begin : begin + 4].tolist()
+
+    eventually(lambda: is_live(1900), "it is lost", 20)
+    assert all(map(is_live, range(110, 1990, 47)))
 
 
 def test_service_that_appears_later(service, tokenizer, corpus):

@@ -188,14 +188,39 @@ def test_a_session_never_opened_is_unknown_while_the_service_is_gone(datastore, 
     assert ask(datastore, "never")[0].status is Status.UNKNOWN_SESSION
 
 
-def test_the_open_breaker_lets_closings_through(datastore, primary):
+@pytest.mark.parametrize("mode", ["slow", "gone"])
+def test_a_session_that_ends_while_its_service_is_not_asked_is_sent_whole(datastore, primary, mode):
+    primary.mode = mode
+    for _ in range(3):
+        ask(datastore, "s")
+    asked = len(primary.asked)
+    primary.posted.clear()
+    datastore.post([opened("t")])
+    for start in (40, 41):
+        datastore.step([Entry("s", start=start, tokens=np.array([start], np.int32))], 0.05)
+    assert primary.posted == [] and all(not entries for entries in primary.asked[asked:])
+    datastore.post([Entry("s", start=42, tokens=np.array([42], np.int32), closing=True)])
+    datastore.post([Entry("t", start=40, closing=True)])
+    first, second = primary.posted
+    assert (first.session, first.start, first.closing, first.opening) == ("s", 40, True, None)
+    assert first.tokens.tolist() == [40, 41, 42]
+    assert (second.session, second.start, second.closing) == ("t", 0, True)
+    assert (second.tokens.tolist(), second.opening) == (TEXT.tolist(), Opening("talk", True, 40))
+
+
+def test_what_was_sent_again_is_not_sent_at_the_end(datastore, primary):
     primary.mode = "gone"
     for _ in range(3):
         ask(datastore, "s")
+    primary.mode = "ok"
+    wait = time.monotonic() + 10
+    while ask(datastore, "s")[0].tree is not REMOTE_TREE:
+        assert time.monotonic() < wait
+        time.sleep(0.01)
     primary.posted.clear()
-    datastore.post([opened("t")])
     datastore.post([Entry("s", start=40, closing=True)])
-    assert [(entry.session, entry.closing) for entry in primary.posted] == [("s", True)]
+    (last,) = primary.posted
+    assert (last.start, len(last.tokens), last.closing) == (40, 0, True)
 
 
 def test_ids_outside_the_vocabulary_stay_here(datastore, primary):
@@ -220,3 +245,10 @@ def test_nothing_of_a_session_outlives_it_here(primary):
     datastore.post([Entry("s", start=40, closing=True)])
     stats = local.stats()
     assert (stats.sessions, stats.conversations, stats.tiers[Tier.LIVE].tokens) == (0, 0, 0)
+
+
+def test_a_session_that_has_ended_is_not_sent_again(datastore, primary):
+    primary.posted.clear()
+    primary.statuses["s"] = Status.UNKNOWN_SESSION, 0
+    datastore.step([Entry("s", start=40, closing=True)], 0.05)
+    assert primary.posted == []

@@ -40,10 +40,12 @@ def test_what_is_sent_again_does_not_change_later():
     assert sent.tokens.tolist() == [1, 2]
 
 
-def test_forgets_closed_sessions_and_knows_no_unopened_ones():
+def test_forgets_removed_sessions_and_knows_no_unopened_ones():
     log = TokenLog()
     log.apply(Entry("s", tokens=tokens(1), opening=Opening()))
-    log.apply(Entry("s", closing=True))
+    log.apply(Entry("s", start=1, tokens=tokens(2), closing=True))
+    assert log.missing("s", 0).tokens.tolist() == [1, 2]
+    log.remove("s")
     log.apply(Entry("t", tokens=tokens(1)))
     assert len(log) == 0
     assert log.missing("s", 0) is None
