@@ -28,7 +28,7 @@ class ResilientDatastore(Datastore):
     ready when a deadline is missed. If a reply shows that its service has lost the session, the local tree is taken and
     the session is sent again. Callers see UNKNOWN_SESSION or GAP only for sessions that they have not sent themselves.
 
-    While a service is not asked it is told nothing of its sessions. What it missed of a session is sent with the next answer that shows
+    A service that is not asked is told nothing of its sessions. What it missed of a session is sent after its next reply, which shows
     the gap, or with the session's last entry.
 
     `Placement` decides which service has which session.
@@ -43,7 +43,7 @@ class ResilientDatastore(Datastore):
         self._vocab_size = vocab_size
         self._texts = TokenLog()
         self._placement = Placement(self.links, self._texts)
-        # Of sessions from whose service entries were kept: the number of tokens that it was sent before.
+        # Sessions whose service has missed entries: the number of tokens that it was sent before.
         self._withheld: dict[str, int] = {}
         self._skipped: set[str] = set()
         self._without_queries: set[str] = set()  # links of services that do not know queries
@@ -121,8 +121,8 @@ class ResilientDatastore(Datastore):
         return step
 
     def _withhold(self, link: Link, entries: Sequence[Entry]) -> None:
-        """Keeps entries from a service that steps may not or cannot call. Sessions are closed there nevertheless: it must not keep what
-        the worker has dropped."""
+        """Notes that a service misses these entries. It is sent only those that end a session, because it must not keep what the worker
+        has dropped."""
         for entry in entries:
             if entry.closing:
                 link.post([entry])
@@ -130,7 +130,7 @@ class ResilientDatastore(Datastore):
                 self._withheld.setdefault(entry.session, entry.start)
 
     def _with_withheld(self, entry: Entry) -> Entry:
-        """The last entry of a session brings what was kept from its service, so that the whole output is published."""
+        """Adds what the service has missed to the last entry of a session, so that the whole output is published."""
         if not entry.closing or entry.session not in self._withheld:
             return entry
         missing = self._texts.missing(entry.session, self._withheld[entry.session])

@@ -14,15 +14,22 @@ import pytest
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import ServerSpec
 from tests.conformance.conftest import DRAFTING, ENDED_SECONDS, FLAGS, TENANT_HEADER
-from tests.conformance.test_features import CONSTRAINED, NEW_TOKENS, UNENDING, greedy, outputs
+from tests.conformance.test_features import (
+    ANSWER,
+    CONSTRAINED,
+    FEW,
+    MOST,
+    NEW_TOKENS,
+    UNDRAFTED,
+    UNENDING,
+    greedy,
+    outputs,
+)
 from tests.support.servers import SglangServer, Split, running_split
 from tests.waiting import eventually
 
 # Too small for all that is asked at once: requests are retracted on the decode instance.
 CACHE = 2048
-ANSWER = 200  # tokens of an answer that the live tier knows MOST of if its tenant has read it
-MOST, FEW = 120, 20
-UNDRAFTED = "what a tenant has said is not drafted for it: this shows nothing"
 
 
 @pytest.fixture(scope="session")
@@ -100,8 +107,8 @@ def test_a_header_names_the_tenant_to_both_instances(method, stack, plain):
 
 
 def _known_to_live(plain: SglangServer, prompt: list[int]) -> Callable[..., int]:
-    """Counts the tokens of the prompt's answer that the live tier has proposed to a server. An answer may be lost to the datastore if
-    the machine is so busy that it is not asked in time, so every one is published that may be."""
+    """Counts the tokens of the prompt's answer that the live tier has proposed to a server. Each answer is published unless `publish` is
+    false: one that ends while no stream is open is not learned."""
     wanted = {"temperature": 0, "frequency_penalty": 0.5, "max_new_tokens": ANSWER, "ignore_eos": True}
     (expected,) = outputs(plain, [prompt], **wanted)
 

@@ -4,7 +4,7 @@ Importing SGLang is most of a server's start, and a server does it three times. 
 a fresh interpreter knows after those imports and nothing else: no plugin is loaded, no thread started, no argument read.
 It then runs the module it is asked for, as `python -m` does. The processes that this one starts with `multiprocessing`'s
 spawn are forked beforehand, equally fresh; they are given their task as spawn gives it: file descriptors, environment and
-pickled arguments. So is the first draft process of each; one that is started again is started by its command.
+pickled arguments. The first draft process of a server is forked too; a later one is started by its command.
 
 On the socket FD comes one JSON message a server, with the descriptor of its output; back go its process id and, when it
 ends, its status. When the socket closes, all servers are killed.

@@ -83,7 +83,6 @@ def test_all_end_with_the_process_that_asked_for_them():
     program = f"""
 import os, time
 from tests.support import servers
-from tests.support.fork_server import DRAFT_FLAG
 from tests.support.servers import ForkServer
 server = ForkServer([], {{}})
 process = server.fork({PROGRAMS!r}, ["wait"], os.environ)
