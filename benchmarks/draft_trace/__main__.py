@@ -41,7 +41,7 @@ from sglang_patches.launch.servers import ServerSpec, SglangServer, exit_when_te
 
 BESIDE = "beside the target"
 STEPS = 6  # of the picture
-QUIET_SECONDS = 0.5  # without new counts: everything is over
+QUIET_SECONDS = 3.0  # without new counts: everything is over
 BEFORE, AFTER = 0.1, 0.35  # of a step, that the picture shows before its first and after its last
 
 

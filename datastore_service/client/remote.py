@@ -86,6 +86,7 @@ class GrpcDatastore(Datastore):
         self._outbound: queue.SimpleQueue[pb.DraftRequest | None] | None = None  # None: no stream is open
         # Numbers of the last message sent, answered, awaited by a caller, and sent on a stream that broke.
         self._sent = self._answered = self._awaited = self._lost = 0
+        self._lost_reason = ""
         # Replies to awaited steps, in order; None: the stream broke. `collect` skips those that are too late.
         self._arrived: queue.SimpleQueue[pb.DraftReply | None] = queue.SimpleQueue()
         self._wants_rejected = True  # until a service says otherwise
@@ -134,8 +135,8 @@ class GrpcDatastore(Datastore):
                 reply = self._arrived.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 raise DeadlineMissedError("deadline missed") from None
-            if reply is None and self._outbound is None:
-                raise DatastoreError(self._disconnect_reason)
+            if reply is None and step <= self._lost:  # another stream may be open by now
+                raise DatastoreError(self._lost_reason)
             if reply is not None and reply.step == step:
                 return _read(reply, self._vocab_size)
 
@@ -162,8 +163,8 @@ class GrpcDatastore(Datastore):
             if self._outbound is None:
                 raise DatastoreError(self._disconnect_reason)
             if self._sent - self._answered >= MAX_UNANSWERED:
-                self._call.cancel()
                 self._disconnect(f"{MAX_UNANSWERED} messages unanswered")
+                self._call.cancel()  # after its reason is known, which the other thread asks for
                 raise DatastoreError(self._disconnect_reason)
             self._sent += 1
             request.step = self._sent
@@ -231,8 +232,8 @@ class GrpcDatastore(Datastore):
 
     def _disconnect(self, reason: str) -> None:
         if self._outbound is not None:
+            self._lost, self._lost_reason = self._sent, reason
             self._arrived.put(None)
-            self._lost = self._sent
         self._outbound = None
         self._disconnect_reason = reason
         self._state.notify_all()

@@ -18,7 +18,7 @@ from datastore_service.storage.parts import Built, Part, Recipe, build_part
 
 LOCAL = "local"  # in place of an address: a cluster on this machine, for as long as the build takes
 CONNECT_SECONDS = 5.0
-CHECK_SECONDS = 15.0  # the check imports Ray
+CHECK_SECONDS = 60.0  # the check imports Ray
 ATTEMPTS = 4  # to build a part
 TASKS_PER_CORE = 2  # in the cluster at a time; finished ones wait there for the parts before them
 

@@ -22,6 +22,7 @@ _ports = itertools.cycle(random.sample(range(20_000, 32_768), k=32_768 - 20_000)
 
 STOP_SECONDS = 15
 TAIL_LINES = 25
+LOG_SECONDS = 10  # for the rest of a log; a child of the one that ended may keep it open
 # Kept in the log, not shown: SGLang's whole configuration on one line, models this machine cannot load, our own polling.
 HIDDEN = ("server_args=", "Ignore import error", "GET /health")
 
@@ -79,12 +80,12 @@ class Child:
     def wait(self, seconds: float | None) -> int:
         """Its exit status, once it has ended and its log is whole; raises subprocess.TimeoutExpired."""
         status = self._process.wait(seconds)
-        self._reader.join(timeout=1)
+        self._reader.join(LOG_SECONDS)
         return status
 
     def tail(self) -> str:
         """The last lines of its log, for the message that says it died."""
-        self._reader.join(timeout=1)
+        self._reader.join(LOG_SECONDS)
         return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-TAIL_LINES:])
 
     def kill(self) -> None:
