@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable
 
 
-def eventually(condition: Callable[[], bool], what: str = "", seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], what: str = "", seconds: float = 60.0) -> None:
     """Returns once it is true; fails if it is not in time. what: said of the failure."""
     limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, what
+    while True:
+        in_time = time.monotonic() < limit  # before it is looked at: the machine may stand still in between
+        if condition():
+            return
+        assert in_time, what
         time.sleep(0.05)

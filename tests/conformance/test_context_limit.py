@@ -13,6 +13,7 @@ import pytest
 from tests.conformance.conftest import CONTEXT, SETUPS, Setup, drafting_spec, start
 from tests.support.servers import SglangServer
 from tests.support.tiny_model import SPELLING_VOCABULARY
+from tests.waiting import eventually
 
 END = CONTEXT - 2  # SGLang keeps two tokens of the context free
 NEAREST = 5  # and takes prompts up to six tokens below it
@@ -41,7 +42,7 @@ def _assert_right_from_every_distance(server: SglangServer, plain: SglangServer)
     expected = _answers(plain, prompts, distances, 8)
     for batch in (4, 1):
         assert _answers(server, prompts, distances, batch) == expected
-    assert server.answers("health_generate")
+    eventually(lambda: server.answers("health_generate"), "it is dead", 60)
 
 
 def test_every_distance_from_the_limit(server, plain):

@@ -20,6 +20,7 @@ from tests.conformance.test_features import (
     FEW,
     MOST,
     NEW_TOKENS,
+    TRIES,
     UNDRAFTED,
     UNENDING,
     greedy,
@@ -60,10 +61,14 @@ def test_greedy_output_is_plain_decodings(stack, plain, prompts):
 
 def test_retracted_requests_go_on_where_they_were(stack, plain, prompts):
     asked = [ids[:20] for ids in prompts[:16]]
-    with ThreadPoolExecutor(len(asked)) as pool:
-        answers = pool.map(lambda ids: stack.generate_at(0, ids, temperature=0, **UNENDING), asked)
-    assert [answer["output_ids"] for answer in answers] == outputs(plain, asked, 16, **UNENDING)
-    assert metric(stack.decodes[0].url, "sglang:num_retracted_requests_total") > 0
+    expected = outputs(plain, asked, 16, **UNENDING)
+    for _ in range(TRIES):  # on a busy machine too few of them may run at once
+        with ThreadPoolExecutor(len(asked)) as pool:
+            answers = pool.map(lambda ids: stack.generate_at(0, ids, temperature=0, **UNENDING), asked)
+        assert [answer["output_ids"] for answer in answers] == expected
+        if metric(stack.decodes[0].url, "sglang:num_retracted_requests_total") > 0:
+            return
+    raise AssertionError("no request was retracted: this shows nothing")
 
 
 def test_streamed_constrained_sampled_and_short_requests(stack, plain, prompts):
@@ -90,8 +95,8 @@ def test_text_is_drafted_for_its_own_tenant_alone(server, stack, plain):
     known = _known_to_live(plain, [2 + i * i % 37 for i in range(9)])
     other = functools.partial(known, functools.partial(stack.generate_at, 0), publish=False)
     before = other()
-    eventually(lambda: known(server.generate) > MOST, UNDRAFTED, 60)
-    assert other() < before + FEW
+    eventually(lambda: known(server.generate) > MOST, UNDRAFTED, 180)
+    assert other() <= max(before, FEW)
 
 
 def test_a_header_names_the_tenant_to_both_instances(method, stack, plain):
@@ -102,8 +107,8 @@ def test_a_header_names_the_tenant_to_both_instances(method, stack, plain):
         return known(functools.partial(stack.generate, headers={TENANT_HEADER: f"{method.name}-{tenant}"}))
 
     before = of_tenant("own")
-    eventually(lambda: of_tenant("own") > MOST, UNDRAFTED, 60)
-    assert of_tenant("other") < before + FEW
+    eventually(lambda: of_tenant("own") > MOST, UNDRAFTED, 180)
+    assert of_tenant("other") <= max(before, FEW)
 
 
 def _known_to_live(plain: SglangServer, prompt: list[int]) -> Callable[..., int]:

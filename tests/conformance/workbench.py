@@ -62,8 +62,9 @@ def build_worker(
     """The method's worker, as a server makes it. The one place that knows how a method becomes a worker. draft_side: stands in for the
     draft process."""
     worker_class = DecodeWorker.of(method)
+    stores: list[Datastore] = []  # of the draft side
     worker_class.start_draft = lambda worker, vocab_size: draft_side(
-        vocab_size, draft_parts(worker, vocab_size)
+        vocab_size, draft_parts(worker, vocab_size, stores)
     )
     worker_class._make_tap = lambda worker, arguments: HostTap(target.model_runner, torch.nn.Identity(), 1)
     worker = worker_class(server_args=server_args, gpu_id=0, nccl_port=0, target_worker=target)
@@ -71,18 +72,22 @@ def build_worker(
     try:
         yield worker
     finally:
-        worker.datastore.datastore.close()
         if worker.parts.channel is not None:
             worker.parts.channel.close()
+        for store in (worker.datastore.datastore, *stores):
+            store.close()
 
 
-def draft_parts(worker: DecodeWorker, vocab_size: int) -> Callable[[], DraftParts]:
-    """Makes what the worker's method drafts with."""
+def draft_parts(worker: DecodeWorker, vocab_size: int, stores: list[Datastore]) -> Callable[[], DraftParts]:
+    """Makes what the worker's method drafts with. stores: gets what it opens."""
 
     def open_store() -> Datastore:
         options = worker.options
         namespace = namespace_of(worker.server_args, options)
-        return open_datastore(options.endpoint, namespace, vocab_size, tenants=bool(options.request_tenant))
+        stores.append(
+            open_datastore(options.endpoint, namespace, vocab_size, tenants=bool(options.request_tenant))
+        )
+        return stores[-1]
 
     around = DraftSurroundings(worker.options, LOOKAHEAD, worker.budget.nodes, open_store)
     return functools.partial(worker.method.draft_parts, around)
@@ -494,6 +499,7 @@ def _configured(nodes: int, endpoint: str, tenant: str, request_tenant: str, see
             speculative_eagle_topk=2,
         ),
         get_exec().deterministic.override(enable_deterministic_inference=seeded),
+        mock.patch("datastore_service.client.GREETING_SECONDS", 60.0),  # a busy machine connects late
         torch.compiler.set_stance("force_eager"),  # changes no arithmetic
         one_rank(),
     ):

@@ -80,7 +80,7 @@ class InProcessDraftSide(DraftChannel):
         return answers
 
     def close(self) -> None:
-        self.forget()
+        """There is no process to end."""
 
     def new_model(self) -> DraftModel:
         return FunctionModel(self._function)
