@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from sglang_patches.launch.servers import one_architecture
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.workshop, pytest.mark.timeout(1800)]
 
@@ -290,17 +291,20 @@ class TestOneInstance:
         stack.compose("kill", "datastore")
         assert stack.inspect("datastore", "{{.State.Running}}") == "false"
         assert stack.complete() == with_datastore
-        assert stack.inspect("engine", "{{.State.Health.Status}}") == "healthy"
+        eventually(
+            lambda: stack.inspect("engine", "{{.State.Health.Status}}") == "healthy", "it is not healthy"
+        )
 
     def test_a_datastore_that_comes_back_is_used_again(self, stack):
         before = stack.complete()
         stack.compose("kill", "datastore")
         stack.compose("up", "--detach", "--wait", "--no-build", "datastore")
-        for _ in range(5):  # the client backs off between attempts to connect
+
+        def is_asked() -> bool:
             assert stack.complete() == before
-            if stack.drafts_asked_for() > 0:
-                return
-        pytest.fail("the datastore was asked for no draft after it came back")
+            return stack.drafts_asked_for() > 0
+
+        eventually(is_asked, "the datastore was asked for no draft after it came back", seconds=180)
 
 
 @pytest.mark.long  # test_split runs the same processes without containers

@@ -23,7 +23,7 @@ from tests.waiting import eventually
 TENANT, ROUNDS, TOKENS, MATCH = "distil", 2, 64, 8
 ENVIRONMENT = os.environ | {"SPECSTORE_ADMIN_TOKEN": TOKEN}
 CTRL_C = b"\x03"
-PROMPTS = ["".join(random.Random(i).choices(string.ascii_lowercase, k=6 + i)) for i in range(16)]
+PROMPTS = ["".join(random.Random(i).choices(string.ascii_lowercase, k=6 + i)) for i in range(40)]
 
 
 class Shell:
@@ -49,7 +49,7 @@ class Shell:
     def wait(self) -> str:
         """All that it has shown, once it has ended."""
         self._process.wait(120)
-        self._reader.join(10)
+        self._reader.join(60)
         os.close(self._terminal)
         return self.output
 
@@ -136,9 +136,16 @@ def assert_is_in_the_prior(rows: list[dict], prior: Path, model: Path) -> None:
 
 
 def live_tokens(endpoint: str) -> int:
-    spaces = specstore("stats", "--endpoint", endpoint)["namespaces"]
-    (space,) = (space for space in spaces if space["namespace"]["tenant"] == TENANT)
-    return next(int(tier["tokens"]) for tier in space["tiers"] if tier["tier"] == "TIER_LIVE")
+    """Once the server is connected and none of its own requests is open."""
+    found: list[dict] = []
+
+    def at_rest() -> bool:
+        spaces = specstore("stats", "--endpoint", endpoint)["namespaces"]
+        found[:] = [space for space in spaces if space["namespace"]["tenant"] == TENANT]
+        return len(found) == 1 and int(found[0].get("sessions", 0)) == 0
+
+    eventually(at_rest, "it is not connected, or sessions are left")
+    return next(int(tier["tokens"]) for tier in found[0]["tiers"] if tier["tier"] == "TIER_LIVE")
 
 
 def spelled(text: str, model: Path) -> list[int]:

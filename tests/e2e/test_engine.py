@@ -14,6 +14,7 @@ from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from sglang_patches.launch.servers import one_architecture
 from tests.e2e.services import AUTHORIZED
+from tests.waiting import eventually
 
 CHECKOUT = Path(__file__).parents[2]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -74,9 +75,10 @@ def test_the_program_of_the_readme(installed, tiny_model, datastore_endpoint, tm
         "SGLANG_USE_CPU_ENGINE": "1",
         "SPECSTORE_ENDPOINT": datastore_endpoint,
         "SPECSTORE_TENANT": "a-program",
+        "SPECSTORE_DEADLINE_MS": "500",
     }
     done = _run([installed, "program.py"], cwd=tmp_path, env=ENVIRONMENT | one_architecture() | variables)
     assert done.returncode == 0, done.stderr[-3000:]
     answer = done.stdout.splitlines()[-1].split()
     assert answer and all(re.fullmatch(r"w\d+", word) for word in answer), done.stdout
-    assert _drafts(datastore_endpoint, "a-program") > 0
+    eventually(lambda: _drafts(datastore_endpoint, "a-program") > 0, "it has asked for no draft")

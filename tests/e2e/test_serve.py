@@ -17,6 +17,7 @@ import requests
 from sglang_patches.launch.servers import one_architecture
 
 READY_SECONDS = 420
+ENDED_SECONDS = 120  # four parts have 15 seconds each, one after the other
 
 
 class Launcher:
@@ -81,7 +82,7 @@ def launched(
         yield launcher
     finally:
         launcher.process.terminate()
-        launcher.process.wait(60)
+        launcher.process.wait(ENDED_SECONDS)
 
 
 def complete(url: str) -> str:
@@ -98,8 +99,8 @@ def complete(url: str) -> str:
 
 def ends_without_a_trace(launcher: Launcher, status: int) -> None:
     descendants = launcher.ended_with
-    assert launcher.process.wait(60) == status
-    _, alive = psutil.wait_procs(descendants, timeout=5)
+    assert launcher.process.wait(ENDED_SECONDS) == status
+    _, alive = psutil.wait_procs(descendants, timeout=60)
     assert alive == []
 
 
