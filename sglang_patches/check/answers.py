@@ -31,14 +31,15 @@ def main() -> None:
 def _summary(answers: list[dict], dtype: str) -> dict:
     """tokens: ids of each answer. margins: log-probability of each token over that of the second likeliest one."""
     infos = [answer["meta_info"] for answer in answers]
-    steps = sum(info.get("spec_verify_ct") or info["completion_tokens"] for info in infos)
+    decoded = [info["completion_tokens"] - 1 for info in infos]  # the first token is the prefill's
+    steps = sum(info.get("spec_verify_ct") or count for info, count in zip(infos, decoded, strict=True))
     return {
         "dtype": dtype,
         "tokens": [answer["output_ids"] for answer in answers],
         "margins": [
             [first[0] - second[0] for first, second in info["output_top_logprobs"]] for info in infos
         ],
-        "tokens_per_step": sum(info["completion_tokens"] for info in infos) / steps,
+        "tokens_per_step": sum(decoded) / max(1, steps),
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang_patches.check.answers import _summary  # noqa: E402
 from sglang_patches.check.greedy import Comparison  # noqa: E402
 
 
@@ -37,6 +38,14 @@ def test_where_plain_decoding_was_undecided_a_difference_is_counted_as_rounding(
 
 def test_engine_that_failed_is_not_taken_for_equality():
     assert "not compared" in Comparison("model", "cpu", 3).compare()
+
+
+def test_an_engine_that_accepts_no_draft_is_named(monkeypatch):
+    """The first of four tokens is the prefill's."""
+    info = {"completion_tokens": 4, "spec_verify_ct": 3, "output_top_logprobs": []}
+    said = _summary([{"meta_info": info, "output_ids": [5, 6, 7, 8]}], "float32")
+    monkeypatch.setattr(Comparison, "_answers", lambda comparison, algorithm: said)
+    assert "no drafted token was accepted (1.00" in Comparison("model", "cpu", 4).answer_speculatively()
 
 
 @pytest.fixture(scope="module")
