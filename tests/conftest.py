@@ -4,12 +4,17 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from sglang_patches.launch import processes
 
 DRAFTS, DRAFT = ("1", "0.9", "0.6", "0.3", "lying"), "0.9"  # of the conformance suite; what CI runs it with
 LONG_FUZZ = "10"  # times the examples of every change
 SHARED = Path(__file__).parents[2] / "shared"
+
+# A busy machine takes as long as it likes for an example.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,10 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+from sglang_patches.drafting import process_channel
 from sglang_patches.drafting.process_channel import ProcessChannel
+from tests.waiting import eventually
 
 
 def start(program: str, log: Path) -> ProcessChannel:
+    process_channel.STOP_SECONDS = 60.0  # its last words are waited for
     command = [sys.executable, "-m", "tests.support.draft_programs", program]
     return ProcessChannel(command, {}, log)
 
@@ -21,9 +24,10 @@ def run(way: str, program: str, log: Path) -> None:
     (log.parent / "ready").touch()
     if way == "wait":
         time.sleep(3600)
-    elif way == "raise":
+    eventually((log.parent / "go").exists, "nobody lets it end")
+    if way == "raise":
         raise ValueError("a fault")
-    elif way == "exit at once":
+    if way == "exit at once":
         os._exit(1)
     assert way == "return" and channel.collect(0.0) == []
 

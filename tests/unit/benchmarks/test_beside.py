@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -50,33 +49,37 @@ def test_the_timed_part_begins_when_all_have_begun():
 
 
 class Server:
-    """Emits so many tokens a step for a prompt as its only token says, until it is told to stop; then it fails, as SGLang does."""
+    """Emits so many tokens a step for a prompt as its only token says, until it is told to stop; then it fails, as SGLang does.
+    All answers take their steps together. answers: how many."""
 
-    def __init__(self) -> None:
-        self.told = threading.Event()
+    def __init__(self, answers: int) -> None:
+        self._together = threading.Barrier(answers)
+
+    def stop(self) -> None:
+        self._together.abort()
 
     def stream(self, prompt, **_):
         for step in range(1000):
-            if self.told.is_set():
-                raise StreamFailedError("aborted")
+            try:
+                self._together.wait(60)
+            except threading.BrokenBarrierError:
+                raise StreamFailedError("aborted") from None
             yield {"output_ids": [1] * (1 + step * prompt[0])}
-            time.sleep(0.01)
         raise AssertionError("never told to stop")
 
 
 def test_all_answers_are_cut_when_one_is_done(monkeypatch):
-    server = Server()
-    monkeypatch.setattr(timing, "_abort_all", lambda which: which.told.set())
-    quick, slow = decode(server, [[3], [1]], 31)
-    assert 31 <= quick.counts[-1] <= 40 and slow.counts[-1] < 20
+    monkeypatch.setattr(timing, "_abort_all", Server.stop)
+    quick, slow = decode(Server(2), [[3], [1]], 31)
+    assert quick.counts[-1] == 31 and slow.counts[-1] in (10, 11)  # it may not have got its last step
     assert len(quick.times) == len(quick.counts) and quick.tokens == [1] * quick.counts[-1]
     timed = window([quick, slow], 10, 31)
     assert timed["tokens"] == pytest.approx(28, abs=3)
 
 
 def test_an_answer_that_fails_before_is_an_error():
-    server = Server()
-    server.told.set()
+    server = Server(1)
+    server.stop()
     with pytest.raises(StreamFailedError):
         decode(server, [[3]], 31)
 

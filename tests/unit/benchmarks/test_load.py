@@ -1,42 +1,82 @@
 """The steady load, on a server made of sleeps whose rates are known."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.serve import load as load_module
 from benchmarks.serve.load import Answer, prompts_for, steady_load
+from tests.waiting import eventually
 
 TOKEN_SECONDS = 0.005
 
 
+class Watch:
+    """readings: of the load's clock; it begins with the first. places: one is done once it stays empty."""
+
+    def __init__(self, monkeypatch):
+        self.readings, self.places = [], []
+        monkeypatch.setattr(load_module, "time", SimpleNamespace(perf_counter=self._read))
+        monkeypatch.setattr(load_module, "ThreadPoolExecutor", self._pool)
+
+    def _read(self):
+        now = time.perf_counter()
+        self.readings.append(now)
+        return now
+
+    def _pool(self, size):
+        pool = ThreadPoolExecutor(size)
+        submit = pool.submit
+        pool.submit = lambda work: self.places.append(submit(work)) or self.places[-1]
+        return pool
+
+    def complete(self, load):
+        """Answers that were complete when the timed part ended."""
+        end = self.readings[0] + load.seconds
+        return [answer.times[-1] <= end for answer in load.answers]
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    return Watch(monkeypatch)
+
+
 class SleepingServer:
-    """Streams prompt[0] tokens, prompt[1] a step, each step TOKEN_SECONDS long."""
+    """Streams prompt[0] tokens, prompt[1] a step, each step TOKEN_SECONDS long. Those of a prompt with a third entry stop halfway until
+    one of the watch's places stays empty."""
+
+    def __init__(self, watch=None):
+        self._watch = watch
 
     def stream(self, prompt, **sampling):
         tokens: list[int] = []
         while len(tokens) < prompt[0]:
             time.sleep(TOKEN_SECONDS)
+            if len(prompt) > 2 and 2 * len(tokens) >= prompt[0]:
+                eventually(lambda: any(place.done() for place in self._watch.places))
             tokens = [*tokens, *range(prompt[1])]
             yield {"output_ids": tokens, "meta_info": {"spec_verify_ct": len(tokens) // prompt[1]}}
 
 
-def test_a_slow_last_request_does_not_stretch_the_timed_part():
-    """Three places: two answers are short, one is ten times as long; the last prompt is sent when the first ends."""
-    prompts = [(20, 1), (200, 1), (20, 1), (20, 1), (200, 1)]
-    load = steady_load(SleepingServer(), prompts, 3)
+def test_a_slow_last_request_does_not_stretch_the_timed_part(watch):
+    """Three places: three answers are short, two go on when no prompt is left."""
+    prompts = [(20, 1), (200, 1, "long"), (20, 1), (20, 1), (200, 1, "long")]
+    load = steady_load(SleepingServer(watch), prompts, 3)
     assert [len(answer.tokens) for answer in load.answers] == [20, 200, 20, 20, 200]
-    whole = max(answer.times[-1] for answer in load.answers) - load.answers[0].times[0]
-    assert load.seconds < 0.5 * whole
-    assert load.produced < sum(len(answer.tokens) for answer in load.answers)
+    assert watch.complete(load) == [True, False, True, True, False]
+    assert 3 * 20 <= load.produced < 3 * 20 + 2 * 200
 
 
-def test_the_timed_part_ends_when_a_place_stays_empty():
+def test_the_timed_part_ends_when_a_place_stays_empty(watch):
     """Seven equal prompts on four places: the first to end with none left ends it, before the last three are complete."""
-    load = steady_load(SleepingServer(), [(60, 2)] * prompts_for(4), 4)
+    prompts = [(60, 2)] * 4 + [(60, 2, "last")] * 3
+    assert len(prompts) == prompts_for(4)
+    load = steady_load(SleepingServer(watch), prompts, 4)
     assert [answer.steps for answer in load.answers] == [30] * 7
-    sent = min(answer.times[0] for answer in load.answers)
-    complete = sum(answer.times[-1] <= sent + load.seconds for answer in load.answers)
-    assert 60 * complete <= load.produced < 60 * 7
+    assert watch.complete(load) == [True] * 4 + [False] * 3
+    assert 60 * 4 <= load.produced < 60 * 7
 
 
 def test_tokens_between_two_chunks_come_evenly():

@@ -34,7 +34,7 @@ def of_the_service() -> Exported:
     """Read from a service with a worker's namespace and a refused call."""
     with running(token="secret") as service, serving(service) as url:
         worker = GrpcDatastore(service.endpoint, Namespace("model", "t" * 64, "tenant"))
-        assert worker.wait_connected(10.0)
+        assert worker.wait_connected(60.0)
         worker.close()
         with grpc.insecure_channel(service.endpoint) as channel:
             call = AdminStub(channel).Stats.future(admin_pb2.StatsRequest())

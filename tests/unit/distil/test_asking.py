@@ -162,7 +162,7 @@ def test_as_many_as_wished_are_asked_at_a_time():
     all_here = threading.Barrier(8)
 
     def reply(body):
-        all_here.wait(10)
+        all_here.wait(60)
         return answered(body["messages"][0]["content"].upper(), [1])
 
     with standing_in(reply) as server:
@@ -187,7 +187,7 @@ def test_the_first_failure_ends_all_and_what_was_answered_stays():
         if text == "p2":
             return 400, {"message": "no"}
         if text == "p1":
-            hold.wait(10)
+            hold.wait(60)
         return answered(text)
 
     got = []

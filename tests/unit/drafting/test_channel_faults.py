@@ -75,7 +75,7 @@ def stale():
     return DROPPED.labels("epoch")._value.get()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(
     st.fixed_dictionaries({fault: st.sampled_from([0.0, 0.05, 0.3]) for fault in FAULTS}),
     st.integers(0, 2**32),

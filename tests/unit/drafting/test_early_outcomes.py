@@ -58,7 +58,7 @@ def early(result):
     return EARLY.labels(result)._value.get()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(
     st.fixed_dictionaries({event: st.sampled_from([0.0, 0.05, 0.3]) for event in EVENTS}),
     st.sampled_from([0.02, 0.2, 0.6, 1.0]),

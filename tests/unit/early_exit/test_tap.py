@@ -1,7 +1,6 @@
 """Reading hidden states in the middle of a model of torch that is built as SGLang's are; the accelerator is pretended."""
 
 import logging
-import time
 from queue import SimpleQueue
 from types import SimpleNamespace
 from unittest import mock
@@ -20,6 +19,7 @@ from sglang_patches.early_exit.adapter import Adapter  # noqa: E402
 from sglang_patches.early_exit.tap import Draws, HostTap, tapped_layer  # noqa: E402
 from sglang_patches.verification.shared_noise import draw  # noqa: E402
 from tests.unit.accelerator.streams import Streams  # noqa: E402
+from tests.waiting import eventually  # noqa: E402
 
 HIDDEN, VOCABULARY, LAYERS, EXIT = 16, 50, 4, 2
 
@@ -135,6 +135,7 @@ def streams(monkeypatch):
     monkeypatch.setattr(graph_tap.torch, "get_device_module", lambda device: made)
     monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory=False, **how: zeros(*shape, **how))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(graph_tap, "LATE_SECONDS", 60.0)
     return made
 
 
@@ -153,16 +154,15 @@ def test_on_an_accelerator_the_choices_come_from_another_thread(streams):
     assert streams.log.count("side waits for forward") == streams.log.count("forward waits for side") == 3
 
 
-def test_what_a_later_step_has_written_over_is_not_told(streams, monkeypatch):
+def test_what_a_later_step_has_written_over_is_not_told(streams):
     made, found = runner(), SimpleQueue()
-    monkeypatch.setattr(graph_tap, "POLL_SECONDS", 0.05)
-    tap = graph_tap.GraphTap(made, Adapter(HIDDEN), EXIT, rows=32, choices=8)
-    with mock.patch.object(tap, "_steps", SimpleQueue()) as held:  # the thread waits for the first queue
-        for number in (1, 2):
-            tap.expect(draws([1.0], [None], 4), 2, lambda *answer, number=number: found.put(number))
-            made.model(states(4))
+    with mock.patch.object(graph_tap.threading.Thread, "start"):  # this test takes the steps itself
+        tap = graph_tap.GraphTap(made, Adapter(HIDDEN), EXIT, rows=32, choices=8)
+    for number in (1, 2):
+        tap.expect(draws([1.0], [None], 4), 2, lambda *answer, number=number: found.put(number))
+        made.model(states(4))
     for _ in (1, 2):
-        tap._deliver(held.get())
+        tap._deliver(tap._steps.get())
     assert found.get(timeout=1) == 2 and found.empty()
 
 
@@ -171,7 +171,8 @@ def test_a_step_without_an_early_exit_is_given_up_and_the_log_says_so(streams, m
     made, found = runner(), SimpleQueue()
     tap = graph_tap.GraphTap(made, Adapter(HIDDEN), EXIT, rows=32, choices=8)
     tap.expect(draws([1.0], [None], 4), 2, lambda *answer: found.put(1))
-    time.sleep(0.2)
+    eventually(lambda: "did not speak" in caplog.text, seconds=60)
+    monkeypatch.setattr(graph_tap, "LATE_SECONDS", 60.0)
     tap.expect(draws([1.0], [None], 4), 2, lambda *answer: found.put(2))
     made.model(states(4))
     assert found.get(timeout=60) == 2 and found.empty()

@@ -1,7 +1,7 @@
 """Drafted tokens that came true, against a walk down the tree by its definition."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore_service.engine.engine import Engine
@@ -30,7 +30,6 @@ def accepted(engine: Engine) -> dict[Tier, int]:
     return {tier: stats.accepted for tier, stats in engine.stats().tiers.items() if stats.accepted}
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=60),
     st.lists(st.integers(0, 2), min_size=1, max_size=8),

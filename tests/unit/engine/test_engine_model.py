@@ -279,6 +279,5 @@ TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
     max_examples=120 * EFFORT,
     stateful_step_count=40 if EFFORT == 1 else 100,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

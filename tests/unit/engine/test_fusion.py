@@ -3,7 +3,7 @@ from bisect import bisect_right
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore_service.engine.engine import Engine
@@ -30,7 +30,6 @@ def draft(text, budget, prior=(), weights=None, vocab_size=16):
     return engine.step([Entry("s", 0, tokens, budget=budget, opening=Opening())])[0].tree
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 3), max_size=120),
     st.lists(st.lists(st.integers(0, 3), max_size=80), max_size=3),
@@ -49,7 +48,6 @@ def test_every_tree_keeps_its_invariants_and_budget(text, documents, limits):
     assert (np.diff(tree.probs) <= 1e-6).all()  # best first
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=60))
 def test_with_full_trust_the_longest_matches_divide_the_probability_by_count(text):
     tree = draft(text, Budget(40, 1, 40), weights=CERTAIN)
@@ -115,7 +113,6 @@ def test_priority_asks_the_tiers_in_doubles_order():
     assert draft(text, Budget(1), short_prior, PRIORITY).tokens.tolist() == [12]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 3), max_size=120),
     st.lists(st.lists(st.integers(0, 3), max_size=80), max_size=3),

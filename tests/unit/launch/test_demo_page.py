@@ -3,7 +3,6 @@
 import contextlib
 import json
 import random
-import time
 
 import httpx
 import pytest
@@ -13,6 +12,7 @@ from sglang_patches.launch.demo_page.answers import ANSWER_TOKENS, Server, piece
 from sglang_patches.launch.demo_page.application import QUESTION_CHARACTERS, application
 from sglang_patches.launch.processes import free_port
 from tests.support.sglang_stand_in import END, StandIn, byte_tokenizer, serving
+from tests.waiting import eventually
 
 TOKENIZER = byte_tokenizer()
 ANSWER = "By the sea: 😀 é\u2028\x85\n"
@@ -37,7 +37,7 @@ class Demo:
             stack.enter_context(serving(s.application())) for s in (self.plain, self.method)
         )
         self.url = stack.enter_context(self.page(plain_url, method_url))
-        self.client = stack.enter_context(httpx.Client(base_url=self.url, trust_env=False))
+        self.client = stack.enter_context(httpx.Client(base_url=self.url, trust_env=False, timeout=60))
 
     def reset(self) -> None:
         """As they were at the start: starting servers takes longer than a test."""
@@ -252,22 +252,22 @@ def test_a_message_of_another_form_is_an_error(demo):
 def test_a_server_that_is_gone_is_named(demo):
     nowhere = f"http://127.0.0.1:{free_port()}"
     with demo.page(nowhere, nowhere) as url:
-        reply = httpx.post(f"{url}/ask", json={"question": "a", "server": "plain"}, trust_env=False)
+        question = {"question": "a", "server": "plain"}
+        reply = httpx.post(f"{url}/ask", json=question, trust_env=False, timeout=60)
     assert reply.json() == {
         "error": f"plain decoding: the server at {nowhere} cannot be reached; `make demo` shows its log"
     }
 
 
 def test_a_second_question_does_not_share_the_cores_and_the_reader_s_end_ends_the_answer(demo):
-    demo.plain.seconds = 0.1
+    demo.plain.seconds = 1.0
     with demo.client.stream("POST", "/ask", json={"question": "a", "server": "plain"}) as reply:
         lines = reply.iter_lines()
         next(lines)
-        with httpx.Client(base_url=demo.url, trust_env=False) as other:
+        with httpx.Client(base_url=demo.url, trust_env=False, timeout=60) as other:
             refused = other.post("/ask", json={"question": "b", "server": "method"})
         assert refused.status_code == 409 and "another question" in refused.json()["error"]
-    limit = time.monotonic() + 10
-    while not demo.plain.ended_early:
-        assert time.monotonic() < limit, "the stand-in goes on"
-        time.sleep(0.01)
+    eventually(lambda: demo.plain.ended_early, "the stand-in goes on")
+    question = {"question": "b", "server": "method"}
+    eventually(lambda: demo.client.post("/ask", json=question).status_code == 200, "the page is still busy")
     assert demo.ask("method")[-1]["answer"]["tokens"]

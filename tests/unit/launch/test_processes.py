@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,13 +19,15 @@ from sglang_patches.launch.processes import (
     wait_until,
 )
 
+SECONDS = 60  # of patience with a busy machine
+
 
 def start(tmp_path, program: str) -> Child:
     return Child("child", [sys.executable, "-c", program], {}, tmp_path / "child.log")
 
 
 def wait_for_line(child: Child, text: str) -> str:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         lines = (
             [line for line in child.log.read_text().splitlines() if text in line]
@@ -42,12 +45,12 @@ def alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
         return False
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SECONDS
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
@@ -55,8 +58,8 @@ def gone(pid: int) -> bool:
 
 GRANDCHILD = """
 import subprocess, sys, time
-print("grandchild", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
-time.sleep(60)
+print("grandchild", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+time.sleep(600)
 """
 
 
@@ -91,6 +94,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
 
 def test_a_dead_child_is_named_with_the_end_of_its_log(tmp_path):
     child = start(tmp_path, "import sys; [print('line', n) for n in range(100)]; sys.exit('no such model')")
+    child._reader.join(SECONDS)
     with pytest.raises(
         ChildDiedError, match=r"child ended with status 1(.|\n)*line 99(.|\n)*no such model"
     ) as died:
@@ -109,7 +113,7 @@ def test_a_running_child_is_no_error(tmp_path):
 
 def test_the_configuration_line_is_logged_and_not_shown(tmp_path, capfd):
     child = start(tmp_path, "print('server_args=ServerArgs(a=1)'); print('loading')")
-    child._reader.join(10)
+    child._reader.join(SECONDS)
     assert child.log.read_text() == "server_args=ServerArgs(a=1)\nloading\n"
     assert capfd.readouterr().err == "child | loading\n"
     child.stop()
@@ -125,11 +129,13 @@ def test_one_without_a_group_of_its_own_is_stopped_alone(tmp_path):
 
 
 def part(tmp_path, lives: list[float]) -> Part:
-    """One that runs for so many seconds each time, healthy as soon as it runs."""
+    """One that runs for so many seconds each time, the first time from when the stack is ready; healthy as soon as it runs."""
     program = f"""
 import pathlib, time
-starts = pathlib.Path({str(tmp_path / "starts")!r})
+folder = pathlib.Path({str(tmp_path)!r})
+starts = folder / "starts"
 with starts.open("a") as file: file.write("x")
+while not (folder / "ready").exists(): time.sleep(0.02)
 time.sleep({lives}[len(starts.read_text()) - 1])
 """
     return Part("part", [sys.executable, "-c", program], {}, lambda: bool(starts(tmp_path)))
@@ -140,47 +146,62 @@ def starts(tmp_path) -> int:
     return len(file.read_text()) if file.exists() else 0
 
 
+def is_ready(tmp_path) -> None:
+    """Fails the second time."""
+    (tmp_path / "ready").touch(exist_ok=False)
+
+
 class EnoughError(Exception):
     pass
 
 
 def test_a_part_that_ends_is_started_again_and_the_others_stay(tmp_path, monkeypatch, capfd):
-    ready = []
-    sleep = time.sleep
-
     def watched(seconds: float) -> None:
         if starts(tmp_path) == 3:
             raise EnoughError
-        sleep(0.05)
+        time.sleep(0.05)
 
-    monkeypatch.setattr(processes.time, "sleep", watched)
-    other = Part("other", [sys.executable, "-c", "import time; time.sleep(60)"], {}, lambda: True)
+    monkeypatch.setattr(processes, "time", SimpleNamespace(sleep=watched, monotonic=time.monotonic))
+    other = Part("other", [sys.executable, "-c", "import time; time.sleep(600)"], {}, lambda: True)
     with pytest.raises(EnoughError):
-        run_stack([other, part(tmp_path, [0.3, 0.3, 60])], tmp_path, lambda: ready.append(1), restarts=True)
-    assert ready == [1]
+        run_stack(
+            [other, part(tmp_path, [0.3, 0.3, 600])], tmp_path, lambda: is_ready(tmp_path), restarts=True
+        )
     said = capfd.readouterr().err
     assert said.count("serve: starting part again") == 2 and "other again" not in said
 
 
 def test_a_part_that_does_not_come_back_ends_the_stack(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes.time, "sleep", lambda seconds, sleep=time.sleep: sleep(0.05))
+    quick = SimpleNamespace(sleep=lambda seconds: time.sleep(0.05), monotonic=time.monotonic)
+    monkeypatch.setattr(processes, "time", quick)
     answers = iter([True])  # then it is not healthy any more
     once = Part("part", part(tmp_path, [0.0, 0.0]).command, {}, lambda: next(answers, False))
     with pytest.raises(ChildDiedError, match="part ended"):
-        run_stack([once], tmp_path, lambda: None, restarts=True)
+        run_stack([once], tmp_path, lambda: is_ready(tmp_path), restarts=True)
     assert starts(tmp_path) == 2
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_parts_in_turn_wait_for_the_one_before(tmp_path, in_turn):
-    """The second part says whether the first one was healthy when it began."""
+    """The second part says whether the first one was healthy when it began. The first one waits a while for the second."""
     first, second = tmp_path / "first", tmp_path / "second"
-    write = "import time, pathlib; time.sleep(0.5); pathlib.Path({path!r}).touch(); time.sleep(60)"
-    look = "import time, pathlib; pathlib.Path({out!r}).write_text(str(pathlib.Path({path!r}).exists())); time.sleep(60)"
+    paths = (
+        f"import time, pathlib; first, second = pathlib.Path({str(first)!r}), pathlib.Path({str(second)!r})\n"
+    )
+    write = f"""
+limit = time.monotonic() + {0.5 if in_turn else SECONDS}
+while not second.exists() and time.monotonic() < limit: time.sleep(0.02)
+first.touch()
+time.sleep(600)
+"""
+    look = "second.write_text(str(first.exists())); time.sleep(600)"
     parts = [
-        Part("first", [sys.executable, "-c", write.format(path=str(first))], {}, first.exists),
+        Part("first", [sys.executable, "-c", paths + write], {}, first.exists),
         Part(
-            "second", [sys.executable, "-c", look.format(path=str(first), out=str(second))], {}, second.exists
+            "second",
+            [sys.executable, "-c", paths + look],
+            {},
+            lambda: second.exists() and bool(second.read_text()),
         ),
     ]
 

@@ -100,19 +100,30 @@ def test_after_an_error_it_carries_nothing_more(caplog):
 
 
 class Threads(Lagging):
-    """A real courier beside the worker's loop. Events happen at any time."""
+    """A real courier beside the worker's loop. Events happen at any time, and some surely in time or surely too late."""
 
     def __init__(self, side, seed):
         self.streams, self._pauses = Streams(), random.Random(seed)
         self.courier = courier.Courier(self.streams)
+        self._late, kinds = [], random.Random(seed)
 
         def tell(flight, emitted):
+            told = threading.Event()
+
             def receive(found):
                 assert listed(found) == emitted
                 self.speculation.outcomes_ahead(flight, found)
+                told.set()
 
             self.courier.send(*tensors(emitted), receive)
-            threading.Timer(self._pauses.random() * 0.004, self.streams.recorded[-1].happen).start()
+            happen, kind = self.streams.recorded[-1].happen, kinds.randrange(5)
+            if kind == 0:
+                self._late.append(happen)
+            elif kind == 1:
+                happen()
+                assert told.wait(60)
+            else:
+                threading.Timer(self._pauses.random() * 0.004, happen).start()
 
         super().__init__(side, tell, seed=seed, chances=EVENTS, between=self._pause)
 
@@ -120,7 +131,12 @@ class Threads(Lagging):
         if self._pauses.random() < 0.3:
             time.sleep(self._pauses.random() * 0.002)
 
+    def happen_late(self):
+        while self._late:
+            self._late.pop()()
+
     def check(self, rows, states):
+        self.happen_late()  # the next step has been looked up
         with self.speculation._lock:
             super().check(rows, states)
             for row, state in zip(rows, states, strict=True):
@@ -153,4 +169,5 @@ def test_beside_the_worker_s_thread(hasty_threads, seed):
     run.run(80)
     run.chances = {}
     assert run.run(20) > 1.5
+    run.happen_late()
     assert run.courier._thread.is_alive() and (counts() - before > 10).all()

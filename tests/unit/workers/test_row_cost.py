@@ -1,5 +1,6 @@
 """The cost curve of a model's linear layers, measured on real SGLang layers."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,7 +8,13 @@ pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 
 from sglang.srt.layers.linear import ReplicatedLinear  # noqa: E402
 
+from sglang_patches.workers import row_cost  # noqa: E402
 from sglang_patches.workers.row_cost import measure_row_seconds  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def all_row_counts_are_timed(monkeypatch):
+    monkeypatch.setattr(row_cost, "BUDGET_SECONDS", 60.0)
 
 
 class _Model(torch.nn.Module):
@@ -24,10 +31,10 @@ def test_more_rows_never_cost_less_and_many_cost_more():
 
 
 def test_all_layers_are_in_it():
-    few, many = (
-        min(measure_row_seconds(_Model(layers), torch.float32, "cpu")(512) for _ in range(4))
-        for layers in (1, 12)
-    )
+    models = [_Model(layers) for layers in (1, 12)]
+    # In turn: whatever else the machine does slows both.
+    seconds = [[measure_row_seconds(model, torch.float32, "cpu")(512) for model in models] for _ in range(4)]
+    few, many = np.min(seconds, axis=0)
     assert many > 3 * few
 
 

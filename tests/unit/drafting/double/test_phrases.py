@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from datastore_service import client
 from datastore_service.client import open_datastore
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from sglang_patches.drafting.cache import Trie
@@ -16,7 +17,7 @@ from sglang_patches.launch.datastore import DatastoreService
 NAMESPACE, VOCABULARY = Namespace("m", "0" * 64), 1000
 PHRASE = [11, 12, 13, 14, 15, 16]
 TEXT = [*PHRASE, 1, 2, *PHRASE[:3]]
-DEPTH, DEADLINE = 4, 5.0
+DEPTH, DEADLINE = 4, 60.0
 
 
 def make_draft(text=TEXT, session="s"):
@@ -101,14 +102,20 @@ def service(tmp_path_factory):
 
 
 @pytest.fixture
-def worker(service):
+def patient(monkeypatch):
+    """The service is there, however slow it is."""
+    monkeypatch.setattr(client, "GREETING_SECONDS", DEADLINE)
+
+
+@pytest.fixture
+def worker(service, patient):
     datastore = open_datastore(service.endpoint, NAMESPACE, VOCABULARY)
     yield datastore
     datastore.close()
 
 
 @pytest.fixture
-def shared(service):
+def shared(service, patient):
     datastore = open_datastore(service.endpoint, NAMESPACE, VOCABULARY)
     yield DatastorePhrases(datastore, DEPTH, DEADLINE)
     datastore.close()
