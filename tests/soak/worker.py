@@ -136,8 +136,10 @@ class Worker:
         return wire.read_replies(message)
 
     def _check_end(self, error: grpc.RpcError) -> None:
+        # A service that is told to stop cancels what it has not answered after ten seconds.
+        stopped = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         dropped = error.code() is grpc.StatusCode.FAILED_PRECONDITION and "was dropped" in error.details()
-        if error.code() is not grpc.StatusCode.UNAVAILABLE and not (dropped and not self._tenant.keeps):
+        if not stopped and not (dropped and not self._tenant.keeps):
             self._tenant.find(f"{self._name}: stream ended: {error.code().name}: {error.details()}")
 
     def _exchange(self, messages: list[list[Asked]]) -> None:

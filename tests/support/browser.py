@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import eventually
+
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 CALL_SECONDS = 60.0
@@ -32,11 +34,15 @@ class Page:
 
     def attach(self) -> None:
         """Before anything else."""
-        (target,) = [t for t in self.call("Target.getTargets", {})["targetInfos"] if t["type"] == "page"]
+        eventually(lambda: bool(self._pages()), "chromium shows no page")
+        (target,) = self._pages()
         attached = self.call("Target.attachToTarget", {"targetId": target["targetId"], "flatten": True})
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable", {})
+
+    def _pages(self) -> list[dict[str, Any]]:
+        return [t for t in self.call("Target.getTargets", {})["targetInfos"] if t["type"] == "page"]
 
     def prefer(self, scheme: str) -> None:
         """light or dark."""
@@ -89,7 +95,7 @@ class Page:
     def text(self, selector: str) -> str:
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent")
 
-    def wait_for(self, condition: str, seconds: float = 30.0) -> None:
+    def wait_for(self, condition: str, seconds: float = 60.0) -> None:
         """Until the expression is true; raises TimeoutError with the page's text."""
         limit = time.monotonic() + seconds
         while not self.evaluate(condition):

@@ -65,7 +65,7 @@ def start_drafts(queue: multiprocessing.SimpleQueue) -> None:
             child = Child(command, early | {"SPECSTORE_LATE": "set before the start"}, Path(log.name))
             states.append(json.loads(child.receive(60)))
             states[-1]["files"] = [path == log.name for path in states[-1]["files"]]
-            states[-1] |= {"pid": child.pid, "status": child.end(20), "log": log.read().decode()}
+            states[-1] |= {"pid": child.pid, "status": child.end(60), "log": log.read().decode()}
     queue.put(json.dumps([os.getpid(), states]))
 
 

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,12 @@ from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import VOCAB, specstore
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 NAMESPACE = Namespace("m", "ab" * 32)
 NAME = ("--model", "m", "--tokenizer", "ab" * 32)
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
 
 
 @pytest.mark.parametrize("workload", ["mixed", "evicting"])
@@ -92,11 +92,10 @@ def test_a_killed_service_proposes_all_it_answered(service):
         publishers = [Publisher(service.endpoint, 10 * round_ + i) for i in range(4)]
         for publisher in publishers:
             publisher.start()
-        time.sleep(1.0)
+        eventually(lambda writing=publishers: all(len(publisher.answered) > 100 for publisher in writing))
         service.kill()
         for publisher in publishers:
             publisher.join()
-            assert len(publisher.answered) > 20
             outputs += publisher.answered
         service.start()
     datastore = GrpcDatastore(service.endpoint, NAMESPACE)
@@ -118,7 +117,7 @@ def test_two_services_do_not_share_a_data_directory(service, tmp_path):
 def test_a_damaged_log_stops_the_start_in_one_line(service, tmp_path):
     publisher = Publisher(service.endpoint, 0)
     publisher.start()
-    time.sleep(0.5)
+    eventually(lambda: len(publisher.answered) > 1)
     service.kill()
     publisher.join()
     log = max((tmp_path / "data" / "live").glob("*/*.log"))

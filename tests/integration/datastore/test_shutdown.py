@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from sglang_patches.launch.datastore import DatastoreService
+from tests.waiting import eventually
 
 NO_MESSAGE = b"\xff" * 4
 CALLS = 20
@@ -22,9 +23,9 @@ def test_bytes_that_are_no_message(method, tmp_path):
     with DatastoreService(tmp_path / "log") as service:
         for _ in range(CALLS):
             with grpc.insecure_channel(service.endpoint) as channel, pytest.raises(grpc.RpcError) as refused:
-                list(channel.stream_stream(method)(iter([NO_MESSAGE]), timeout=10))
+                list(channel.stream_stream(method)(iter([NO_MESSAGE]), timeout=60))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert refused.value.details() == f"request: 4 bytes that are no message of {method[1:]}"
         service.signal(signal.SIGTERM)
-        assert service.wait(20) == 0
-        assert "stopped" in service.logs().splitlines()[-1]
+        assert service.wait(60) == 0
+        eventually(lambda: "stopped" in service.logs().splitlines()[-1])

@@ -42,5 +42,5 @@ def test_spans_reach_the_collector_before_the_service_ends(collector, tmp_path, 
         monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
         assert specstore("stats", "--endpoint", service.endpoint).returncode == 0
         service.signal(signal.SIGTERM)
-        assert service.wait(30) == 0
+        assert service.wait(60) == 0
     assert collector.spans == [("specstore", "specstore.v1.Admin/Stats")]

@@ -25,8 +25,9 @@ def service():
 
 
 @pytest.fixture
-def run(service):
+def run(service, monkeypatch):
     """Runs a command on a service whose namespace holds nine tokens."""
+    monkeypatch.setattr("datastore_service.cli.admin.HEALTH_SECONDS", 60.0)
     with open_channel(service.endpoint) as channel:
         namespace = {"model": "m", "tokenizer": TOKENIZER}
         documents = [{"tokens": [1, 2, 3, 4]}, {"tokens": [5, 6, 7, 8, 9]}]

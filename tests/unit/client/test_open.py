@@ -18,6 +18,7 @@ from datastore_service.tls import Tls
 from tests.unit.server.service import running
 
 NAMESPACE = Namespace("m", "a" * 64)
+SECONDS = 60.0
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def prior(tmp_path):
 
 def first_token(datastore) -> int:
     entry = Entry("s", tokens=np.arange(15, 20, dtype=np.int32), budget=Budget(4), opening=Opening())
-    (reply,) = datastore.step([entry], 10.0)
+    (reply,) = datastore.step([entry], SECONDS)
     datastore.close()
     return int(reply.tree.tokens[0]) if len(reply.tree) else -1
 
@@ -55,13 +56,14 @@ def test_service():
         datastore.close()
 
 
-def test_a_service_s_ids_are_those_of_the_model():
+def test_a_service_s_ids_are_those_of_the_model(monkeypatch):
     """Whoever reaches the service may publish any id; the model has no row for it."""
+    monkeypatch.setattr("datastore_service.client.GREETING_SECONDS", SECONDS)
     with running() as service:
         other = GrpcDatastore(service.endpoint, NAMESPACE)
-        assert other.wait_connected(10.0)
+        assert other.wait_connected(SECONDS)
         foreign = np.array([*range(15, 20), 500], np.int32)
-        other.step([Entry("s", tokens=foreign, opening=Opening(), closing=True)], 10.0)
+        other.step([Entry("s", tokens=foreign, opening=Opening(), closing=True)], SECONDS)
         assert first_token(other) == 500
         before = FAILURES.labels("unreachable")._value.get()
         assert first_token(open_datastore(service.endpoint, NAMESPACE, 100)) == -1

@@ -16,6 +16,7 @@ from tests.waiting import eventually
 NAMESPACE = Namespace("m", "a" * 64)
 TEXT = np.array([7, 1, 2, 3], np.int32)
 REFUSED = (Rejected(3, np.array([5], np.int32)),)
+SECONDS = 60.0
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def received(monkeypatch) -> list[pb.DraftRequest]:
 
 
 def tell(datastore) -> None:
-    datastore.step([Entry("s", tokens=TEXT, rejected=REFUSED, opening=Opening())], 10.0)
+    datastore.step([Entry("s", tokens=TEXT, rejected=REFUSED, opening=Opening())], SECONDS)
 
 
 def kept(service) -> int:
@@ -42,13 +43,14 @@ def kept(service) -> int:
 
 @pytest.mark.parametrize(("limit", "travels"), [(0, False), (4, True)])
 @pytest.mark.parametrize("resilient", [False, True])
-def test_a_service_says_once_whether_it_keeps_them(received, limit, travels, resilient):
+def test_a_service_says_once_whether_it_keeps_them(received, limit, travels, resilient, monkeypatch):
+    monkeypatch.setattr("datastore_service.client.GREETING_SECONDS", SECONDS)
     with running(engine_limits=Limits(refusals=limit)) as service:
         if resilient:
             datastore = open_datastore(service.endpoint, NAMESPACE, VOCAB)
         else:
             datastore = GrpcDatastore(service.endpoint, NAMESPACE)
-            assert datastore.wait_connected(10)
+            assert datastore.wait_connected(SECONDS)
         try:
             assert datastore.wants_rejected is travels
             tell(datastore)
@@ -63,12 +65,12 @@ def test_a_service_that_comes_back_with_the_tier_gets_them(tmp_path):
     datastore = GrpcDatastore(endpoint, NAMESPACE)
     assert datastore.wants_rejected, "an earlier service does not say, and may keep them"
     with running(listen=endpoint):
-        assert datastore.wait_connected(10)
+        assert datastore.wait_connected(SECONDS)
         assert not datastore.wants_rejected
     eventually(lambda: datastore.disconnect_reason)
     with running(listen=endpoint, engine_limits=Limits(refusals=4)) as service:
         try:
-            assert datastore.wait_connected(20)
+            assert datastore.wait_connected(SECONDS)
             assert datastore.wants_rejected
             tell(datastore)
             assert kept(service) == 1

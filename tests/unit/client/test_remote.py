@@ -1,5 +1,7 @@
 """GrpcDatastore against a service in this process."""
 
+import logging
+import threading
 import time
 
 import numpy as np
@@ -7,13 +9,14 @@ import pytest
 
 from datastore_service.client import remote
 from datastore_service.client.base import DatastoreError
-from datastore_service.client.remote import MAX_UNANSWERED, DeadlineMissedError, GrpcDatastore
+from datastore_service.client.remote import MAX_UNANSWERED, DeadlineMissedError, GrpcDatastore, StepState
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from tests.unit.server.service import running
+from tests.waiting import eventually
 
 NAMESPACE = Namespace("m", "t")
 TEXT = np.array([1, 2, 3, 4] * 10, np.int32)
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 @pytest.fixture
@@ -31,17 +34,18 @@ def datastore(service):
 
 
 @pytest.fixture
-def slow_engine(service, datastore, monkeypatch):
-    """Sets how long the service takes for a step."""
+def go_on(service, datastore, monkeypatch):
+    """The service answers no step until this is set."""
     (hosted,) = service.namespaces
-    step, delay = hosted.engine.step, [0.0]
+    step, go_on = hosted.engine.step, threading.Event()
 
-    def slow_step(entries):
-        time.sleep(delay[0])
+    def held_step(entries):
+        assert go_on.wait(120)
         return step(entries)
 
-    monkeypatch.setattr(hosted.engine, "step", slow_step)
-    return lambda seconds: delay.__setitem__(0, seconds)
+    monkeypatch.setattr(hosted.engine, "step", held_step)
+    yield go_on
+    go_on.set()
 
 
 def opened(name: str) -> Entry:
@@ -56,35 +60,40 @@ def test_post_comes_before_a_later_step(datastore):
     reply.tree.check_integrity(nodes=8, depth=16, children=8)
 
 
-def test_a_late_reply_is_not_taken_for_the_next(datastore, slow_engine):
+@pytest.mark.parametrize("there", [False, True])
+def test_a_late_reply_is_not_taken_for_the_next(datastore, go_on, there):
+    """there: before the next step is sent."""
     datastore.post([opened("a"), opened("b")])
-    slow_engine(0.2)
+    late = datastore.submit([Entry("a", start=40, tokens=np.array([7], np.int32))])
     with pytest.raises(DeadlineMissedError):
-        datastore.step([Entry("a", start=40, tokens=np.array([7], np.int32))], 0.02)
-    (reply,) = datastore.step([Entry("b", start=40)], SECONDS)
+        datastore.collect(late, time.monotonic() + 0.02)
+    if there:
+        go_on.set()
+        eventually(lambda: datastore.state_of(late) is StepState.ANSWERED)
+    step = datastore.submit([Entry("b", start=40)])
+    go_on.set()
+    (reply,) = datastore.collect(step, time.monotonic() + SECONDS)
     assert reply.known == 40
     (reply,) = datastore.step([Entry("a", start=41)], SECONDS)
     assert reply.known == 41
 
 
-def test_deadline_is_kept(datastore, slow_engine):
-    slow_engine(0.5)
+def test_deadline_is_kept(datastore, go_on):
     started = time.monotonic()
     with pytest.raises(DeadlineMissedError):
         datastore.step([opened("a")], 0.05)
-    assert time.monotonic() - started < 0.2
+    assert time.monotonic() - started < 30
 
 
-def test_post_neither_waits_nor_raises(datastore, slow_engine):
+def test_post_neither_waits_nor_raises(datastore, go_on, caplog):
     """A service that lags behind by more than the bound is dropped, and connected to again."""
-    slow_engine(1.0)
+    caplog.set_level(logging.WARNING, remote.__name__)
     started = time.monotonic()
     for _ in range(MAX_UNANSWERED + 10):
         datastore.post([opened("a")])
-    assert time.monotonic() - started < 0.9
-    with pytest.raises(DatastoreError, match=f"{MAX_UNANSWERED} messages unanswered"):
-        datastore.step([], SECONDS)
-    slow_engine(0.0)
+    assert time.monotonic() - started < 30
+    eventually(lambda: f"{MAX_UNANSWERED} messages unanswered; connecting again" in caplog.text)
+    go_on.set()
     assert datastore.wait_connected(SECONDS)
 
 
@@ -92,8 +101,8 @@ def test_gone_service_fails_at_once(service, datastore):
     service.stop()
     started = time.monotonic()
     with pytest.raises(DatastoreError):
-        datastore.step([opened("a")], SECONDS)
-    assert time.monotonic() - started < 5
+        datastore.step([opened("a")], 2 * SECONDS)
+    assert time.monotonic() - started < SECONDS
     datastore.post([opened("a")])
 
 
@@ -128,6 +137,7 @@ def test_never_there():
 
 def test_close_ends_the_thread_and_later_calls_fail(datastore):
     datastore.close()
+    datastore._thread.join(SECONDS)
     assert not datastore._thread.is_alive()
     with pytest.raises(DatastoreError, match="closed"):
         datastore.step([], SECONDS)

@@ -198,7 +198,7 @@ def test_a_step_that_waited_while_its_session_was_closed_leaves_the_conversation
 
     def slow_draft(*args):
         closing.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return draft(*args)
 
     def signalled_find(entries):
@@ -211,14 +211,14 @@ def test_a_step_that_waited_while_its_session_was_closed_leaves_the_conversation
     monkeypatch.setattr(engine._sessions, "_find", signalled_find)
     first = threading.Thread(target=lambda: step(engine, "a", 3, closing=True))
     first.start()
-    assert closing.wait(10)
+    assert closing.wait(60)
     replies = []
     second = threading.Thread(target=lambda: replies.append(step(engine, "a", 3, ids(9, 9))))
     second.start()
-    assert found.wait(10)
+    assert found.wait(60)
     go_on.set()
-    first.join(10)
-    second.join(10)
+    first.join(60)
+    second.join(60)
     assert [reply.status for reply in replies] == [Status.UNKNOWN_SESSION]
     assert engine.stats().tiers[Tier.SESSION].tokens == 3
 

@@ -215,17 +215,18 @@ def test_merge_policy_bounds_the_segments_of_any_stream(arriving):
 
 def test_readers_beside_a_writer_see_whole_documents(small_fresh_text):
     """Every document counts up from its first token, so a draft across a border or of unwritten memory would show."""
-    engine = Engine(1 << 20)
+    engine, asked = Engine(1 << 20), 0
     done = threading.Event()
 
     def write():
-        for i in range(1000):
+        for i in range(100_000):
             output_of(engine, "w", [], range(i % 97, i % 97 + 40))
+            if i >= 1000 and asked > 50:
+                break
         done.set()
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write, daemon=True)
     writer.start()
-    asked = 0
     while not done.is_set():
         start = asked % 97
         tree = drafted(engine, start, start + 1)

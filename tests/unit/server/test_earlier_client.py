@@ -122,11 +122,11 @@ def test_earlier_and_present_workers_share_a_service_and_a_session(schema):
         earlier = EarlierWorker(service.endpoint, schema)
         present = GrpcDatastore(service.endpoint, Namespace("m", "t"))
         try:
-            assert present.wait_connected(10)
+            assert present.wait_connected(60)
             earlier.ask(namespace=NAMESPACE)
             earlier.ask({"session": "s", "tokens": TEXT, "opening": {}})
             query = Query(np.array([1, 2], np.int32), Budget(2))
-            (reply,) = present.step([Entry("s", 40, queries=(query,))], 10.0)
+            (reply,) = present.step([Entry("s", 40, queries=(query,))], 60.0)
             assert reply.trees[0].tokens.tolist() == [3, 4]
             assert earlier.ask({"session": "s", "start": 40, "budget": BUDGET})[0][2][:2] == [1, 2]
         finally:

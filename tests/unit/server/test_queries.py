@@ -17,7 +17,7 @@ from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, 
 from tests.unit.server.service import VOCAB, running
 
 NAMESPACE = Namespace("m", "a" * 64)
-SECONDS = 10.0
+SECONDS = 60.0
 ASK = Budget(8, 8, 4)
 PUBLISHED = [1, 2, 0, 3, 1, 2, 2, 0, 1]
 
@@ -64,7 +64,7 @@ def real(datastore, text, budget: Budget) -> tuple[list, ...]:
     return plain(ask(datastore, "real", 0, text, budget=budget, opening=opening, closing=True).tree)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts, texts, questions)
 def test_answers_are_the_drafts_of_sessions_with_that_text(datastore, text, new, asked):
     name, opening = f"s{next(numbers)}", Opening(publish=False)
@@ -94,8 +94,9 @@ def test_too_long_a_query_names_field_and_limit(datastore):
     assert datastore.wait_connected(SECONDS)
 
 
-def test_the_resilient_client_answers_with_the_service_and_without_it():
+def test_the_resilient_client_answers_with_the_service_and_without_it(monkeypatch):
     """Without it from the session alone: what another session published is not found."""
+    monkeypatch.setattr("datastore_service.client.GREETING_SECONDS", SECONDS)
     with running() as service:
         datastore = open_datastore(service.endpoint, NAMESPACE, VOCAB)
         try:

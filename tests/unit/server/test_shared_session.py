@@ -29,7 +29,7 @@ def service():
 
 def stream(service) -> GrpcDatastore:
     opened = GrpcDatastore(service.endpoint, NAMESPACE)
-    assert opened.wait_connected(10)
+    assert opened.wait_connected(60)
     return opened
 
 
@@ -52,7 +52,7 @@ def ids(tokens) -> np.ndarray:
 
 
 def tell(datastore, start: int, tokens=(), name: str = "s", **fields) -> Reply:
-    (reply,) = datastore.step([Entry(name, start, ids(tokens), **fields)], 10.0)
+    (reply,) = datastore.step([Entry(name, start, ids(tokens), **fields)], 60.0)
     return reply
 
 
@@ -75,7 +75,7 @@ def leave(service, datastore) -> list[str]:
     datastore.close()
     eventually(lambda: service.drafting.streams == streams - 1)
     (hosted,) = service.namespaces
-    hosted.close_expired(time.monotonic() + GRACE - 10)
+    hosted.close_expired(time.monotonic() + GRACE / 2)
     assert sessions(service) == ["s"], "whoever comes back within the grace finds it"
     hosted.close_expired(time.monotonic() + GRACE)
     return sessions(service)
@@ -172,6 +172,7 @@ def test_a_session_handed_over_is_shared_by_those_who_go_on(service, worker, dra
     prefill.post([Entry("s", tokens=ids(TEXT), opening=Opening("", True, 40, handing_over=True))])
     eventually(lambda: sessions(service) == ["s"])
     prefill.close()
+    eventually(lambda: service.drafting.streams == 2)
     assert tell(worker, 40, [1]).known == 41
     assert tell(draft, 41, [2]).known == 42
     assert leave(service, worker) == ["s"]

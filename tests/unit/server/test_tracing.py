@@ -100,10 +100,10 @@ def test_a_fault_of_the_service_is_its_error(stub, tracer, monkeypatch):
 def test_a_stream_is_one_span_of_the_worker_s_trace(service, tracer):
     with tracer.start_as_current_span("worker") as worker:
         datastore = GrpcDatastore(service.endpoint, Namespace("m", "t"))
-    assert datastore.wait_connected(10)
+    assert datastore.wait_connected(60)
     for start in range(3):
         entry = Entry("s", start, np.array([start], np.int32), opening=None if start else Opening())
-        datastore.step([entry], 10)
+        datastore.step([entry], 60)
     assert not [span for span in tracer.spans() if span.name.endswith("/Draft")], "none for a step"
     datastore.close()
     span = finished(tracer, "specstore.v1.Drafting/Draft")
@@ -122,6 +122,11 @@ def test_log_lines_carry_the_trace_of_their_call(stub, caplog):
     flush, compact = lines["specstore.v1.Admin/Flush"], lines["specstore.v1.Admin/Compact"]
     assert (flush["trace_id"], flush["span_id"], flush["code"]) == (TRACE, PARENT, "NOT_FOUND")
     assert "trace_id" not in compact
+
+
+def warnings(caplog) -> list[str]:
+    """Of the export alone: a thread of another test may warn too."""
+    return [record.message for record in caplog.records if record.name == tracing.__name__]
 
 
 class TestExport:
@@ -151,7 +156,7 @@ class TestExport:
             monkeypatch.setenv(name, value)
         tracing.export_spans()
         assert len(providers) == started
-        assert not caplog.records
+        assert not warnings(caplog)
 
     def test_the_environment_names_the_service(self, providers, monkeypatch):
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
@@ -177,12 +182,11 @@ class TestExport:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         tracing.export_spans()
-        (record,) = caplog.records
-        assert not providers and record.message == f"no traces: {message}"
+        assert not providers and warnings(caplog) == [f"no traces: {message}"]
 
     def test_without_the_sdk_it_says_what_to_install(self, providers, monkeypatch, caplog):
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
         monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
         tracing.export_spans()
-        (record,) = caplog.records
-        assert not providers and "pip install 'specstore[otel]'" in record.message
+        (warning,) = warnings(caplog)
+        assert not providers and "pip install 'specstore[otel]'" in warning

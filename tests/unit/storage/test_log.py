@@ -72,7 +72,7 @@ def test_a_log_cut_anywhere_has_the_records_before_the_cut(path):
         assert torn == size - (ends[complete] if complete or size > HEADER_BYTES else 0)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     documents=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=1, max_size=9),
     data=st.data(),

@@ -26,7 +26,7 @@ def server():
 
 def output(server, *words: str, **variables: str):
     process = server.fork(PROGRAMS, list(words), server.environment | variables)
-    return process.stdout.read(), process.wait(20)
+    return process.stdout.read(), process.wait(60)
 
 
 def test_arguments_variables_group_and_status(server):
@@ -48,7 +48,7 @@ def test_a_draft_process_knows_only_what_it_is_given(server):
     """The first is forked, the second is started by its command, and so is one with another variable that is read at import."""
     process = server.fork(PROGRAMS, ["draft", DRAFT_FLAG], server.environment)
     pid, states = json.loads(process.stdout.read())
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     forked, *started = [state.pop("pid") for state in states]
     expected = {
         "loaded": [],
@@ -76,7 +76,7 @@ def test_it_is_ended_as_any_process(server, how):
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.1)
     getattr(process, how)()
-    assert process.wait(20) == -{"terminate": signal.SIGTERM, "kill": signal.SIGKILL}[how]
+    assert process.wait(60) == -{"terminate": signal.SIGTERM, "kill": signal.SIGKILL}[how]
 
 
 def test_all_end_with_the_process_that_asked_for_them():
@@ -95,7 +95,7 @@ time.sleep(600)
     assert len(processes) == 2
     asking.kill()
     asking.wait()
-    psutil.wait_procs(processes, timeout=20)
+    psutil.wait_procs(processes, timeout=60)
     eventually(lambda: not any(map(_alive, processes)), "a forked process is left")
 
 
