@@ -20,10 +20,9 @@ from datastore_service.storage.ray_cluster import RayCluster
 from tests.integration.datastore.conftest import VOCAB, specstore
 from tests.waiting import eventually
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install specstore[ray]"),
-    pytest.mark.timeout(300),
-]  # fmt: skip
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install specstore[ray]"
+)
 # No token is written to the user's folder, and nothing is reported.
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 FILES, DOCUMENTS, TOKENS = 8, 400, 1000  # of the corpus, of a file, of a document

@@ -323,7 +323,6 @@ def tokenizer_file(tmp_path_factory):
     return file
 
 
-@pytest.mark.timeout(300)
 def test_a_short_load_on_a_real_service(tokenizer_file, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "SETTLE_SECONDS", 0.5)
     words = (

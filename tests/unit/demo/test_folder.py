@@ -45,7 +45,7 @@ def test_a_broken_folder_is_made_again(tmp_path, write, harm):
     assert write.runs == 2
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_what_is_made_of_another_folder_makes_that_first(tmp_path, write):
     def from_another(folder):
         (folder / "weights").write_text((made_once(tmp_path / "a", write) / "weights").read_text())
