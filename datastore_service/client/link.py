@@ -65,9 +65,14 @@ class Link:
         self._report_transition("answers in time")
         return replies
 
-    def post(self, entries: Sequence[Entry]) -> None:
-        """Sends entries even while steps may not call the service. They are lost while no stream is open."""
-        self._stream.post(entries)
+    def post(self, entries: Sequence[Entry]) -> bool:
+        """Sends entries even while steps may not call the service. False: no stream is open, they are lost."""
+        try:
+            self._stream.send(entries)
+        except DatastoreError as error:
+            log.debug("datastore %s: post dropped: %s", self.name, error)
+            return False
+        return True
 
     def probe(self) -> None:
         """Called at each step while steps may not call the service. Sends a probe, an empty step that nobody waits for, or

@@ -120,9 +120,13 @@ class GrpcDatastore(Datastore):
 
     def post(self, entries: Sequence[Entry]) -> None:
         try:
-            self._send(entries, awaited=False)
+            self.send(entries)
         except DatastoreError as error:
             log.debug("post dropped: %s", error)
+
+    def send(self, entries: Sequence[Entry]) -> None:
+        """`post` that raises DatastoreError while no stream is open."""
+        self._send(entries, awaited=False)
 
     def submit(self, entries: Sequence[Entry]) -> int:
         """The sending half of `step`; returns the step's number for `collect`."""

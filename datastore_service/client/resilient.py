@@ -29,7 +29,7 @@ class ResilientDatastore(Datastore):
     the session is sent again. Callers see UNKNOWN_SESSION or GAP only for sessions that they have not sent themselves.
 
     A service that is not asked is told nothing of its sessions. What it missed of a session is sent after its next reply, which shows
-    the gap, or with the session's last entry.
+    the gap, or with the session's last entry, if the service has not answered since.
 
     `Placement` decides which service has which session.
 
@@ -43,8 +43,7 @@ class ResilientDatastore(Datastore):
         self._vocab_size = vocab_size
         self._texts = TokenLog()
         self._placement = Placement(self.links, self._texts)
-        # Sessions whose service has missed entries: the number of tokens that it was sent before.
-        self._withheld: dict[str, int] = {}
+        self._unanswered: set[str] = set()  # sessions of which the service may lack entries
         self._skipped: set[str] = set()
         self._without_queries: set[str] = set()  # links of services that do not know queries
 
@@ -67,11 +66,11 @@ class ResilientDatastore(Datastore):
         kept = [entry for entry in entries if self._supports(entry)]
         self._record(kept)
         for link, rows in self._by_link(kept):
-            of_link = [self._with_withheld(kept[row]) for row in rows]
-            if link.allows_calls:
-                link.post(of_link)
-            else:
+            of_link = [self._complete(kept[row]) for row in rows]
+            if not link.allows_calls:
                 self._withhold(link, of_link)
+            elif not link.post(of_link):
+                self._mark_unanswered(of_link)
         self._forget(kept)
         if kept:
             self._local.step([_for_local(entry) for entry in kept])
@@ -103,7 +102,7 @@ class ResilientDatastore(Datastore):
         for entry in entries:
             if entry.closing:
                 self._texts.remove(entry.session)
-                self._withheld.pop(entry.session, None)
+                self._unanswered.discard(entry.session)
 
     def _by_link(self, entries: list[Entry]) -> list[tuple[Link, Sequence[int]]]:
         """See `Placement.by_link`. Probes the services that steps may not call."""
@@ -114,33 +113,38 @@ class ResilientDatastore(Datastore):
 
     def _submit(self, link: Link, entries: list[Entry]) -> int | None:
         """Sends a step; returns its number for `collect`, None if the service may not or cannot be called."""
-        entries = [self._with_withheld(entry) for entry in entries]
+        entries = [self._complete(entry) for entry in entries]
+        self._mark_unanswered(entries)
         step = link.submit(entries) if link.allows_calls else None
         if step is None:
             self._withhold(link, entries)
         return step
 
     def _withhold(self, link: Link, entries: Sequence[Entry]) -> None:
-        """Notes that a service misses these entries. It is sent only those that end a session, because it must not keep what the worker
-        has dropped."""
+        """A service that is not asked is sent only entries that end a session, because it must not keep what the worker has dropped."""
+        self._mark_unanswered(entries)
         for entry in entries:
             if entry.closing:
                 link.post([entry])
-            else:
-                self._withheld.setdefault(entry.session, entry.start)
 
-    def _with_withheld(self, entry: Entry) -> Entry:
-        """Adds what the service has missed to the last entry of a session, so that the whole output is published."""
-        if not entry.closing or entry.session not in self._withheld:
+    def _mark_unanswered(self, entries: Sequence[Entry]) -> None:
+        """Notes that the service has their text for sure only after its next answer."""
+        self._unanswered.update(entry.session for entry in entries if not entry.closing)
+
+    def _complete(self, entry: Entry) -> Entry:
+        """The last entry of a session with the whole text, if the service may lack some of it: it publishes what it has then."""
+        if not entry.closing or entry.session not in self._unanswered:
             return entry
-        missing = self._texts.missing(entry.session, self._withheld[entry.session])
-        return entry if missing is None else replace(missing, closing=True)
+        whole = self._texts.missing(entry.session, 0)
+        if whole is None:
+            return entry
+        return replace(entry, start=0, tokens=whole.tokens, opening=whole.opening, expected=0)
 
     def _choose(self, link: Link, entry: Entry, remote: Reply | None, local: Reply) -> Reply:
         if remote is None:
             return _counted_fallback(local)
-        if remote.status is Status.OK:
-            self._withheld.pop(entry.session, None)
+        if remote.status in (Status.OK, Status.OVER_BUDGET):
+            self._unanswered.discard(entry.session)
         if remote.status is Status.OK and len(remote.trees) == len(entry.queries):
             return remote
         if remote.status is Status.OK:

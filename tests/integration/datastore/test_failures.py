@@ -121,15 +121,27 @@ def test_paused_service(service, worker):
     worker.until(worker.drafted_from_prior)
 
 
-def test_what_ends_while_the_service_is_paused_is_learned(service, worker):
+@pytest.mark.parametrize("gone", ["paused", "started again"])
+def test_what_ends_while_the_service_is_not_asked_is_learned(service, worker, gone):
     """Of a text that only the live tier can know, nothing is lost."""
     text = np.random.default_rng(5).permutation(2000).astype(np.int32)
     ending = [Entry("ends", tokens=text[:100], opening=Opening(prompt_length=100))]
     ending += [Entry("ends", start, text[start : start + 1], budget=Budget(8)) for start in range(100, 1999)]
     worker.until(worker.drafted_from_prior)
-    service.signal(signal.SIGSTOP)
-    for entry in ending:
+    half = len(ending) // 2
+    for entry in ending[:half]:
         worker.datastore.step([entry], DEADLINE)
+    if gone == "paused":
+        service.signal(signal.SIGSTOP)
+    else:
+        service.kill()
+    for entry in ending[half:]:
+        worker.datastore.step([entry], DEADLINE)
+    if gone == "started again":
+        service.start()
+        (link,) = worker.datastore.links.values()
+        assert link._stream.wait_connected(60)
+        assert not link.allows_calls, "a step has told it of the session"
     worker.datastore.post([Entry("ends", 1999, text[1999:], closing=True)])
     service.signal(signal.SIGCONT)
     worker.until(worker.drafted_from_prior)

@@ -85,7 +85,8 @@ def test_the_sessions_of_a_service_that_does_not_answer_move_whole(datastore, se
     assert {entry.session for entry in moved} == {s for s in SESSIONS if before[s] == "b:1"}
     assert all(e.start == 0 and e.tokens.tolist() == TEXT.tolist() and e.opening for e in moved)
     assert all(entry.closing for entry in services["b:1"].posted)
-    assert {entry.session for entry in services["b:1"].posted} == {entry.session for entry in moved}
+    told = {entry.session for entry in services["b:1"].posted}  # it may only be slow
+    assert told == ({entry.session for entry in moved} if mode == "slow" else set())
 
 
 def test_a_service_that_comes_back_gets_new_sessions_and_no_old_ones(datastore, services):

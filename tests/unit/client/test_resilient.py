@@ -1,6 +1,7 @@
 """ResilientDatastore over a primary whose behaviour the test chooses."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ REMOTE_TREE = DraftTree(
 
 
 class Primary:
-    """Stands for a GrpcDatastore. mode: ok, slow, gone or silent; statuses: of sessions that are not OK, with `known`;
-    submitted: when the last step was; awaited: the `until` of each `collect`."""
+    """Stands for a GrpcDatastore. mode: ok, slow, gone, refusing (steps alone: their stream breaks) or silent; statuses: of sessions that
+    are not OK, with `known`; submitted: when the last step was; awaited: the `until` of each `collect`."""
 
     def __init__(self) -> None:
         self.mode = "ok"
@@ -36,8 +37,8 @@ class Primary:
         self.awaited: list[float] = []
 
     def submit(self, entries) -> int:
-        if self.mode == "gone":
-            raise DatastoreError("gone")
+        if self.mode in ("gone", "refusing"):
+            raise DatastoreError(self.mode)
         self.submitted = time.monotonic()
         self.asked.append(list(entries))
         return len(self.asked)
@@ -58,8 +59,14 @@ class Primary:
     def state_of(self, step):
         return StepState.ANSWERED if self.mode == "ok" else StepState.PENDING
 
-    def post(self, entries) -> None:
+    def send(self, entries) -> None:
+        if self.mode == "gone":
+            raise DatastoreError("gone")
         self.posted += entries
+
+    def post(self, entries) -> None:
+        if self.mode != "gone":
+            self.send(entries)
 
     def close(self) -> None:
         self.mode = "gone"
@@ -192,8 +199,23 @@ def test_a_session_never_opened_is_unknown_while_the_service_is_gone(datastore, 
     assert ask(datastore, "never")[0].status is Status.UNKNOWN_SESSION
 
 
-@pytest.mark.parametrize("mode", ["slow", "gone"])
+def last_entry_of(datastore, primary, session: str, start: int, **fields) -> Entry:
+    """What the service is told at the session's end."""
+    primary.posted.clear()
+    datastore.post([Entry(session, start=start, closing=True, **fields)])
+    (last,) = primary.posted
+    assert (last.session, last.closing) == (session, True)
+    return last
+
+
+def whole(last: Entry) -> bool:
+    """Whether a service that knows nothing of the session can publish its text."""
+    return (last.start, last.opening) == (0, Opening("talk", True, 40))
+
+
+@pytest.mark.parametrize("mode", ["slow", "refusing"])
 def test_a_session_that_ends_while_its_service_is_not_asked_is_sent_whole(datastore, primary, mode):
+    """The service may have been started again since: then it knows nothing of the session."""
     primary.mode = mode
     for _ in range(3):
         ask(datastore, "s")
@@ -203,13 +225,48 @@ def test_a_session_that_ends_while_its_service_is_not_asked_is_sent_whole(datast
     for start in (40, 41):
         datastore.step([Entry("s", start=start, tokens=np.array([start], np.int32))], 0.05)
     assert primary.posted == [] and all(not entries for entries in primary.asked[asked:])
-    datastore.post([Entry("s", start=42, tokens=np.array([42], np.int32), closing=True)])
-    datastore.post([Entry("t", start=40, closing=True)])
-    first, second = primary.posted
-    assert (first.session, first.start, first.closing, first.opening) == ("s", 40, True, None)
-    assert first.tokens.tolist() == [40, 41, 42]
-    assert (second.session, second.start, second.closing) == ("t", 0, True)
-    assert (second.tokens.tolist(), second.opening) == (TEXT.tolist(), Opening("talk", True, 40))
+    last = last_entry_of(datastore, primary, "s", 42, tokens=np.array([42], np.int32))
+    assert whole(last) and last.tokens.tolist() == [*TEXT, 40, 41, 42]
+    last = last_entry_of(datastore, primary, "t", 40)
+    assert whole(last) and last.tokens.tolist() == TEXT.tolist()
+
+
+def test_a_session_whose_opening_was_lost_is_sent_whole(datastore, primary):
+    """No stream was open, and no step has shown it."""
+    primary.mode = "gone"
+    datastore.post([opened("t")])
+    primary.mode = "ok"
+    last = last_entry_of(datastore, primary, "t", 40)
+    assert whole(last) and last.tokens.tolist() == TEXT.tolist()
+
+
+@pytest.mark.parametrize("mode", ["slow", "refusing"])
+def test_a_session_whose_last_step_was_not_answered_is_sent_whole(datastore, primary, mode):
+    ask(datastore, "s")
+    primary.mode = mode
+    datastore.step([Entry("s", start=40, tokens=np.array([7], np.int32))], 0.05)
+    last = last_entry_of(datastore, primary, "s", 41)
+    assert whole(last) and last.tokens.tolist() == [*TEXT, 7]
+
+
+def test_a_last_step_keeps_what_it_asks(datastore, primary):
+    primary.mode = "slow"
+    ask(datastore, "s")
+    primary.mode = "ok"
+    asks = asking("s", 1, 2)
+    datastore.step([replace(asks, closing=True, expected=40)], 0.05)
+    (last,) = primary.asked[-1]
+    assert whole(last) and last.queries == asks.queries and last.expected == 0
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.OVER_BUDGET])
+def test_a_session_whose_last_step_was_answered_is_not_sent_again(datastore, primary, status):
+    primary.mode = "slow"
+    ask(datastore, "s")
+    primary.mode, primary.statuses["s"] = "ok", (status, 40)
+    ask(datastore, "s")
+    last = last_entry_of(datastore, primary, "s", 40)
+    assert (last.start, len(last.tokens), last.opening) == (40, 0, None)
 
 
 def test_what_was_sent_again_is_not_sent_at_the_end(datastore, primary):
