@@ -85,6 +85,10 @@ class TreeWorker(BaseSpecWorker):
     def alloc_memory_pool(self, **kwargs: object) -> None:
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
         check_room(self.req_to_token_pool.req_to_token.shape[1], self.last_position + 1)
+        self.check_memory()
+
+    def check_memory(self) -> None:
+        """Raises RuntimeError if the widest step does not fit beside the KV cache."""
         check_verification_memory(
             self.most_rows(self.req_to_token_pool.size),
             self.model_runner.model_config.vocab_size,

@@ -111,6 +111,24 @@ def test_a_header_names_the_tenant_to_both_instances(method, stack, plain):
     assert of_tenant("other") <= max(before, FEW)
 
 
+def test_tenants_share_no_prefix(method, stack, prompts):
+    def cached(tenant: str) -> int:
+        headers = {TENANT_HEADER: f"{method.name}-{tenant}"}
+        answer = stack.generate(prompts[4], headers=headers, temperature=0, max_new_tokens=4)
+        return answer["meta_info"]["cached_tokens"]
+
+    assert cached("prefix") == 0
+    assert cached("prefix") > 0
+    assert cached("another prefix") == 0
+
+
+def test_only_who_verifies_checks_the_memory_for_it(stack):
+    def checked(server: SglangServer) -> bool:
+        return "the logits of a step with" in server.log.read_text()
+
+    assert all(map(checked, stack.decodes)) and not any(map(checked, stack.prefills))
+
+
 def _known_to_live(plain: SglangServer, prompt: list[int]) -> Callable[..., int]:
     """Counts the tokens of the prompt's answer that the live tier has proposed to a server. Each answer is published unless `publish` is
     false: one that ends while no stream is open is not learned."""
