@@ -34,6 +34,12 @@ class Fusion(StrEnum):
     PRIORITY = auto()
 
 
+class LogLevel(StrEnum):
+    INFO = auto()
+    WARNING = auto()
+    ERROR = auto()
+
+
 class OneLineErrors(TyperGroup):
     """Reports errors that a user can cause in one line: status 2 for a bad argument, 1 for other errors."""
 
@@ -195,7 +201,7 @@ def serve(
     streams: Annotated[
         int, typer.Option(help="most connected workers, each of which takes a thread", min=1, max=4096)
     ] = 64,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="the least that is logged")] = LogLevel.INFO,
 ) -> None:
     """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
     from datastore_service.engine.limits import Limits

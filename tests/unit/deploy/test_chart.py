@@ -66,6 +66,35 @@ def test_serve_takes_the_words(values, tmp_path):
     for option, value in values.get("options", {}).items():
         assert given[snake_case(option)] == value
     assert given["tls_client_ca"] == (Path("/tls/ca.crt") if values else None)
+    assert list(given["tenant_prior"]) == (["a customer=/prior/customers/a"] if values else [])
+
+
+def test_selectors_and_ports_name_what_is_there(tmp_path):
+    manifests = {manifest["kind"]: manifest for manifest in render(tmp_path, EVERYTHING)}
+    specs = {kind: manifest["spec"] for kind, manifest in manifests.items()}
+    stateful, service = specs["StatefulSet"], specs["Service"]
+    of_pods = [
+        stateful["selector"]["matchLabels"],
+        service["selector"],
+        specs["PodDisruptionBudget"]["selector"]["matchLabels"],
+        specs["NetworkPolicy"]["podSelector"]["matchLabels"],
+    ]
+    labels = stateful["template"]["metadata"]["labels"]
+    assert all(selector and selector.items() <= labels.items() for selector in of_pods)
+    monitor = specs["ServiceMonitor"]
+    of_services = monitor["selector"]["matchLabels"]
+    assert of_services and of_services.items() <= manifests["Service"]["metadata"]["labels"].items()
+    assert stateful["serviceName"] == manifests["Service"]["metadata"]["name"]
+
+    (container,) = stateful["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    words = words_of(pod(list(manifests.values())))
+    assert {f"--listen=0.0.0.0:{ports['grpc']}", f"--metrics-port={ports['http-metrics']}"} <= set(words)
+    assert {port["name"]: port["port"] for port in service["ports"]} == ports
+    assert all(port["targetPort"] == port["name"] for port in service["ports"])
+    allowed = [port["port"] for rule in specs["NetworkPolicy"]["ingress"] for port in rule["ports"]]
+    assert sorted(allowed) == sorted(ports)
+    assert [endpoint["port"] for endpoint in monitor["endpoints"]] == ["http-metrics"]
 
 
 def test_the_schema_has_serve_s_options_and_bounds():
@@ -88,6 +117,8 @@ WRONG = [
     ({"replica": 2}, "replica"),
     ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
     ({"tls": {"clientCertificates": True}}, "secretName"),
+    ({"prior": {"tenants": {"a": "customers/a"}}}, "claimName"),
+    ({"prior": {"claimName": "prior", "tenants": {"a": "../other"}}}, "tenants"),
     ({"persistence": {"size": "10 GB"}}, "size"),
     ({"networkPolicy": {"engines": []}}, "engines"),
     ({"metrics": {"port": 9090}}, "port"),
@@ -169,7 +200,7 @@ def test_the_chart_has_the_version_of_the_package():
 
 def test_a_service_with_the_pod_s_words_answers_its_probe(tmp_path):
     """With TLS and client certificates. Paths and ports are this machine's."""
-    spec = pod(render(tmp_path, EVERYTHING | {"prior": {"claimName": ""}}))
+    spec = pod(render(tmp_path, EVERYTHING | {"prior": {"claimName": "", "tenants": {}}}))
     files = issue(tmp_path / "files", trustme.CA(), "localhost")
     (tmp_path / "data").mkdir()
     port = str(free_port())

@@ -39,6 +39,9 @@ securityContext:
 {{- if .Values.prior.claimName }}
 - --prior=/prior
 {{- end }}
+{{- range $tenant, $folder := .Values.prior.tenants }}
+- {{ printf "--tenant-prior=%s=/prior/%s" $tenant $folder | quote }}
+{{- end }}
 {{- if .Values.tls.secretName }}
 - --tls-certificate=/tls/tls.crt
 - --tls-key=/tls/tls.key
