@@ -195,10 +195,11 @@ class Run:
             warm, tokens = (PLAIN_WARM, given.plain_tokens) if plain else (given.warm, given.tokens)
             courses = self._answer(variant, requests[begin : begin + batch], warm + tokens)
             try:
-                record = window(courses, warm, warm + tokens) | watch.added()
+                part = window(courses, warm, warm + tokens)
             except ValueError as error:
                 say(f"{load}, speed {speed:g}, batch {batch}, group {group} is left out: {variant}: {error}")
                 return
+            record = part | watch.added()
             self._journal.add("group", labels | {"variant": variant} | record)
             said.append(f"{variant} {record['tokens'] / record['seconds']:.1f}")
         say(f"{load}, speed {speed:g}, batch {batch}, group {group}: {', '.join(said)} tokens/s")

@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar
 
-MOST_TENANTS = 1024  # above the requests that run at once: no running request's tenant is forgotten
+MOST_TENANTS = (
+    1024  # above the requests that run at once on most servers: then no running request's tenant is forgotten
+)
 
 Learned = TypeVar("Learned")
 

@@ -84,8 +84,9 @@ class Child:
         return status
 
     def tail(self) -> str:
-        """The last lines of its log, for the message that says it died."""
-        self._reader.join(LOG_SECONDS)
+        """The last lines of its log, for the message that says it died or is not ready."""
+        if self.status is not None:
+            self._reader.join(LOG_SECONDS)
         return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-TAIL_LINES:])
 
     def kill(self) -> None:
@@ -187,12 +188,12 @@ def _keep_running(parts: list[Part], children: list[Child], logs: Path) -> NoRet
         starting = {i for i in starting if not parts[i].healthy()}
         require_running([children[i] for i in starting])
         for i in [i for i, child in enumerate(children) if child.status is not None]:
+            children[i].kill()  # the rest of its group, which may keep its log open
             print(
                 f"serve: {ChildDiedError(children[i])}\nserve: starting {parts[i].name} again",
                 file=sys.stderr,
                 flush=True,
             )
-            children[i].kill()  # the rest of its group
             children[i] = _start(parts[i], logs)
             starting.add(i)
         time.sleep(0.5)

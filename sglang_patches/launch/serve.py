@@ -28,7 +28,6 @@ from sglang_patches.demo.model import ensure
 from sglang_patches.demo.paths import cache_root
 from sglang_patches.drafting.registry import DEFAULT, METHODS
 from sglang_patches.tokenizer_file import tokenizer_file
-from sglang_patches.versions import host
 
 from .processes import ChildDiedError, Part, port_taken, run_stack
 
@@ -224,9 +223,11 @@ def role_flags(role: str, device: str, bootstrap_port: int) -> list[str]:
     words = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "mooncake"]
     if role == "prefill":
         return [*words, "--disaggregation-bootstrap-port", str(bootstrap_port)]
-    if device == "cpu":
-        return [*words, *host.CPU_DECODE_FLAGS]
-    return words
+    if device != "cpu":
+        return words
+    from sglang_patches.versions import host  # needs SGLang, the launcher of a datastore does not
+
+    return [*words, *host.CPU_DECODE_FLAGS]
 
 
 def endpoint(settings: Settings) -> str:
