@@ -18,7 +18,7 @@ Groups = dict[str, list[dict]]  # by variant, in one order
 def summarise(journal: Path) -> dict:
     """`rows`: one a load, speed ratio, batch size and variant. `planner`: one a load, ratio and batch size, SPECSTORE over the fastest
     of the other variants; and for each ratio and batch size one of all loads (`load` is "all"), each over the fastest of its load.
-    `first_tokens`: one a variant, time to the first token over plain decoding's, by prompt."""
+    `first_tokens`: one a variant, time to the first token over plain decoding's, by prompt. `left_out`: groups without a timed part."""
     records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     cells = _cells([row for row in records if row["kind"] == "group"])
     rows = [
@@ -31,6 +31,7 @@ def summarise(journal: Path) -> dict:
         "rows": rows,
         "planner": list(_planner(cells)),
         "first_tokens": list(_first_tokens([row for row in records if row["kind"] == "first"])),
+        "left_out": sum(row["kind"] == "left_out" for row in records),
     }
 
 

@@ -198,6 +198,7 @@ class Run:
                 part = window(courses, warm, warm + tokens)
             except ValueError as error:
                 say(f"{load}, speed {speed:g}, batch {batch}, group {group} is left out: {variant}: {error}")
+                self._journal.add("left_out", labels | {"variant": variant})
                 return
             record = part | watch.added()
             self._journal.add("group", labels | {"variant": variant} | record)

@@ -16,6 +16,6 @@ class Journal:
         path.write_text(json.dumps(manifest) + "\n")
 
     def add(self, kind: str, record: dict) -> None:
-        """kind: pilot, group or bench_serving."""
+        """kind: of the record, for example group."""
         with self._path.open("a") as file:
             file.write(json.dumps({"kind": kind} | record) + "\n")

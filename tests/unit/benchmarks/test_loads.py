@@ -76,6 +76,7 @@ def journal(path: Path, cells: dict[tuple[str, int], dict[str, float]]) -> Path:
         for variant, speed in speeds.items():
             labels = {"load": load, "speed": 3.0, "batch": 1, "group": group, "variant": variant}
             writing.add("group", labels | {"tokens": 10 * speed, "seconds": 10.0, "steps": 10})
+    writing.add("left_out", {"load": "mixed", "speed": 3.0, "batch": 1, "group": 9, "variant": "specstore"})
     for prompt, seconds in enumerate(({"plain": 1.0, "specstore": 1.5}, {"plain": 2.0, "specstore": 3.0})):
         for variant, value in seconds.items():
             writing.add("first", {"load": "mixed", "prompt": prompt, "variant": variant, "seconds": value})
@@ -108,4 +109,5 @@ def test_the_table_names_the_best_other(tmp_path):
     settings = {"rows": 24, "model": "m", "dtype": "bfloat16", "draft": "d", "nodes": 8}
     found = summarise(journal(tmp_path / "journal", cells)) | {"manifest": {"settings": settings}}
     lines = under_loads.tables(json.loads(dumps(found)))
+    assert "have begun: 1. Last" in lines[2]
     assert "| 3 | 1 | mixed | 2 | 1000 | 4.00 | 6.00 | 1.50 [1.50, 1.50] (DUO) |" in lines
