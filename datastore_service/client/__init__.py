@@ -39,9 +39,12 @@ def open_datastore(
     TLS, None for one without. tenants: whether entries name tenants, whose texts are then kept apart; those of an entry that
     names none belong to `namespace`.
     A service need not be running yet: until it answers, drafts come from the sessions alone.
-    Raises ValueError naming a malformed argument, StorageError if the prior cannot be read or was built with another
-    tokenizer.
+    Raises ValueError naming a malformed argument or what this processor lacks for an image's kernels, StorageError if the prior
+    cannot be read or was built with another tokenizer.
     """
+    from datastore_service.engine.processor import check_processor
+
+    check_processor()
     if vocab_size < 1:
         raise ValueError(f"vocab_size: {vocab_size} is less than 1")
     kind, _, directory = endpoint.partition(":")

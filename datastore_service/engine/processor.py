@@ -1,4 +1,4 @@
-"""The x86-64 level that kernels are compiled for where NUMBA_CPU_NAME names one, as in the service's image."""
+"""The x86-64 level that kernels are compiled for where NUMBA_CPU_NAME names one, as in the images."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ import llvmlite.binding as llvm
 import pytest
 from numba.core import config
 
+from datastore_service.client import open_datastore
 from datastore_service.engine import processor
+from datastore_service.protocol.types import Namespace
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -43,6 +45,13 @@ def test_the_command_refuses_it_in_one_line():
     )  # fmt: skip
     assert done.returncode == 2
     assert "the kernels are for x86-64-v5, and this processor has no" in " ".join(done.stderr.split())
+
+
+def test_a_worker_refuses_it(monkeypatch):
+    monkeypatch.setitem(processor.LEVELS, "x86-64-v5", ("xop", "amx-tf32"))
+    monkeypatch.setattr(config, "CPU_NAME", "x86-64-v5")
+    with pytest.raises(ValueError, match="the kernels are for x86-64-v5"):
+        open_datastore("embedded", Namespace("m", "t"), 10)
 
 
 def test_llvm_knows_every_feature():
