@@ -16,8 +16,8 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         "Real servers side by side, a core for each target and one for the draft process. The target's latency is EMULATED: each of"
         f" its decode and verify forwards sleeps until it has taken so many times a full draft forward ({settings['rows']} rows)."
         f" Target {settings['model']} in {settings['dtype']}, draft model {settings['draft']}; at most {settings['nodes']} drafted"
-        " tokens a step. Throughput over plain decoding. A group is left out where a variant has ended an answer before all of its answers have"
-        f" begun: {record.get('left_out', 'not counted in this run')}. Last column: SPECSTORE over the fastest other method of the row, which is"
+        " tokens a step. Throughput over plain decoding. Groups left out because a variant ended one answer before it had begun all:"
+        f" {record.get('left_out', 'not counted in this run')}. Last column: SPECSTORE over the fastest other method of the row, which is"
         " chosen by this same measurement.",
         "",
         *throughput(record["rows"], record["planner"]),

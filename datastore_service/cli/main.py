@@ -35,6 +35,8 @@ class Fusion(StrEnum):
 
 
 class LogLevel(StrEnum):
+    """Of the service, which writes no debug lines."""
+
     INFO = auto()
     WARNING = auto()
     ERROR = auto()

@@ -56,7 +56,7 @@ class PrefillWorker(TreeWorker):
             logger.info("specstore: prompts go to %s", options.endpoint)
 
     def check_memory(self) -> None:
-        """Nothing is verified here, so a step has no rows but SGLang's own."""
+        """Nothing is verified here, so verification needs no memory."""
 
     def init_attention_backends(self) -> None:
         """Nothing is verified here, so every attention backend will do."""

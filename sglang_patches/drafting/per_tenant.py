@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar
 
-MOST_TENANTS = (
-    1024  # above the requests that run at once on most servers: then no running request's tenant is forgotten
-)
+# Most servers run fewer requests at once: there no running request's tenant is forgotten.
+MOST_TENANTS = 1024
 
 Learned = TypeVar("Learned")
 

@@ -122,7 +122,7 @@ def test_tenants_share_no_prefix(method, stack, prompts):
     assert cached("another prefix") == 0
 
 
-def test_only_who_verifies_checks_the_memory_for_it(stack):
+def test_only_decode_instances_check_the_memory_for_verification(stack):
     def checked(server: SglangServer) -> bool:
         return "the logits of a step with" in server.log.read_text()
 

@@ -109,5 +109,5 @@ def test_the_table_names_the_best_other(tmp_path):
     settings = {"rows": 24, "model": "m", "dtype": "bfloat16", "draft": "d", "nodes": 8}
     found = summarise(journal(tmp_path / "journal", cells)) | {"manifest": {"settings": settings}}
     lines = under_loads.tables(json.loads(dumps(found)))
-    assert "have begun: 1. Last" in lines[2]
+    assert "had begun all: 1. Last" in lines[2]
     assert "| 3 | 1 | mixed | 2 | 1000 | 4.00 | 6.00 | 1.50 [1.50, 1.50] (DUO) |" in lines
