@@ -43,7 +43,7 @@ class ResilientDatastore(Datastore):
         self._vocab_size = vocab_size
         self._texts = TokenLog()
         self._placement = Placement(self.links, self._texts)
-        self._unanswered: set[str] = set()  # sessions of which the service may lack entries
+        self._incomplete: set[str] = set()  # sessions of which the service may lack entries
         self._skipped: set[str] = set()
         self._without_queries: set[str] = set()  # links of services that do not know queries
 
@@ -67,10 +67,8 @@ class ResilientDatastore(Datastore):
         self._record(kept)
         for link, rows in self._by_link(kept):
             of_link = [self._complete(kept[row]) for row in rows]
-            if not link.allows_calls:
+            if not (link.allows_calls and link.post(of_link)):
                 self._withhold(link, of_link)
-            elif not link.post(of_link):
-                self._mark_unanswered(of_link)
         self._forget(kept)
         if kept:
             self._local.step([_for_local(entry) for entry in kept])
@@ -102,7 +100,7 @@ class ResilientDatastore(Datastore):
         for entry in entries:
             if entry.closing:
                 self._texts.remove(entry.session)
-                self._unanswered.discard(entry.session)
+                self._incomplete.discard(entry.session)
 
     def _by_link(self, entries: list[Entry]) -> list[tuple[Link, Sequence[int]]]:
         """See `Placement.by_link`. Probes the services that steps may not call."""
@@ -114,7 +112,6 @@ class ResilientDatastore(Datastore):
     def _submit(self, link: Link, entries: list[Entry]) -> int | None:
         """Sends a step; returns its number for `collect`, None if the service may not or cannot be called."""
         entries = [self._complete(entry) for entry in entries]
-        self._mark_unanswered(entries)
         step = link.submit(entries) if link.allows_calls else None
         if step is None:
             self._withhold(link, entries)
@@ -122,18 +119,18 @@ class ResilientDatastore(Datastore):
 
     def _withhold(self, link: Link, entries: Sequence[Entry]) -> None:
         """A service that is not asked is sent only entries that end a session, because it must not keep what the worker has dropped."""
-        self._mark_unanswered(entries)
+        self._mark_incomplete(entries)
         for entry in entries:
             if entry.closing:
                 link.post([entry])
 
-    def _mark_unanswered(self, entries: Sequence[Entry]) -> None:
-        """Notes that the service has their text for sure only after its next answer."""
-        self._unanswered.update(entry.session for entry in entries if not entry.closing)
+    def _mark_incomplete(self, entries: Sequence[Entry]) -> None:
+        """Notes that only the service's next answer shows whether it has their text. What has ended is sent no more."""
+        self._incomplete.update(entry.session for entry in entries if not entry.closing)
 
     def _complete(self, entry: Entry) -> Entry:
-        """The last entry of a session with the whole text, if the service may lack some of it: it publishes what it has then."""
-        if not entry.closing or entry.session not in self._unanswered:
+        """Gives the last entry of a session the whole text if the service may lack some of it. The service publishes at this entry."""
+        if not entry.closing or entry.session not in self._incomplete:
             return entry
         whole = self._texts.missing(entry.session, 0)
         if whole is None:
@@ -142,14 +139,16 @@ class ResilientDatastore(Datastore):
 
     def _choose(self, link: Link, entry: Entry, remote: Reply | None, local: Reply) -> Reply:
         if remote is None:
+            self._mark_incomplete([entry])
             return _counted_fallback(local)
         if remote.status in (Status.OK, Status.OVER_BUDGET):
-            self._unanswered.discard(entry.session)
+            self._incomplete.discard(entry.session)
         if remote.status is Status.OK and len(remote.trees) == len(entry.queries):
             return remote
         if remote.status is Status.OK:
             return self._with_local_answers(link, remote, local)
         if remote.status is not Status.OVER_BUDGET:
+            self._mark_incomplete([entry])
             self._resend(link, entry.session, remote.known if remote.status is Status.GAP else 0)
         return _counted_fallback(local)
 
