@@ -72,6 +72,7 @@ def _run(checks: dict[str, Callable[[], str | None]]) -> tuple[Table, bool]:
     fine = True
     for name, check in checks.items():
         started = time.perf_counter()
+        print(f"{name} ...", file=sys.stderr)  # some take minutes, and the table comes last
         try:
             state = check() or OK
         except Exception as error:  # the table shows every check, also those after one that fails

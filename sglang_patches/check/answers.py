@@ -12,8 +12,10 @@ from sglang_patches.check.greedy import PROMPTS, ROUNDS
 def main() -> None:
     out, tokens, *flags = sys.argv[1:]
     import sglang
+    from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
 
+    load_plugins()  # some versions of SGLang resolve the arguments at once
     engine = sglang.Engine(server_args=prepare_server_args(flags))
     answers = []
     for _ in range(ROUNDS):
@@ -23,7 +25,7 @@ def main() -> None:
             return_logprob=True,
             top_logprobs_num=2,
         )
-    dtype = engine.get_server_info()["dtype"]
+    dtype = str(engine.tokenizer_manager.model_config.dtype).removeprefix("torch.")
     Path(out).write_text(json.dumps(_summary(answers, dtype)))
     engine.shutdown()
 

@@ -20,6 +20,7 @@ PROMPTS = (
     "Explain in three sentences why the sky is blue.",
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,",
 )
+DRAFTING = ("--speculative-", "--specstore-")  # flags that begin so
 OK = "ok"  # begins the state of a check that passed
 ROUNDS = 2  # the second finds the answers of the first in the datastore, so that whole trees are accepted
 TIMEOUT_SECONDS = 540.0
@@ -40,12 +41,12 @@ class Comparison:
     _speculative: dict = field(default_factory=dict)
 
     def answer_plainly(self) -> str | None:
-        self._plain = self._answers([])
+        self._plain = self._answers(_without_drafting(self.flags))
         return None
 
     def answer_speculatively(self) -> str | None:
         """The start probes tree attention: a backend that ignores the mask ends the engine here, by name."""
-        self._speculative = self._answers(["--speculative-algorithm", DEFAULT])
+        self._speculative = self._answers(["--speculative-algorithm", DEFAULT, *self.flags])
         per_step = self._speculative["tokens_per_step"]
         return None if per_step > 1 else f"no drafted token was accepted ({per_step:.2f} tokens a step)"
 
@@ -69,9 +70,9 @@ class Comparison:
             f"token by up to {max(wrong):.3g} in log-probability, {self._plain['dtype']} explains {allowed:.3g}"
         )
 
-    def _answers(self, algorithm: list[str]) -> dict:
+    def _answers(self, flags: list[str]) -> dict:
         """Raises RuntimeError with the engine's last lines when it fails."""
-        words = ["--model-path", self.model, "--device", self.device, *algorithm, *self.flags]
+        words = ["--model-path", self.model, "--device", self.device, *flags]
         if self.device == "cpu":
             words += ["--sampling-backend", "pytorch"]
         with tempfile.TemporaryDirectory() as folder:
@@ -89,6 +90,17 @@ class Comparison:
             if not out.exists():
                 raise RuntimeError(_last_words(log.read_text()))
             return json.loads(out.read_text())
+
+
+def _without_drafting(flags: list[str]) -> list[str]:
+    """The flags, with their values, that plain decoding has too."""
+    kept, keep = [], True
+    for word in flags:
+        if word.startswith("--"):
+            keep = not word.startswith(DRAFTING)
+        if keep:
+            kept.append(word)
+    return kept
 
 
 def _finish(child: subprocess.Popen) -> None:

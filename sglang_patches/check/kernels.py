@@ -109,6 +109,14 @@ def tree_masks(device: str) -> str | None:
     return None
 
 
+def _table(lengths: torch.Tensor, slots: torch.Tensor, width: int) -> torch.Tensor:
+    """int32 [requests, positions] the slots of each request's rows behind its cached tokens."""
+    table = torch.zeros(len(lengths), int(lengths.max()) + width, dtype=torch.int32)
+    for row, start, own in zip(table, lengths.tolist(), slots.view(-1, width), strict=True):
+        row[start : start + width] = own
+    return table
+
+
 class _Cache:
     """One layer of a KV cache, with the interface through which accepted rows are moved."""
 
@@ -130,8 +138,13 @@ def moved_rows(device: str) -> str | None:
         index = verify_on(device, layout, target)
         slots = torch.randperm(REQUESTS * width) + 1
         cache = _Cache(torch.arange(REQUESTS * width + 1, device=device))
+        lengths = torch.from_numpy(_lengths(width))
         batch = SimpleNamespace(
-            seq_lens=torch.from_numpy(_lengths(width)).to(device), out_cache_loc=slots.to(device)
+            seq_lens=lengths.to(device),
+            out_cache_loc=slots.to(device),
+            # Some versions of SGLang look the slots up here.
+            req_pool_indices=torch.arange(REQUESTS, device=device),
+            req_to_token_pool=SimpleNamespace(req_to_token=_table(lengths, slots, width).to(device)),
         )
         accepted = (index >= 0).sum(1)
         move_accept_tokens_to_target_kvcache(batch, index.to(device), (accepted - 1).int().to(device), cache)

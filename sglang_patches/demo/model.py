@@ -73,7 +73,7 @@ def _write_weights(source: Path, out: Path, tokenizer) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = loaded.config
     # The weights are dequantised now. With this entry a server would look for packed ones.
-    del config.quantization_config
+    config.__dict__.pop("quantization_config", None)  # not every version of transformers leaves it
     ids = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,

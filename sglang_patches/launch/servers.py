@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,16 +18,21 @@ from typing import Any, Protocol, TypeVar
 
 import requests
 
+from sglang_patches.drafting.registry import METHODS
 from sglang_patches.launch.processes import Child, free_port, wait_until
 
 START_SECONDS = 600.0
-ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+DEVICE = os.environ.get("DEVICE") or "cpu"  # of every server: cpu or cuda
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+CPU_FLAGS = ("--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch")
 ARCHITECTURE = "llama"  # SGLang's module for every model the tests and benchmarks start
 
 
 def suitable_dtype() -> str:
-    """bfloat16 if this processor multiplies it, else float32: with bfloat16 in software each row of a step costs as much as the
-    first, so that neither a batch nor speculation gains anything."""
+    """bfloat16 on a GPU and if this processor multiplies it, else float32: with bfloat16 in software each row of a step costs as much as
+    the first, so that neither a batch nor speculation gains anything."""
+    if DEVICE != "cpu":
+        return "bfloat16"
     from sglang_patches.cpu.packed_weights import multiplies_bfloat16
 
     return "bfloat16" if multiplies_bfloat16() else "float32"
@@ -65,7 +71,7 @@ class ServerSpec:
         words += ["--max-running-requests", str(self.max_running_requests)]
         # The tokens alone set the cache's size. The fraction leaves room for servers that load at the same time.
         words += ["--max-total-tokens", str(self.max_total_tokens), "--mem-fraction-static", "0.8"]
-        words += ["--device", "cpu", "--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch"]
+        words += ["--device", DEVICE, *(CPU_FLAGS if DEVICE == "cpu" else ())]
         words += [] if self.overlap else ["--disable-overlap-schedule"]
         words += self._speculation()
         return [*words, *self.flags]
@@ -87,7 +93,11 @@ class ServerSpec:
                 "--speculative-eagle-topk",
                 "1",
             ]
-        return [*words, "--specstore-nodes", str(self.nodes)]
+        words += ["--specstore-nodes", str(self.nodes)]
+        # One GPU is enough: the draft model shares the target's.
+        method = METHODS.get(self.algorithm)
+        shares = DEVICE != "cpu" and self.draft and method and not method.draft_device
+        return [*words, *(["--specstore-draft-device", f"{DEVICE}:0"] if shares else [])]
 
 
 class StreamFailedError(requests.RequestException):
@@ -158,7 +168,9 @@ class SglangServer(Endpoint):
 
     def start(self) -> None:
         """Starts the server; also again after `kill`."""
-        environment = ENVIRONMENT | one_architecture() | self.spec.environment
+        environment = one_architecture() | self.spec.environment
+        if DEVICE == "cpu":
+            environment = CPU_ENVIRONMENT | environment
         self._child = self.child(
             self.spec.name, self.spec.command(self.port), environment, self.log, show=False
         )

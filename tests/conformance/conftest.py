@@ -1,7 +1,8 @@
 """The suite's parameters: every method of the registry. A method that is added there inherits every test.
 
 `--method NAME` runs it for one. `--draft DRAFT` takes another draft for methods that have a draft process (`drafts.py`).
-`--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS.
+`--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS. With DEVICE=cuda in the environment the servers
+run on a GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from types import ModuleType
 
 import pytest
 
-# SGLang decides at import whether it serves on a CPU.
-os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+from sglang_patches.launch import servers
+from sglang_patches.launch.servers import CPU_ENVIRONMENT, DEVICE, ServerSpec
+
+ON_CPU = DEVICE == "cpu"
+if ON_CPU:
+    os.environ |= CPU_ENVIRONMENT  # SGLang decides at import whether it serves on a CPU
 
 from sglang_patches.drafting.registry import METHODS, Method  # noqa: E402
 from sglang_patches.launch.datastore import DatastoreService  # noqa: E402
-from sglang_patches.launch.servers import ServerSpec  # noqa: E402
 from tests.conformance.drafts import AGREEMENTS, LYING  # noqa: E402
 from tests.e2e.services import serving  # noqa: E402
 from tests.support.servers import SglangServer, running  # noqa: E402
@@ -31,6 +35,8 @@ from tests.support.slow_proxy import SlowProxy  # noqa: E402
 from tests.support.tiny_drafts import spelling_draft  # noqa: E402
 from tests.support.tiny_exits import train_tiny_exits  # noqa: E402
 from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E402
+
+collect_ignore = [] if ON_CPU else ["test_in_process.py"]  # starts no server
 
 LYING_PLUGIN = Path(__file__).parent / "lying_plugin"
 CONTEXT = 1024
@@ -111,6 +117,8 @@ def plugin_path(*folders: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cpu_engine() -> None:
+    if not ON_CPU:
+        return
     from sglang.srt.plugins import load_plugins
     from sglang.srt.utils import is_cpu
 
@@ -172,20 +180,21 @@ DRAFTING += (
     "--schedule-conservativeness",
     "0.1",
 )  # admits more than fits a small cache: requests are retracted
+DTYPE = "float32" if ON_CPU else "float16"  # SGLang has no float32 on a GPU
 MOST_REQUESTS = 48
 TENANT_HEADER = "X-Request-Id-Tenant"  # one that SGLang's router passes on
 
 
 def start(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer]:
-    """The one way in which the suite starts a server."""
-    return running(spec, folder)
+    """The one way in which the suite starts a server. A process that has seen a GPU cannot be forked."""
+    return running(spec, folder) if ON_CPU else servers.running(spec, folder)
 
 
 @pytest.fixture(scope="session")
 def plain(spelling_model, logs) -> Iterator[SglangServer]:
     """Plain decoding. Without overlap: with it, stock plain decoding applies penalties a token late."""
     sizes = {"max_running_requests": MOST_REQUESTS, "max_total_tokens": 16384}
-    spec = ServerSpec("plain", spelling_model, dtype="float32", flags=FLAGS, overlap=False, **sizes)
+    spec = ServerSpec("plain", spelling_model, dtype=DTYPE, flags=FLAGS, overlap=False, **sizes)
     with start(spec, logs) as server:
         yield server
 
@@ -207,7 +216,7 @@ def drafting_spec(
         f"{name}-{'overlap' if setup.overlap else 'synchronous'}-{setup.nodes}-{setup.page_size}",
         model,
         name,
-        dtype="float32",
+        dtype=DTYPE,
         nodes=setup.nodes,
         draft=draft,
         flags=(*FLAGS, *DRAFTING, "--page-size", str(setup.page_size)),

@@ -57,6 +57,7 @@ def vocabulary(model):
 def channel(model, vocabulary):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+        patch.setenv("SGLANG_USE_CUDA_IPC_TRANSPORT", "1")  # as SGLang leaves it in a server on a GPU
         channel = start_draft_process(settings(model, model, vocabulary))
         yield channel
         channel.close()

@@ -44,6 +44,10 @@ def test_host_table_matches(python):
     _run(python, "sglang_patches.check")
 
 
+def test_device_check(python):
+    _run(python, "pytest", "-q", "tests/e2e/test_check.py")
+
+
 def test_settings(python):
     """Refusals, and which attention backend verifies on an accelerator."""
     settings = [f"tests/unit/plugin/test_{name}.py" for name in ("refusals", "tree_attention")]

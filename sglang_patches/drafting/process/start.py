@@ -16,7 +16,11 @@ PROGRAM = (sys.executable, "-m", "sglang_patches.drafting.process")
 
 def start_draft_process(settings: DraftSettings) -> DraftChannel:
     """Waits until it is ready. Raises RuntimeError with the end of its log if it does not become ready."""
-    environment = {"OMP_WAIT_POLICY": "PASSIVE"}  # one that spins slows down its target on the same processor
+    environment = {
+        "OMP_WAIT_POLICY": "PASSIVE",  # one that spins slows down its target on the same processor
+        # A target on a GPU has set it for its own processes, and SGLang on a CPU refuses it.
+        "SGLANG_USE_CUDA_IPC_TRANSPORT": "0",
+    }
     if settings.device == "cpu":
         # On a host with a GPU: SGLang must not find it.
         environment |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}

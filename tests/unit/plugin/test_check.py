@@ -36,6 +36,30 @@ def test_where_plain_decoding_was_undecided_a_difference_is_counted_as_rounding(
     assert "more than rounding" in _comparison([[1, 2]], [[1, 3]], [[1.0, 0.1]], dtype="float32")
 
 
+def test_another_method_is_checked_and_plain_decoding_has_the_other_flags_alone(monkeypatch):
+    flags = [
+        "--dtype",
+        "bfloat16",
+        "--speculative-algorithm",
+        "SAGUARO",
+        "--speculative-draft-model-path",
+        "draft",
+    ]
+    flags += ["--specstore-draft-device", "cuda:0", "--disable-overlap-schedule"]
+    comparison, asked = Comparison("model", "cuda", 3, flags), []
+
+    def answers(words):
+        asked.append(words)
+        return {"tokens_per_step": 2.0}
+
+    monkeypatch.setattr(comparison, "_answers", answers)
+    comparison.answer_plainly()
+    comparison.answer_speculatively()
+    plain, speculative = asked
+    assert plain == ["--dtype", "bfloat16", "--disable-overlap-schedule"]
+    assert speculative == ["--speculative-algorithm", "SSSD", *flags]  # the last algorithm counts
+
+
 def test_engine_that_failed_is_not_taken_for_equality():
     assert "not compared" in Comparison("model", "cpu", 3).compare()
 
