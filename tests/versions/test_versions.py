@@ -44,8 +44,8 @@ def test_host_table_matches(python):
     _run(python, "sglang_patches.check")
 
 
-def test_device_check(python):
-    _run(python, "pytest", "-q", "tests/e2e/test_check.py")
+def test_device_check_and_python_api(python):
+    _run(python, "pytest", "-q", "tests/e2e/test_check.py", "tests/e2e/test_engine.py")
 
 
 def test_settings(python):
