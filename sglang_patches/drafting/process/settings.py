@@ -23,7 +23,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {"str": str, "int": int, "bool": 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings:
     """method: its name in the registry. model_path, dtype, trust_remote_code: as SGLang's flags of those names. tokenizer: folder of
-    the target's, "" where requests bring token ids alone. device: `cpu`, `cuda` or `cuda:N`. tokens: slots of the draft model's KV
+    the target's, "" where requests bring token ids alone. device: `cpu` or `cuda:N`. tokens: slots of the draft model's KV
     cache. sessions: most that are drafted for at once. rows: of a draft forward, and outcomes guessed at once. lookahead: tokens
     drafted after each. namespace, fingerprint: model and tokenizer of the datastore's namespace. context_length, vocabulary: the
     target's. serial: whether the target has the same device. cores: to which the process is pinned, separated by
@@ -61,10 +61,33 @@ def draft_device(options: Options, view: ServerArgs, method: Method, replica: in
     have."""
     kind, device = view.device, options.draft_device or method.draft_device
     if not device:
-        return "cpu" if kind == "cpu" else f"{kind}:{view.base_gpu_id + view.dp_size * _span(view) + replica}"
-    if device != "cpu" and device.partition(":")[0] != kind:
+        return "cpu" if kind == "cpu" else _next_device(view, method, replica)
+    if device == "cpu":
+        return device
+    named, _, index = device.partition(":")
+    if named != kind:
         raise ValueError(f"specstore option draft_device: {device} with a target on {kind}")
-    return device
+    if (count := _visible_devices()) and int(index or 0) >= count:
+        raise ValueError(f"specstore option draft_device: {device}, but this process sees {count} GPUs")
+    return f"{kind}:{index or 0}"
+
+
+def _next_device(view: ServerArgs, method: Method, replica: int) -> str:
+    """The first that no target uses, the next one for the next replica."""
+    index = view.base_gpu_id + view.dp_size * _span(view) + replica
+    if (count := _visible_devices()) and index >= count:
+        raise ValueError(
+            f"{method.name}: no GPU is left for the draft model, the target has all {count}: give the server one more, or set "
+            f"--specstore-draft-device to {view.device}:{view.base_gpu_id}, where it drafts while nothing is verified, or to cpu"
+        )
+    return f"{view.device}:{index}"
+
+
+def _visible_devices() -> int:
+    """GPUs of this process; 0 without one, where a server on a GPU is only resolved."""
+    import torch  # late: its threads get the cores that the draft process has then
+
+    return torch.cuda.device_count()
 
 
 def draft_cores(device: str, view: ServerArgs, replica: int = 0) -> list[int]:

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from datastore_service.protocol.types import Namespace  # noqa: E402
+from sglang_patches.drafting.process import settings  # noqa: E402
 from sglang_patches.drafting.process.settings import DraftSettings, draft_settings  # noqa: E402
 from sglang_patches.drafting.registry import METHODS  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
@@ -29,6 +30,7 @@ def settings_of(path, device="", name="DOUBLE", replica=0, **given):
         ("", {}, "cuda:1", False),
         ("", {"tp_size": 2}, "cuda:2", False),
         ("cuda:0", {}, "cuda:0", True),
+        ("cuda", {}, "cuda:0", True),
         ("cuda:1", {"tp_size": 2}, "cuda:1", True),
         ("cuda:3", {"tp_size": 2}, "cuda:3", False),
         ("cuda:0", {"base_gpu_id": 1}, "cuda:0", False),
@@ -38,8 +40,8 @@ def settings_of(path, device="", name="DOUBLE", replica=0, **given):
     ],
 )
 def test_a_draft_model_on_a_device_of_the_target_gives_way(model_path, device, given, expected, serial):
-    settings = settings_of(model_path("dense"), device, **given)
-    assert (settings.device, settings.serial) == (expected, serial)
+    told = settings_of(model_path("dense"), device, **given)
+    assert (told.device, told.serial) == (expected, serial)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +60,31 @@ def test_a_draft_model_on_a_device_of_the_target_gives_way(model_path, device, g
 def test_each_replica_has_a_draft_device_that_no_target_has(
     model_path, device, replica, given, expected, serial
 ):
-    settings = settings_of(model_path("dense"), device, replica=replica, **given)
-    assert (settings.device, settings.serial) == (expected, serial)
+    told = settings_of(model_path("dense"), device, replica=replica, **given)
+    assert (told.device, told.serial) == (expected, serial)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "given", "reason"),
+    [
+        ("", 1, {}, "no GPU is left for the draft model, the target has all 1"),
+        ("", 2, {"tp_size": 2}, "no GPU is left for the draft model, the target has all 2"),
+        ("cuda:2", 2, {}, "cuda:2, but this process sees 2 GPUs"),
+    ],
+)
+def test_a_device_that_the_host_does_not_have_is_refused(
+    model_path, monkeypatch, device, gpus, given, reason
+):
+    monkeypatch.setattr(settings, "_visible_devices", lambda: gpus)
+    with pytest.raises(ValueError, match=reason):
+        settings_of(model_path("dense"), device, **given)
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_one_gpu_is_enough_for_a_draft_model_that_gives_way_or_is_on_the_cpu(model_path, monkeypatch, device):
+    monkeypatch.setattr(settings, "_visible_devices", lambda: 1)
+    monkeypatch.setenv("SPECSTORE_DRAFT_DEVICE", device)  # the resolution reads it too
+    assert settings_of(model_path("dense"), device).device == device
 
 
 def test_replicas_share_the_cores_of_draft_models(model_path, monkeypatch):
@@ -80,6 +105,6 @@ def test_a_draft_model_on_the_cpu_of_a_host_with_a_gpu_has_half_of_the_cores(mod
 
 
 def test_the_process_reads_what_it_is_told(model_path, monkeypatch):
-    settings = settings_of(model_path("dense"))
-    monkeypatch.setattr(sys, "argv", ["process", *settings.flags()])
-    assert DraftSettings.parse(argparse.ArgumentParser()) == settings
+    told = settings_of(model_path("dense"))
+    monkeypatch.setattr(sys, "argv", ["process", *told.flags()])
+    assert DraftSettings.parse(argparse.ArgumentParser()) == told
