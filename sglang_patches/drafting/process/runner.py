@@ -13,6 +13,8 @@ from sglang.srt.server_args import ServerArgs
 from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.versions import host
 
+CHUNK = 256  # tokens of a prompt between two draft forwards
+
 
 def load_runner(settings: DraftSettings) -> ModelRunner:
     """Loads the model and takes memory for its KV. Raises what SGLang raises for a model that it cannot load."""
@@ -27,6 +29,7 @@ def load_runner(settings: DraftSettings) -> ModelRunner:
         max_total_tokens=settings.tokens,
         max_running_requests=settings.sessions + settings.rows,
         context_length=settings.context_length,
+        chunked_prefill_size=CHUNK,  # on a GPU graphs are captured for batches up to it
         disable_radix_cache=True,
         disable_overlap_schedule=True,
         skip_tokenizer_init=True,

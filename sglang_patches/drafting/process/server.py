@@ -15,7 +15,7 @@ from sglang_patches.drafting.draft_side import DraftParts, DraftSide
 from sglang_patches.drafting.messages import Closed, Opened, Ready
 from sglang_patches.drafting.process.connection import ParentConnection
 from sglang_patches.drafting.process.model import SglangModel
-from sglang_patches.drafting.process.runner import load_runner
+from sglang_patches.drafting.process.runner import CHUNK, load_runner
 from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.drafting.process.vocabulary import refuse_other_vocabulary
 from sglang_patches.drafting.registry import METHODS, DraftSurroundings
@@ -24,7 +24,6 @@ from sglang_patches.options import load_options
 logger = logging.getLogger(__name__)
 
 WARM_UP = "warm-up"  # name of a session
-CHUNK = 256  # tokens of a prompt between two draft forwards
 ROOM_SECONDS = 0.5  # after which room is looked for again
 ROUND_SECONDS = Summary(
     "specstore_draft_round_seconds",
