@@ -19,7 +19,7 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.process.candidates import choose
-from sglang_patches.drafting.process.sequences import SequenceCache
+from sglang_patches.drafting.process.sequences import Cached, SequenceCache
 from sglang_patches.versions import host
 
 CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
@@ -85,7 +85,7 @@ class SglangModel(DraftModel):
         slots = self._sequences.take(end - start, {draft})
         if slots is None:
             return False
-        self._sequences.extend(cached, slots)
+        self._sequences.extend(cached, slots.tolist())
         began = time.monotonic()
         self._run(extend_batch(cached.row, draft.text.between(start, end), start, slots))
         PREFILL_SECONDS.observe(time.monotonic() - began)
@@ -125,11 +125,7 @@ class SglangModel(DraftModel):
         slots = self._slots(items)
         if slots is None:
             return None
-        rows = [
-            self._table_row(item, scratch)
-            for item, scratch in zip(items, self._sequences.scratch, strict=False)
-        ]
-        logits = self._run(decode_batch(rows, items, slots))
+        logits = self._run(decode_batch(self._table_rows(items), items, slots))
         answers = {self._row(item): at for at, item in enumerate(items) if self._row(item) in asked}
         samplings = [row.draft.sampling for row in answers]
         positions = [items[at].position + 1 for at in answers.values()]
@@ -145,39 +141,44 @@ class SglangModel(DraftModel):
 
     def _slots(self, items: Sequence[_Item]) -> list[int] | None:
         """Of each item; a token that is run again keeps its own."""
-        new = [item for item in items if self._slot(item) is None]
-        taken = self._sequences.take(len(new), {item.draft for item in items})
+        kept = [self._slot(item) for item in items]
+        taken = self._sequences.take(kept.count(None), {item.draft for item in items})
         if taken is None:
             return None
-        for item, slot in zip(new, taken.tolist(), strict=True):
-            cached = self._sequences.of(item.draft)
-            assert cached is not None
-            if item.node is None:
-                self._sequences.extend(cached, torch.tensor([slot]))
-            else:
+        free = iter(taken.tolist())
+        slots = [next(free) if slot is None else slot for slot in kept]
+        texts: dict[Cached, list[int]] = {}
+        for item, slot, before in zip(items, slots, kept, strict=True):
+            cached = self._cached(item)
+            if item.node is not None:
                 cached.nodes[item.node] = slot
-        return [slot for item in items if (slot := self._slot(item)) is not None]
+            elif before is None:
+                texts.setdefault(cached, []).append(slot)
+        for cached, new in texts.items():
+            self._sequences.extend(cached, new)
+        return slots
 
     def _slot(self, item: _Item) -> int | None:
-        cached = self._sequences.of(item.draft)
-        assert cached is not None
+        """Of the text's tokens only the last is run again."""
+        cached = self._cached(item)
         if item.node is not None:
             return cached.nodes.get(item.node)
-        return (
-            int(self._sequences.table[cached.row, item.position]) if item.position < cached.length else None
-        )
+        return cached.last if item.position < cached.length else None
 
-    def _table_row(self, item: _Item, scratch: int) -> int:
-        """The row of the table with the slots of the item and of all tokens before it."""
+    def _table_rows(self, items: Sequence[_Item]) -> list[int]:
+        """For each item the row of the table with its slot and those of all tokens before it."""
+        branches = [
+            (cached := self._cached(item), [cached.nodes[node] for node in item.draft.trie.path(item.node)])
+            for item in items
+            if item.node is not None
+        ]
+        scratch = iter(self._sequences.lay_out(branches))
+        return [self._cached(item).row if item.node is None else next(scratch) for item in items]
+
+    def _cached(self, item: _Item) -> Cached:
         cached = self._sequences.of(item.draft)
         assert cached is not None
-        if item.node is None:
-            return cached.row
-        table, length = self._sequences.table, cached.length
-        path = [cached.nodes[node] for node in item.draft.trie.path(item.node)]
-        table[scratch, :length] = table[cached.row, :length]
-        table[scratch, length : length + len(path)] = torch.tensor(path, dtype=table.dtype)
-        return scratch
+        return cached
 
     def _run(self, batch: ForwardBatch) -> torch.Tensor:
         """float [rows, vocabulary]"""

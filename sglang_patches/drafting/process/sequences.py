@@ -1,4 +1,7 @@
-"""The KV slots of each session: those of its text in the runner's table, and those of its trie's nodes."""
+"""The KV slots of each session: those of its text in the runner's table, and those of its trie's nodes.
+
+The table is on the model's device. What a forward asks of it is known here, so that the host reads nothing back.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,12 @@ REFUSED = Counter(
 
 @dataclass(slots=True, eq=False)
 class Cached:
-    """Of one session. row: in the table; its first `length` columns hold the slots of the text's first tokens. nodes: slots of the
-    trie's nodes that were run. used: when it was run last."""
+    """Of one session. row: in the table; its first `length` columns hold the slots of the text's first tokens, and `last` is the last of
+    these. nodes: slots of the trie's nodes that were run. used: when it was run last."""
 
     row: int
     length: int = 0
+    last: int = 0
     nodes: dict[int, int] = field(default_factory=dict)
     used: float = field(default_factory=time.monotonic)
 
@@ -66,11 +70,31 @@ class SequenceCache:
                 return None
         return slots
 
-    def extend(self, cached: Cached, slots: torch.Tensor) -> None:
+    def extend(self, cached: Cached, slots: Sequence[int]) -> None:
         """The slots hold the KV of the text's next tokens."""
+        if not slots:
+            return
         end = cached.length + len(slots)
-        self.table[cached.row, cached.length : end] = slots.to(self.table.dtype)
-        cached.length = end
+        self.table[cached.row, cached.length : end] = torch.tensor(slots, dtype=self.table.dtype)
+        cached.length, cached.last = end, slots[-1]
+
+    def lay_out(self, branches: Sequence[tuple[Cached, Sequence[int]]]) -> list[int]:
+        """A scratch row of the table for each branch: the slots of the session's text, and behind them those of a path of nodes. Two
+        copies to the device lay out all."""
+        rows = self.scratch[: len(branches)]
+        if not branches:
+            return rows
+        length = max(cached.length for cached, _ in branches)
+        into, source = self._on_device([rows, [cached.row for cached, _ in branches]])
+        self.table[into, :length] = self.table[source, :length]
+        places = [
+            (row, cached.length + depth, slot)
+            for row, (cached, path) in zip(rows, branches, strict=True)
+            for depth, slot in enumerate(path)
+        ]
+        into, columns, slots = self._on_device(places).T
+        self.table[into, columns] = slots.to(self.table.dtype)
+        return rows
 
     def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
         """The text goes on at `start` with the path's nodes: those that were run give it their slots, without a copy."""
@@ -83,7 +107,7 @@ class SequenceCache:
                 if node not in cached.nodes:
                     break
                 kept.append(cached.nodes.pop(node))
-        self.extend(cached, torch.tensor(kept, dtype=torch.int64))
+        self.extend(cached, kept)
         self.discard(draft, [node for node in cached.nodes if node not in draft.trie])
 
     def discard(self, draft: Draft, nodes: Sequence[int]) -> None:
@@ -100,7 +124,11 @@ class SequenceCache:
 
     def _free(self, slots: list[int]) -> None:
         if slots:
-            self._allocator.free(torch.tensor(slots, dtype=torch.int64, device=self.table.device))
+            self._allocator.free(self._on_device(slots))
+
+    def _on_device(self, numbers: Sequence) -> torch.Tensor:
+        """int64"""
+        return torch.tensor(numbers, dtype=torch.int64, device=self.table.device)
 
     def _evict(self, users: Container[Draft]) -> bool:
         """Drops the session that was run least recently, if it is idle; whether there was one."""
