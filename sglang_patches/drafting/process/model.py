@@ -127,6 +127,8 @@ class SglangModel(DraftModel):
             return None
         logits = self._run(decode_batch(self._table_rows(items), items, slots))
         answers = {self._row(item): at for at, item in enumerate(items) if self._row(item) in asked}
+        if not answers:  # a text's tokens alone
+            return {}
         samplings = [row.draft.sampling for row in answers]
         positions = [items[at].position + 1 for at in answers.values()]
         candidates = choose(logits[list(answers.values()), : self._vocabulary], samplings, positions)
