@@ -109,7 +109,8 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
     if method.early_exit and not host.EARLY_EXITS:
         raise ValueError(f"{method.name}: SGLang {INSTALLED} hands out no hidden states for an early exit")
     if method.draft_process:
-        draft_device(load_options(), view, method)
+        if view.disaggregation_mode != "prefill":  # such an instance starts no draft process
+            draft_device(load_options(), view, method)
         if method.needs_draft_model and not view.speculative_draft_model_path:
             raise ValueError(
                 f"{method.name}: --speculative-draft-model-path is missing; {DEFAULT} drafts without a model"

@@ -77,7 +77,7 @@ def _next_device(view: ServerArgs, method: Method, replica: int) -> str:
     index = view.base_gpu_id + view.dp_size * _span(view) + replica
     if (count := _visible_devices()) and index >= count:
         raise ValueError(
-            f"{method.name}: no GPU is left for the draft model, the target has all {count}: give the server one more, or set "
+            f"{method.name}: no GPU is left for the draft model, this process sees {count}: give the server one more, or set "
             f"--specstore-draft-device to {view.device}:{view.base_gpu_id}, where it drafts while nothing is verified, or to cpu"
         )
     return f"{view.device}:{index}"

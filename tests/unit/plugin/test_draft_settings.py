@@ -67,8 +67,8 @@ def test_each_replica_has_a_draft_device_that_no_target_has(
 @pytest.mark.parametrize(
     ("device", "gpus", "given", "reason"),
     [
-        ("", 1, {}, "no GPU is left for the draft model, the target has all 1"),
-        ("", 2, {"tp_size": 2}, "no GPU is left for the draft model, the target has all 2"),
+        ("", 1, {}, "no GPU is left for the draft model, this process sees 1"),
+        ("", 2, {"tp_size": 2}, "no GPU is left for the draft model, this process sees 2"),
         ("cuda:2", 2, {}, "cuda:2, but this process sees 2 GPUs"),
     ],
 )
@@ -85,6 +85,14 @@ def test_one_gpu_is_enough_for_a_draft_model_that_gives_way_or_is_on_the_cpu(mod
     monkeypatch.setattr(settings, "_visible_devices", lambda: 1)
     monkeypatch.setenv("SPECSTORE_DRAFT_DEVICE", device)  # the resolution reads it too
     assert settings_of(model_path("dense"), device).device == device
+
+
+def test_a_prefill_instance_needs_no_gpu_for_a_draft_model(model_path, monkeypatch):
+    monkeypatch.setattr(settings, "_visible_devices", lambda: 1)
+    given = {"speculative_algorithm": "SAGUARO", "speculative_draft_model_path": model_path("dense")}
+    resolve(model_path("dense"), "hopper", disaggregation_mode="prefill", **given)
+    with pytest.raises(ValueError, match="no GPU is left for the draft model"):
+        resolve(model_path("dense"), "hopper", disaggregation_mode="decode", **given)
 
 
 def test_replicas_share_the_cores_of_draft_models(model_path, monkeypatch):
