@@ -13,7 +13,7 @@ import typer
 from .model import ensure
 from .variant import write_variant
 
-TIMES = 85  # with the demo model 6.9 billion weights
+TIMES = 85  # with the demo model 6.8 billion weights
 
 
 def write_widened(source: Path, out: Path, times: int) -> None:

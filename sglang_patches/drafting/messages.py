@@ -39,7 +39,7 @@ class Opened(msgspec.Struct, eq=False, array_like=True, tag=True):
 
 class Committed(msgspec.Struct, eq=False, array_like=True, tag=True):
     """tokens: int32, emitted after the first `start` of the session. A repeated message changes nothing, by its start. epoch: of
-    the trie after them. After a verification the last token is the target's own, which no verified node carries there."""
+    the trie after them. After a verification the last token is the target's own: no verified node has it at that place."""
 
     session: str
     start: int

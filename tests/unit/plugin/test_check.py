@@ -37,15 +37,10 @@ def test_where_plain_decoding_was_undecided_a_difference_is_counted_as_rounding(
 
 
 def test_another_method_is_checked_and_plain_decoding_has_the_other_flags_alone(monkeypatch):
-    flags = [
-        "--dtype",
-        "bfloat16",
-        "--speculative-algorithm",
-        "SAGUARO",
-        "--speculative-draft-model-path",
-        "draft",
-    ]
-    flags += ["--specstore-draft-device", "cuda:0", "--disable-overlap-schedule"]
+    drafting = (
+        "--speculative-algorithm SAGUARO --speculative-draft-model-path draft --specstore-draft-device cuda:0"
+    )
+    flags = f"--dtype bfloat16 {drafting} --disable-overlap-schedule".split()
     comparison, asked = Comparison("model", "cuda", 3, flags), []
 
     def answers(words):
