@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from types import ModuleType
 import pytest
 
 from sglang_patches.launch import servers
-from sglang_patches.launch.servers import CPU_ENVIRONMENT, DEVICE, ServerSpec
+from sglang_patches.launch.servers import CPU_ENVIRONMENT, DEVICE, Endpoint, ServerSpec
 
 ON_CPU = DEVICE == "cpu"
 if ON_CPU:
@@ -191,13 +192,29 @@ def start(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer
     return running(spec, folder) if ON_CPU else servers.running(spec, folder)
 
 
+class Plain(Endpoint):
+    """A server that decodes plainly, and the greedy answers that it has given: every method is compared with the same ones."""
+
+    def __init__(self, server: SglangServer) -> None:
+        super().__init__(server.url)
+        self._known: dict[str, str] = {}  # answers by request, both as JSON
+
+    def generate(self, input_ids: Sequence[int], **sampling) -> dict:
+        if sampling.get("temperature") != 0:
+            return super().generate(input_ids, **sampling)
+        request = json.dumps([list(input_ids), sampling], sort_keys=True)
+        if request not in self._known:
+            self._known[request] = json.dumps(super().generate(input_ids, **sampling))
+        return json.loads(self._known[request])
+
+
 @pytest.fixture(scope="session")
-def plain(spelling_model, logs) -> Iterator[SglangServer]:
+def plain(spelling_model, logs) -> Iterator[Plain]:
     """Plain decoding. Without overlap: with it, stock plain decoding applies penalties a token late."""
     sizes = {"max_running_requests": MOST_REQUESTS, "max_total_tokens": 16384}
     spec = ServerSpec("plain", spelling_model, dtype=DTYPE, flags=FLAGS, overlap=False, **sizes)
     with start(spec, logs) as server:
-        yield server
+        yield Plain(server)
 
 
 @pytest.fixture(scope="session")
