@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from datastore_service.protocol.names import MAX_NAME_BYTES
 from datastore_service.protocol.types import EMPTY_TOKENS, MAX_DEPTH, MAX_NODES, Budget, Entry, Query
 
-MAX_NAME_BYTES = 256
 MAX_QUERIES = 4096  # of a step
 MAX_QUERY_TOKENS = 256
 _SHORT_NAME = MAX_NAME_BYTES // 4  # characters that fit in any case: one has at most four bytes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from datastore_service.engine.checking import MAX_NAME_BYTES, MAX_QUERIES, MAX_QUERY_TOKENS
+from datastore_service.engine.checking import MAX_QUERIES, MAX_QUERY_TOKENS
+from datastore_service.protocol.names import MAX_NAME_BYTES
 from datastore_service.protocol.types import MAX_DEPTH, MAX_NODES
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from datastore_service.protocol.names import bounded_name
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Opening
 from sglang_patches.drafting.outcome import Outcome, settle
@@ -79,8 +80,9 @@ def _wishes(req: Req) -> dict:
 def request_opening(req: Req, publish: bool) -> Opening:
     """Reads the request's `custom_params`."""
     wishes = _wishes(req)
+    conversation = str(wishes.get("conversation", ""))
     return Opening(
-        conversation=str(wishes.get("conversation", "")),
+        conversation=bounded_name(conversation) if conversation else "",
         publish=publish and bool(wishes.get("publish", True)),
         prompt_length=len(req.origin_input_ids),
     )
@@ -209,7 +211,7 @@ class RequestBook:
             begun = None  # several samples of one prompt
         state = RequestState(
             req,
-            begun or req.rid,
+            begun or bounded_name(req.rid),
             opening,
             self._tenant_of(req),
             self._needs_plain_step(req),

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 
+from datastore_service.protocol.names import bounded_name
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
@@ -15,4 +17,4 @@ def shared_session(req: Req) -> str | None:
     request. None for an instance's own warm-up requests, which no other instance sees."""
     if req.bootstrap_room is None or req.bootstrap_host == FAKE_BOOTSTRAP_HOST:
         return None
-    return f"{req.bootstrap_host}:{req.bootstrap_port}/{req.bootstrap_room}"
+    return bounded_name(f"{req.bootstrap_host}:{req.bootstrap_port}/{req.bootstrap_room}")
