@@ -46,6 +46,7 @@ class ResilientDatastore(Datastore):
         self._incomplete: set[str] = set()  # sessions of which the service may lack entries
         self._skipped: set[str] = set()
         self._without_queries: set[str] = set()  # links of services that do not know queries
+        self._have_refused: set[str] = set()  # links of services that refused an entry
 
     @property
     def wants_rejected(self) -> bool:
@@ -143,6 +144,8 @@ class ResilientDatastore(Datastore):
             return _counted_fallback(local)
         if remote.status in (Status.OK, Status.OVER_BUDGET):
             self._incomplete.discard(entry.session)
+        if remote.refusal:
+            self._report_refused(link, remote.refusal)
         if remote.status is Status.OK and len(remote.trees) == len(entry.queries):
             return remote
         if remote.status is Status.OK:
@@ -151,6 +154,11 @@ class ResilientDatastore(Datastore):
             self._mark_incomplete([entry])
             self._resend(link, entry.session, remote.known if remote.status is Status.GAP else 0)
         return _counted_fallback(local)
+
+    def _report_refused(self, link: Link, refusal: str) -> None:
+        if link.name not in self._have_refused:
+            self._have_refused.add(link.name)
+            log.warning("datastore %s: refuses an entry, %s; further ones are not told", link.name, refusal)
 
     def _with_local_answers(self, link: Link, remote: Reply, local: Reply) -> Reply:
         """The reply of a service of an earlier version, which ignores queries, with the local answers to them."""

@@ -112,6 +112,9 @@ def read_replies(message: pb.DraftReply, vocab_size: int = MAX_VOCAB) -> list[Re
         Reply(_STATUSES.get(status) or Status(status), known, tree)
         for status, known, tree in zip(message.statuses, message.known, trees, strict=False)
     ]
+    for row, refusal in message.refusals.items():
+        if row < len(replies):
+            replies[row].refusal = refusal
     if answered:
         answers = iter(trees[entries:])
         for reply, count in zip(replies, message.answers.counts, strict=True):

@@ -45,6 +45,15 @@ def check_entries(entries: Sequence[Entry], vocab_size: int) -> int:
     return queries
 
 
+def refusal_of(entry: Entry, vocab_size: int) -> str:
+    """The field and the limit that the entry breaks, "" if it breaks none."""
+    try:
+        joined_tokens([entry], check_entries([entry], vocab_size), vocab_size)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def joined_tokens(entries: Sequence[Entry], queries: int, vocab_size: int) -> np.ndarray:
     """int32, a new array of all entries' tokens and then of all queries' tokens. queries: 0 if there are none. Raises
     ValueError naming the field, the id and the limit."""

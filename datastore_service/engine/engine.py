@@ -15,11 +15,12 @@ shared texts. The latter two are held for microseconds, and no kernel runs under
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from datastore_service.engine.checking import check_entries, joined_tokens
+from datastore_service.engine.checking import check_entries, joined_tokens, refusal_of
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.kernel_call import KernelCallPool
 from datastore_service.engine.limits import Limits
@@ -32,7 +33,9 @@ from datastore_service.engine.shared_texts import SharedTexts, Texts
 from datastore_service.engine.stats import EngineStats, SessionInfo, TierStats
 from datastore_service.engine.step import StepRunner
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import EMPTY_TOKENS, MAX_VOCAB, Entry, Reply
+from datastore_service.protocol.types import EMPTY_TOKENS, MAX_VOCAB, Entry, Reply, step_without_refused
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -61,6 +64,7 @@ class Engine:
         self._runner = StepRunner(
             self._sessions, self._texts, self._calls, self._weights, self.limits.refusals, self._live.publish
         )
+        self._has_refused = False
         self.set_prior(prior)
         self._load_kernels()
 
@@ -72,11 +76,15 @@ class Engine:
         the target accepts the path up to a node. So their sum over the k likeliest nodes estimates the tokens that a draft
         of k nodes adds to the step.
 
-        Raises ValueError naming the field and its limit before anything is applied."""
+        An entry that breaks a limit is refused by itself (see `Reply.refusal`). Raises ValueError, before anything is applied, if
+        the step has more queries than a step may have."""
         if not entries:
             return []
-        queries = check_entries(entries, self.vocab_size)
-        tokens = joined_tokens(entries, queries, self.vocab_size)
+        try:
+            queries = check_entries(entries, self.vocab_size)
+            tokens = joined_tokens(entries, queries, self.vocab_size)
+        except ValueError as error:
+            return self._step_without_refused(entries, error)
         if len({entry.session for entry in entries}) == len(entries):
             return self._runner.run(entries, queries, tokens)
         replies: list[Reply] = []
@@ -84,6 +92,16 @@ class Engine:
             tokens = joined_tokens(distinct, queries, self.vocab_size)
             replies += self._runner.run(distinct, queries, tokens)
         return replies
+
+    def _step_without_refused(self, entries: Sequence[Entry], error: ValueError) -> list[Reply]:
+        """error: that of the whole step, raised if each entry alone has none."""
+        kept = [refusal_of(entry, self.vocab_size) or entry for entry in entries]
+        if all(isinstance(entry, Entry) for entry in kept):
+            raise error
+        if not self._has_refused:
+            log.warning("an entry is refused, and no other of this engine will be told: %s", error)
+        self._has_refused = True
+        return step_without_refused(kept, self.step)
 
     # Sessions
 

@@ -9,12 +9,13 @@ that would make the construction two thirds slower.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 
-from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 
 MAX_VOCAB = 1 << 31  # token ids are smaller
 EMPTY_TOKENS = np.empty(0, dtype=np.int32)
@@ -27,7 +28,7 @@ class Status(IntEnum):
     OK = 1
     UNKNOWN_SESSION = 2  # resend the whole text with `opening` set
     GAP = 3  # `start` lies beyond what is known: resend from `Reply.known`
-    OVER_BUDGET = 4  # a limit on sessions, tokens or tenants refused the entry, or the disk refused a closing entry's output
+    OVER_BUDGET = 4  # a limit refused the entry, or the disk refused a closing entry's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,22 @@ class Entry:
 @dataclass(slots=True, eq=False)
 class Reply:
     """Answer to one Entry. known: number of the session's tokens that the datastore has now (0 if it is unknown); `tree`
-    continues them. trees: one for each query of the entry; they are empty unless the status is OK."""
+    continues them. trees: one for each query of the entry; they are empty unless the status is OK. refusal: the field and the limit
+    if the entry is not one that the datastore takes; its status is OVER_BUDGET then."""
 
     status: Status
     known: int
     tree: DraftTree
     trees: tuple[DraftTree, ...] = ()
+    refusal: str = ""
+
+
+def step_without_refused(
+    entries: Sequence[Entry | str], step: Callable[[Sequence[Entry]], list[Reply]]
+) -> list[Reply]:
+    """One Reply for each entry, in the same order. entries: with the refusal in place of an entry that is not stepped."""
+    replies = iter(step([entry for entry in entries if isinstance(entry, Entry)]))
+    return [
+        next(replies) if isinstance(entry, Entry) else Reply(Status.OVER_BUDGET, 0, EMPTY_TREE, refusal=entry)
+        for entry in entries
+    ]

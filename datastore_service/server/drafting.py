@@ -13,7 +13,7 @@ from dataclasses import replace
 import grpc
 
 from datastore_service.protocol.tenants import Step, step_by_tenant
-from datastore_service.protocol.types import Reply, Status
+from datastore_service.protocol.types import Reply, Status, step_without_refused
 from datastore_service.server import wire
 from datastore_service.server.calls import traced_call
 from datastore_service.server.limits import ServiceLimits
@@ -118,17 +118,19 @@ class _Stream:
         self._hosted: HostedNamespace | None = None
         self._of_tenants: dict[str, HostedNamespace] = {}  # that entries have named
         self._refused: set[str] = set()  # tenants that there was no room for
+        self._has_refused = False  # an entry
 
     def answer(self, request: pb.DraftRequest) -> pb.DraftReply:
         hosted = self._namespace(request)
         entries = wire.read_entries(request, hosted.engine.vocab_size, self._limits)
         started = time.perf_counter()
         try:
-            replies = step_by_tenant(entries, self._step_of)
+            replies = step_without_refused(entries, lambda kept: step_by_tenant(kept, self._step_of))
         except ValueError as error:
             raise invalid(f"entries: {error}") from error
         self._metrics.engine_seconds.observe(time.perf_counter() - started)
         self._count_over_budget(hosted, replies)
+        self._report_refused(replies)
         message = wire.reply_message(request.step, replies)
         if request.HasField("namespace"):
             message.without_rejected = hosted.engine.limits.refusals == 0
@@ -144,6 +146,13 @@ class _Stream:
         """Also 0 of them: Prometheus sees an increase only of a counter that it knows."""
         refused = sum(reply.status is Status.OVER_BUDGET for reply in replies)
         self._metrics.over_budget.labels(hosted.namespace.model).inc(refused)
+
+    def _report_refused(self, replies: list[Reply]) -> None:
+        """Logs the stream's first refused entry."""
+        refusal = next((reply.refusal for reply in replies if reply.refusal), "")
+        if refusal and not self._has_refused:
+            log.warning("entry refused, and no other of this stream will be told", extra={"reason": refusal})
+            self._has_refused = True
 
     def _step_of(self, tenant: str) -> Step | None:
         hosted = self._hosted if not tenant else self._of_tenant(tenant)

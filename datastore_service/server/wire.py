@@ -1,7 +1,7 @@
 """Turns messages into value types, which it checks, and back: the server's half. ``datastore_service.client.wire`` is the
 client's.
 
-Readers raise RefusalError (INVALID_ARGUMENT) naming the field and its limit.
+Readers raise RefusalError (INVALID_ARGUMENT) naming the field and its limit. An entry of its own is answered by itself.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ def read_name(name: str, field: str, limits: ServiceLimits) -> str:
     return name
 
 
-def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimits) -> list[Entry]:
+def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimits) -> list[Entry | str]:
+    """With the refusal, which names the field and its limit, in place of an entry that breaks one."""
     _check_limit(len(request.entries), limits.entries, "entries", "entries in one message")
-    entries = []
-    for i, entry in enumerate(request.entries):
+    entries: list[Entry | str] = []
+    for entry in request.entries:
         try:
             entries.append(_entry(entry, vocab_size, limits))
         except RefusalError as refusal:
-            raise refusal.within(f"entries[{i}]") from None
+            entries.append(str(refusal))
     if request.HasField("queries"):
         try:
             _add_queries(entries, request.queries, vocab_size, limits)
@@ -86,7 +87,7 @@ def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
 
 
 def _add_queries(
-    entries: Sequence[Entry], queries: pb.Queries, vocab_size: int, limits: ServiceLimits
+    entries: Sequence[Entry | str], queries: pb.Queries, vocab_size: int, limits: ServiceLimits
 ) -> None:
     lengths = list(queries.lengths)
     _check_limit(len(lengths), limits.queries, "lengths", "queries in one message")
@@ -99,7 +100,9 @@ def _add_queries(
     of_each = (tokens[end - length : end] for length, end in zip(lengths, ends, strict=True))
     read = map(Query, of_each, _budgets(queries, limits))
     for entry, count in zip(entries, queries.counts, strict=True):
-        entry.queries = tuple(itertools.islice(read, count))
+        asked = tuple(itertools.islice(read, count))
+        if isinstance(entry, Entry):
+            entry.queries = asked
 
 
 def _budgets(queries: pb.Queries, limits: ServiceLimits) -> list[Budget]:
@@ -189,6 +192,9 @@ def reply_message(step: int, replies: Sequence[Reply]) -> pb.DraftReply:
         known=[reply.known for reply in replies],
         nodes=[len(tree) for tree in trees],
     )
+    for row, reply in enumerate(replies):
+        if reply.refusal:
+            message.refusals[row] = reply.refusal
     answers = [tree for reply in replies for tree in reply.trees]
     if answers:
         message.answers.counts.extend([len(reply.trees) for reply in replies])

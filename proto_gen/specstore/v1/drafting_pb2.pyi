@@ -109,7 +109,14 @@ class Budget(_message.Message):
     def __init__(self, nodes: _Optional[int] = ..., depth: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources", "answers", "without_rejected", "tenants")
+    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources", "answers", "without_rejected", "tenants", "refusals")
+    class RefusalsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +128,7 @@ class DraftReply(_message.Message):
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_REJECTED_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
     step: int
     statuses: _containers.RepeatedScalarFieldContainer[Status]
     known: _containers.RepeatedScalarFieldContainer[int]
@@ -132,7 +140,8 @@ class DraftReply(_message.Message):
     answers: Answers
     without_rejected: bool
     tenants: bool
-    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: bool = ..., tenants: bool = ...) -> None: ...
+    refusals: _containers.ScalarMap[int, str]
+    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: bool = ..., tenants: bool = ..., refusals: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("counts", "nodes")

@@ -50,7 +50,8 @@ class DraftingServicer(object):
         """One stream per worker, one message per decode step for the whole batch, one reply per message, in order.
         Several streams may name the same session. It ends with an entry that closes it, or some time after the last of these
         streams has ended.
-        The first message names the namespace. An error ends the stream: INVALID_ARGUMENT names the offending field and
+        An entry that breaks a limit is answered by itself: STATUS_OVER_BUDGET, and DraftReply.refusals names the field and its limit.
+        The first message names the namespace. An error of a whole message ends the stream: INVALID_ARGUMENT names the offending field and
         its limit, RESOURCE_EXHAUSTED a bound of the service, FAILED_PRECONDITION a missing or changed namespace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

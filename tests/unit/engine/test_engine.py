@@ -1,3 +1,4 @@
+import re
 import threading
 
 import numpy as np
@@ -143,10 +144,23 @@ BAD = {
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_a_bad_entry_is_refused_before_anything_is_applied(message):
+def test_a_bad_entry_is_refused_by_itself(message):
     engine = Engine(100)
-    with pytest.raises(ValueError, match=message):
-        engine.step([Entry("good", 0, ids(1), opening=Opening()), BAD[message]])
+    good = Entry("good", 0, ids(1, 2, 3, 1, 2), budget=ASK, opening=Opening(), queries=(asked(3),))
+    first, bad, last = engine.step([good, BAD[message], Entry("last", 0, ids(1), opening=Opening())])
+    assert (bad.status, bad.known, len(bad.tree)) == (Status.OVER_BUDGET, 0, 0)
+    assert re.match(message, bad.refusal)
+    assert [session.name for session in engine.sessions()] == ["good", "last"]
+    (alone,) = Engine(100).step([good])
+    assert first.tree.tokens.tolist() == alone.tree.tokens.tolist() != []
+    assert [tree.tokens.tolist() for tree in first.trees] == [tree.tokens.tolist() for tree in alone.trees]
+    assert (last.status, last.known, first.refusal, last.refusal) == (Status.OK, 1, "", "")
+
+
+def test_a_step_of_too_many_queries_is_refused_before_anything_is_applied():
+    engine, half = Engine(100), (asked(1),) * 2049
+    with pytest.raises(ValueError, match="queries: 4098 in one step exceed 4096"):
+        engine.step([Entry(name, opening=Opening(), queries=half) for name in "ab"])
     assert engine.sessions() == []
 
 

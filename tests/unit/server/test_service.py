@@ -143,18 +143,29 @@ def test_namespace_must_not_change_within_a_stream(stream):
     assert details.startswith("namespace: changed within the stream")
 
 
-def test_invalid_entry_ends_the_stream_and_names_the_field(stream):
-    code, details = refusal(lambda: stream.ask({"session": "s", "budget": {"nodes": 100000}}))
-    assert (code, details) == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "entries[0].budget.nodes: 100000 exceeds 256",
-    )
-
-
-def test_ids_outside_the_vocabulary(stream):
-    code, details = refusal(lambda: stream.ask(opened("s", [1, VOCAB])))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert details == "entries[0].tokens[1]: 1000 is not below the vocabulary's 1000"
+def test_a_bad_entry_is_answered_by_itself_and_names_the_field(stream):
+    bad = {
+        "budget.nodes: 100000 exceeds 256": {"session": "s", "budget": {"nodes": 100000}},
+        "tokens[1]: 1000 is not below the vocabulary's 1000": opened("s", [1, VOCAB]),
+        "opening.conversation: 300 bytes exceeds 256": {
+            "session": "s",
+            "opening": {"conversation": "c" * 300},
+        },
+        "session: 257 bytes exceeds 256": opened("s" * 257),
+        "session: empty": opened(""),
+        "tenant: 257 bytes exceeds 256": opened("s") | {"tenant": "t" * 257},
+    }
+    first, *refused, last = stream.ask(opened("good", [1, 2]), *bad.values(), opened("another", [3]))
+    assert [(reply.status, reply.known, len(reply.tree)) for reply in refused] == [
+        (pb.STATUS_OVER_BUDGET, 0, 0)
+    ] * len(bad)
+    assert [reply.refusal for reply in refused] == list(bad)
+    assert [(reply.status, reply.known, reply.refusal) for reply in (first, last)] == [
+        (pb.STATUS_OK, 2, ""),
+        (pb.STATUS_OK, 1, ""),
+    ]
+    (reply,) = stream.ask({"session": "good", "start": 2, "tokens": [4]})
+    assert (reply.status, reply.known) == (pb.STATUS_OK, 3)
 
 
 def test_bounds_of_the_service():

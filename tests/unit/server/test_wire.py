@@ -106,6 +106,14 @@ def test_namespace():
     assert server_wire.read_namespace(client_wire.namespace_message(namespace), LIMITS) == namespace
 
 
+def test_queries_of_a_refused_entry_are_left_out():
+    message = asking(counts=[1, 1])
+    message.entries[0].session = ""
+    refusal, entry = server_wire.read_entries(message, 100, LIMITS)
+    assert refusal == "session: empty"
+    assert [query.tokens.tolist() for query in entry.queries] == [[2, 3]]
+
+
 def filled(**fields) -> pb.DraftRequest:
     return pb.DraftRequest(entries=[pb.Entry(session="fine"), pb.Entry(**{"session": "s"} | fields)])
 
@@ -121,21 +129,32 @@ def asking(**columns) -> pb.DraftRequest:
 @pytest.mark.parametrize(
     ("request_message", "message"),
     [
-        (filled(session=""), "entries[1].session: empty"),
-        (filled(session="é" * 129), "entries[1].session: 258 bytes exceeds 256"),
-        (filled(tokens=[1, 100]), "entries[1].tokens[1]: 100 is not below the vocabulary's 100"),
-        (filled(tokens=[2**32 - 1]), "entries[1].tokens[0]: 4294967295 is not below"),
-        (filled(start=2**32 - 1), "entries[1].start: 4294967295 start and tokens exceeds 2147483647"),
-        (filled(budget={"nodes": 100000, "depth": 1, "children": 1}), "entries[1].budget.nodes: 100000 exceeds 256"),
-        (filled(budget={"nodes": 1, "depth": 65, "children": 1}), "entries[1].budget.depth: 65 exceeds 64"),
-        (filled(budget={"nodes": 1, "depth": 1, "children": 257}), "entries[1].budget.children: 257 exceeds 256"),
-        (filled(budget={"depth": 65}), "entries[1].budget.depth: 65 exceeds 64"),
-        (filled(budget={"nodes": 5}), "entries[1].budget: 5 nodes need a depth and children of at least 1"),
-        (filled(opening={"conversation": "c" * 257}), "entries[1].opening.conversation: 257 bytes exceeds 256"),
-        (filled(opening={"prompt_length": 2**31}), "entries[1].opening.prompt_length: 2147483648 exceeds"),
-        (filled(rejected=[{}] * 257), "entries[1].rejected: 257 positions in one entry exceeds 256"),
-        (filled(rejected=[{}, {"position": 2**31}]), "entries[1].rejected[1].position: 2147483648 exceeds"),
-        (filled(rejected=[{"tokens": [3, 200]}]), "entries[1].rejected[0].tokens[1]: 200 is not below"),
+        (filled(session=""), "session: empty"),
+        (filled(session="é" * 129), "session: 258 bytes exceeds 256"),
+        (filled(tokens=[1, 100]), "tokens[1]: 100 is not below the vocabulary's 100"),
+        (filled(tokens=[2**32 - 1]), "tokens[0]: 4294967295 is not below"),
+        (filled(start=2**32 - 1), "start: 4294967295 start and tokens exceeds 2147483647"),
+        (filled(budget={"nodes": 100000, "depth": 1, "children": 1}), "budget.nodes: 100000 exceeds 256"),
+        (filled(budget={"nodes": 1, "depth": 65, "children": 1}), "budget.depth: 65 exceeds 64"),
+        (filled(budget={"nodes": 1, "depth": 1, "children": 257}), "budget.children: 257 exceeds 256"),
+        (filled(budget={"depth": 65}), "budget.depth: 65 exceeds 64"),
+        (filled(budget={"nodes": 5}), "budget: 5 nodes need a depth and children of at least 1"),
+        (filled(opening={"conversation": "c" * 257}), "opening.conversation: 257 bytes exceeds 256"),
+        (filled(opening={"prompt_length": 2**31}), "opening.prompt_length: 2147483648 exceeds"),
+        (filled(rejected=[{}] * 257), "rejected: 257 positions in one entry exceeds 256"),
+        (filled(rejected=[{}, {"position": 2**31}]), "rejected[1].position: 2147483648 exceeds"),
+        (filled(rejected=[{"tokens": [3, 200]}]), "rejected[0].tokens[1]: 200 is not below"),
+        (filled(tenant="x" * 257), "tenant: 257 bytes exceeds 256"),
+    ],
+)  # fmt: skip
+def test_a_bad_entry_is_refused_by_itself_naming_field_and_limit(request_message, message):
+    fine, refusal = server_wire.read_entries(request_message, 100, LIMITS)
+    assert fine.session == "fine" and refusal.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("request_message", "message"),
+    [
         (asking(tokens=[1, 2, 100]), "queries.tokens[2]: 100 is not below the vocabulary's 100"),
         (asking(tokens=[1] * 258, lengths=[1, 257]), "queries.lengths[1]: 257 exceeds 256"),
         (asking(nodes=[1, 257]), "queries.nodes[1]: 257 exceeds 256"),
