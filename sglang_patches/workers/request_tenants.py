@@ -75,7 +75,18 @@ def _checked(tenant: object, field: str) -> str:
 def _from_header(request: Request, name: str, named: str) -> str:
     if named:
         raise ValueError(f"{FIELD}: the tenant is that of the header {name}")
-    return _checked(request.headers.get(name, ""), name)
+    values = request.headers.getlist(name)
+    if len(values) > 1:  # a gateway has added its own to a client's
+        raise ValueError(f"{name}: given {len(values)} times")
+    return _checked(_decoded(values[0], name), name) if values else ""
+
+
+def _decoded(value: str, name: str) -> str:
+    """The text of a header, of which Starlette makes a character a byte."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{name}: not UTF-8") from None
 
 
 def _naming(sampling: dict[str, Any], tenant: str) -> dict[str, Any]:

@@ -36,12 +36,13 @@ def manager() -> SimpleNamespace:
     return SimpleNamespace(enable_trace=False, rid_to_state={}, disaggregation_mode=None)
 
 
-def sent(body: dict | None = None, header: str | None = None, **fields: object) -> GenerateReqInput:
+def sent(body: dict | None = None, header: str | bytes | None = None, **fields: object) -> GenerateReqInput:
     """A request as SGLang has it when it makes its state."""
     sampling = {"sampling_params": {"custom_params": {"specstore": body}}} if body is not None else {}
     obj = GenerateReqInput(**{"text": "a question", **sampling, **fields})
     obj.normalize_batch_and_arguments()
-    request = SimpleNamespace(headers=Headers({} if header is None else {HEADER: header}))
+    values = [] if header is None else [header.encode() if isinstance(header, str) else header]
+    request = SimpleNamespace(headers=Headers(raw=[(HEADER.encode(), value) for value in values]))
     TokenizerManager._init_req_state(manager(), obj, request)
     return obj
 
@@ -58,6 +59,26 @@ def test_a_header_names_the_tenant_of_every_request_of_a_batch(answering):
     batch = sent(text=["one", "two"], header="acme", sampling_params={"n": 1})
     assert [tenant(each) for each in batch.sampling_params] == ["acme", "acme"]
     assert tenant(sent().sampling_params) == ""
+
+
+def test_a_header_is_utf_8(answering):
+    answering(FROM_HEADER)
+    assert tenant(sent(header="müller").sampling_params) == "müller"
+    assert tenant(sent(header="ü" * (MOST_BYTES // 2)).sampling_params) == "ü" * (MOST_BYTES // 2)
+    with pytest.raises(ValueError, match=f"^{HEADER}: 258 bytes exceeds 256"):
+        sent(header="ü" * 129)
+    with pytest.raises(ValueError, match=f"^{HEADER}: not UTF-8"):
+        sent(header="müller".encode("latin-1"))
+
+
+def test_a_header_given_twice_is_refused(answering):
+    """The client's own, and the one that its gateway has added."""
+    answering(FROM_HEADER)
+    obj = GenerateReqInput(text="a question")
+    obj.normalize_batch_and_arguments()
+    twice = Headers(raw=[(HEADER.encode(), value) for value in (b"alice", b"eve")])
+    with pytest.raises(ValueError, match=f"^{HEADER}: given 2 times"):
+        TokenizerManager._init_req_state(manager(), obj, SimpleNamespace(headers=twice))
 
 
 def test_further_samples_of_a_prompt_are_their_tenant_s(answering):
