@@ -26,7 +26,7 @@ from datastore_service.cli.options import (
     namespace_of,
 )
 from datastore_service.client import Datastore
-from datastore_service.protocol.tree import DraftTree, Tier
+from datastore_service.protocol.tree import DraftTree, tier_name
 from datastore_service.protocol.types import MAX_VOCAB, Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage.errors import shortened
 from datastore_service.storage.tokenizer import check_text, encode, load_tokenizer
@@ -124,7 +124,7 @@ def _fields(tree: DraftTree) -> list[dict]:
     """The tree's nodes. parent: index of the parent in this list, -1 for the context."""
     columns = tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), tree.sources.tolist()
     return [
-        {"token": token, "parent": parent, "prob": round(prob, 4), "tier": Tier(tier).name.lower()}
+        {"token": token, "parent": parent, "prob": round(prob, 4), "tier": tier_name(tier)}
         for token, parent, prob, tier in zip(*columns, strict=True)
     ]
 

@@ -95,8 +95,10 @@ def _open_services(
     from datastore_service.client.link import Link
     from datastore_service.client.remote import GrpcDatastore
     from datastore_service.client.resilient import ResilientDatastore
+    from datastore_service.engine import tree_check
     from datastore_service.engine.engine import Engine
 
+    tree_check.load()
     streams = {
         endpoint: GrpcDatastore(endpoint, namespace, tls, vocab_size, tenants) for endpoint in endpoints
     }

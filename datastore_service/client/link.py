@@ -49,12 +49,10 @@ class Link:
             self._failed("unreachable", error)
             return None
 
-    def collect(self, step: int, size: int, until: float) -> list[Reply] | None:
-        """The replies to a step of `size` entries, None if they do not arrive by `until` (of time.monotonic())."""
+    def collect(self, step: int, entries: Sequence[Entry], until: float) -> list[Reply] | None:
+        """The replies to a step of these entries, None if they do not arrive by `until` (of time.monotonic())."""
         try:
-            replies = self._stream.collect(step, until)
-            if len(replies) != size:
-                raise DatastoreError(f"{len(replies)} replies to {size} entries")
+            replies = self._stream.collect(step, entries, until)
         except DeadlineMissedError as error:
             self._failed("deadline", error)
             return None

@@ -11,6 +11,11 @@ FAILURES = Counter(
     "specstore_client_failures", "Steps which the service did not answer in time or at all", ["reason"]
 )
 FALLBACK_DRAFTS = Counter("specstore_client_fallback_drafts", "Draft trees taken from the local fallback")
+DAMAGED_TREES = Counter(
+    "specstore_client_damaged_trees",
+    "Draft trees of a service that were dropped because they cannot be right",
+    ["fault"],
+)
 RESYNCS = Counter("specstore_client_resyncs", "Sessions sent again because the service had lost them")
 RECONNECTS = Counter("specstore_client_connects", "Draft streams opened")
 SKIPPED_SESSIONS = Counter(

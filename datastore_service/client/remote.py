@@ -17,7 +17,7 @@ from opentelemetry import propagate
 from datastore_service.client import wire
 from datastore_service.client.base import Datastore, DatastoreError
 from datastore_service.client.channel import open_channel
-from datastore_service.client.metrics import RECONNECTS
+from datastore_service.client.metrics import DAMAGED_TREES, RECONNECTS
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.protocol.types import MAX_VOCAB, Entry, Namespace, Reply
 from datastore_service.tls import Tls
@@ -65,8 +65,8 @@ class GrpcDatastore(Datastore):
     step's number; a reply that arrives after its deadline is dropped by that number. While no stream is open, `step`
     raises immediately and `post` drops its entries (a later Reply's status shows what the service lacks).
 
-    endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed. vocab_size: a reply with an id
-    that is not below it is an error. tenants: whether entries name tenants. No stream is opened to a service that would ignore
+    endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed. vocab_size: a draft tree with an
+    id that is not below it is dropped. tenants: whether entries name tenants. No stream is opened to a service that would ignore
     them. The streams belong to the OpenTelemetry trace in which the object is made, if there
     is one.
     """
@@ -95,7 +95,7 @@ class GrpcDatastore(Datastore):
         self._channel = open_channel(endpoint, tls, _CHANNEL_OPTIONS)
         self._metadata = _trace_context()
         self._call: Any = None  # of the open stream
-        self._reported = ""
+        self._reported, self._reported_damage = "", False
         self._thread = threading.Thread(target=self._keep_connected, name="specstore-stream", daemon=True)
         self._thread.start()
 
@@ -116,7 +116,7 @@ class GrpcDatastore(Datastore):
 
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
         until = time.monotonic() + deadline
-        return self.collect(self.submit(entries), until)
+        return self.collect(self.submit(entries), entries, until)
 
     def post(self, entries: Sequence[Entry]) -> None:
         try:
@@ -132,8 +132,8 @@ class GrpcDatastore(Datastore):
         """The sending half of `step`; returns the step's number for `collect`."""
         return self._send(entries, awaited=True)
 
-    def collect(self, step: int, until: float) -> list[Reply]:
-        """The waiting half of `step`; `until` is a time of time.monotonic()."""
+    def collect(self, step: int, entries: Sequence[Entry], until: float) -> list[Reply]:
+        """The waiting half of `step`. entries: those of `submit`. until: a time of time.monotonic()."""
         while True:
             try:
                 reply = self._arrived.get(timeout=max(0.0, until - time.monotonic()))
@@ -142,7 +142,7 @@ class GrpcDatastore(Datastore):
             if reply is None and step <= self._lost:  # another stream may be open by now
                 raise DatastoreError(self._lost_reason)
             if reply is not None and reply.step == step:
-                return _read(reply, self._vocab_size)
+                return self._read(reply, entries)
 
     def state_of(self, step: int) -> StepState:
         """The state of a step of `submit`."""
@@ -176,6 +176,23 @@ class GrpcDatastore(Datastore):
                 self._awaited = self._sent  # before the reply can come
             self._outbound.put(request)
             return self._sent
+
+    def _read(self, reply: pb.DraftReply, entries: Sequence[Entry]) -> list[Reply]:
+        try:
+            replies, faults = wire.read_replies(reply, entries, self._vocab_size)
+        except ValueError as error:
+            raise DatastoreError(f"unreadable reply: {error}") from error
+        for fault in faults:
+            self._note_damaged(fault.name.lower())
+        return replies
+
+    def _note_damaged(self, fault: str) -> None:
+        DAMAGED_TREES.labels(fault).inc()
+        if not self._reported_damage:
+            self._reported_damage = True
+            log.warning(
+                "datastore %s: a draft tree cannot be right (%s): such trees are dropped", self._target, fault
+            )
 
     # The background thread.
 
@@ -219,6 +236,11 @@ class GrpcDatastore(Datastore):
             self._wants_rejected = not greeting.without_rejected
             self._connect(outbound)
             for reply in call:
+                if not self._answered < reply.step <= self._sent:
+                    call.cancel()
+                    raise DatastoreError(
+                        f"a reply to step {reply.step}, of {self._answered + 1} to {self._sent} that wait for one"
+                    )
                 self._deliver(reply)
         except StopIteration:
             pass
@@ -264,10 +286,3 @@ def _trace_context() -> tuple[tuple[str, str], ...]:
 def _until_none(outbound: queue.SimpleQueue[pb.DraftRequest | None]) -> Iterator[pb.DraftRequest]:
     while (request := outbound.get()) is not None:
         yield request
-
-
-def _read(reply: pb.DraftReply, vocab_size: int) -> list[Reply]:
-    try:
-        return wire.read_replies(reply, vocab_size)
-    except (ValueError, OverflowError) as error:
-        raise DatastoreError(f"unreadable reply: {error}") from error

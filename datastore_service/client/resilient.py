@@ -85,7 +85,7 @@ class ResilientDatastore(Datastore):
         self._forget(entries)  # what has ended is not sent again, whatever the reply
         replies = self._local.step([_for_local(entry) for entry in entries])
         for (link, rows, batch), step in zip(batches, steps, strict=True):
-            remote = None if step is None else link.collect(step, len(batch), until)
+            remote = None if step is None else link.collect(step, batch, until)
             for at, row in enumerate(rows):
                 reply = remote[at] if remote else None
                 if entries[row].expected:

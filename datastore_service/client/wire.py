@@ -8,9 +8,11 @@ from itertools import islice
 
 import numpy as np
 
-from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.engine.tree_check import Fault, find_faults
+from datastore_service.protocol.tree import EMPTY_TREE, OTHER_TIER, DraftTree, Tier
 from datastore_service.protocol.types import (
     MAX_VOCAB,
+    Budget,
     Entry,
     Namespace,
     Opening,
@@ -21,9 +23,10 @@ from datastore_service.protocol.types import (
 )
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
-_STATUSES = {
-    status.value: status for status in Status
-}  # faster than Status(), which raises for other numbers
+# A service of a later version may refuse an entry for a reason, and draft from a tier, of which this client does not know.
+_STATUSES = {status.value: status for status in Status}
+_TIERS = np.full(256, OTHER_TIER, np.uint8)
+_TIERS[list(Tier)] = list(Tier)
 
 
 def namespace_message(namespace: Namespace) -> pb.Namespace:
@@ -84,49 +87,69 @@ def _opening(opening: Opening) -> pb.Opening:
     )
 
 
-def read_replies(message: pb.DraftReply, vocab_size: int = MAX_VOCAB) -> list[Reply]:
-    """Raises ValueError if the service sent columns of unequal length, an unknown status or an id that is not below
-    `vocab_size`, OverflowError for a number that is no token id."""
-    entries, sizes, answered = len(message.statuses), list(message.nodes), False
-    _check_columns(message, ("known", "nodes"), entries, "statuses")
-    if message.HasField("answers"):
-        answered = True
+def read_replies(
+    message: pb.DraftReply, entries: Sequence[Entry], vocab_size: int = MAX_VOCAB
+) -> tuple[list[Reply], list[Fault]]:
+    """One Reply for each of the entries that were sent, and the faults of the trees that break an invariant of DraftTree, their budget
+    or the vocabulary. Those are empty in the replies.
+
+    Raises ValueError if the message's columns do not fit each other or the entries."""
+    _check_columns(message, ("statuses", "known", "nodes"), len(entries), "entries")
+    budgets, sizes = [entry.budget for entry in entries], list(message.nodes)
+    answered = message.HasField("answers")
+    if answered:
+        budgets += [query.budget for entry in entries for query in entry.queries]
         sizes += _answer_sizes(message.answers, entries)
-    nodes = sum(sizes)
-    _check_columns(message, ("tokens", "parents", "probs", "sources"), nodes, "nodes in all")
-    tokens = np.fromiter(message.tokens, np.int32, nodes)
-    if nodes and tokens.max() >= vocab_size:  # the model has no embedding for it
-        raise ValueError(f"tokens: {tokens.max()} is not below the vocabulary's {vocab_size}")
-    parents = np.array(message.parents, np.int32) - 1
-    probs = np.array(message.probs, np.float32)
-    sources = np.frombuffer(message.sources, np.uint8)
-    trees, end = [], 0
-    for size in sizes:
-        begin, end = end, end + size
-        trees.append(
-            DraftTree(tokens[begin:end], parents[begin:end], probs[begin:end], sources[begin:end])
-            if size
-            else EMPTY_TREE
-        )
+    trees, faults = _read_trees(message, sizes, budgets, vocab_size)
     replies = [
-        Reply(_STATUSES.get(status) or Status(status), known, tree)
+        Reply(_STATUSES.get(status, Status.OVER_BUDGET), known, tree)
         for status, known, tree in zip(message.statuses, message.known, trees, strict=False)
     ]
     for row, refusal in message.refusals.items():
         if row < len(replies):
             replies[row].refusal = refusal
     if answered:
-        answers = iter(trees[entries:])
-        for reply, count in zip(replies, message.answers.counts, strict=True):
-            reply.trees = tuple(islice(answers, count))
-    return replies
+        answers = iter(trees[len(entries) :])
+        for reply, entry in zip(replies, entries, strict=True):
+            reply.trees = tuple(islice(answers, len(entry.queries)))
+    return replies, faults
 
 
-def _answer_sizes(answers: pb.Answers, entries: int) -> list[int]:
-    if len(answers.counts) != entries or sum(answers.counts) != len(answers.nodes):
+def _read_trees(
+    message: pb.DraftReply, sizes: list[int], budgets: Sequence[Budget], vocab_size: int
+) -> tuple[list[DraftTree], list[Fault]]:
+    nodes, most = sum(sizes), sum([budget.nodes for budget in budgets])
+    _check_columns(message, ("tokens", "parents", "probs", "sources"), nodes, "nodes in all")
+    if nodes > most:  # before anything of that length is made
+        raise ValueError(f"nodes: {nodes} in all for budgets of {most}")
+    if not nodes:
+        return [EMPTY_TREE] * len(sizes), []
+    tokens = np.fromiter(message.tokens, np.int64, nodes)
+    parents = np.fromiter(message.parents, np.int64, nodes) - 1
+    probs = np.array(message.probs, np.float32)
+    bounds = np.array([(budget.nodes, budget.depth, budget.children) for budget in budgets], np.int64)
+    faults = find_faults(tokens, parents, probs, np.array(sizes, np.int64), bounds, vocab_size).tolist()
+    columns = (
+        tokens.astype(np.int32),
+        parents.astype(np.int32),
+        probs,
+        _TIERS[np.frombuffer(message.sources, np.uint8)],
+    )
+    trees, end = [], 0
+    for size, fault in zip(sizes, faults, strict=True):
+        begin, end = end, end + size
+        whole = size and not fault
+        trees.append(DraftTree(*[column[begin:end] for column in columns]) if whole else EMPTY_TREE)
+    return trees, [Fault(fault) for fault in faults if fault]
+
+
+def _answer_sizes(answers: pb.Answers, entries: Sequence[Entry]) -> list[int]:
+    """Nodes of each query's tree."""
+    counts = [len(entry.queries) for entry in entries]
+    if list(answers.counts) != counts or len(answers.nodes) != sum(counts):
         raise ValueError(
-            f"answers: {len(answers.counts)} counts, in all {sum(answers.counts)}, for {entries} entries and"
-            f" {len(answers.nodes)} trees"
+            f"answers: counts of {len(answers.counts)} entries, in all {sum(answers.counts)}, and {len(answers.nodes)} trees for"
+            f" {sum(counts)} queries of {len(entries)}"
         )
     return list(answers.nodes)
 

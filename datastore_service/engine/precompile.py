@@ -12,6 +12,7 @@ from datastore_service.engine.engine import Engine
 from datastore_service.engine.kernel import KERNELS
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import SessionIndex
+from datastore_service.engine.tree_check import load
 
 DISTINCT = 300  # tokens: more than a byte can spell
 
@@ -22,6 +23,7 @@ def precompile() -> None:
     build_segment([tokens], DISTINCT).check_integrity()
     SessionIndex().append(tokens)
     Engine(1)
+    load()
     missing = [kernel.__name__ for kernel in KERNELS if not kernel.signatures]
     assert not missing, f"not compiled: {', '.join(missing)}"
 

@@ -17,6 +17,14 @@ class Tier(IntEnum):
     REJECTED = 4
 
 
+OTHER_TIER = 15  # of a service of a later version; stands for a source that is no Tier
+
+
+def tier_name(source: int) -> str:
+    """Of a DraftTree's source, as answers and metrics show it."""
+    return "other" if source == OTHER_TIER else Tier(source).name.lower()
+
+
 @dataclass(slots=True, eq=False)  # not frozen: see datastore_service.protocol.types
 class DraftTree:
     """Candidate continuations of a context, to be verified in one target forward, best first.
@@ -26,7 +34,7 @@ class DraftTree:
 
     tokens: int32. parents: int32, index of the parent node, -1 for a child of the root; always smaller than the
     node's own index. probs: float32, estimated probability that the target accepts the path up to the node, never
-    larger than the parent's. sources: uint8, a Tier.
+    larger than the parent's. sources: uint8, a Tier or OTHER_TIER.
     """
 
     tokens: np.ndarray

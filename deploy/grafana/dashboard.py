@@ -130,8 +130,12 @@ CLIENT = [
     ),
     Shown(
         "Failed asks",
-        "Steps a second without an answer: `deadline`, it came too late; `unreachable`, there is no service.",
-        {"{{reason}}": rate("specstore_client_failures_total", ENGINE, "reason")},
+        "Steps a second without an answer: `deadline`, it came too late; `unreachable`, there is no service. Draft trees a second that cannot"
+        " be right, by their `fault`.",
+        {
+            "{{reason}}": rate("specstore_client_failures_total", ENGINE, "reason"),
+            "damaged tree {{fault}}": rate("specstore_client_damaged_trees_total", ENGINE, "fault"),
+        },
     ),
     Shown(
         "Circuit breaker",

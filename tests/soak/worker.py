@@ -17,6 +17,7 @@ from datastore_service.protocol.types import Budget, Entry, Opening, Rejected, R
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 from tests.soak.tenant import CHANNEL_OPTIONS, Tenant, probe
 from tests.soak.texts import Document
+from tests.support.replies import read_sound
 
 THINKING = 0.002  # seconds between two rounds
 RECONNECT = 0.1
@@ -133,7 +134,7 @@ class Worker:
         if message.step != step:
             self._tenant.find(f"{self._name}: reply to step {message.step} instead of {step}")
         self._tenant.count("messages")
-        return wire.read_replies(message)
+        return read_sound(message)
 
     def _check_end(self, error: grpc.RpcError) -> None:
         # A service that is told to stop cancels what it has not answered after ten seconds.

@@ -40,6 +40,7 @@ from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import VOCAB, write_tokenizer
 from tests.integration.datastore.messages import broken, messages, parsed
+from tests.support.replies import read_sound
 from tests.waiting import eventually
 
 SECONDS = 60.0  # until nothing is left of a client that is gone
@@ -190,7 +191,7 @@ def check_replies(method: MethodDescriptor, requests: Sequence[Message], replies
     assert len(answers) == len(requests)
     for request, answer in zip(requests, answers, strict=True):
         assert answer.step == request.step
-        read = client_wire.read_replies(answer)
+        read = read_sound(answer)
         for entry, reply in zip(request.entries, read, strict=True):
             if reply.refusal:
                 named = FIELD.match(reply.refusal)

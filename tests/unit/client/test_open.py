@@ -6,7 +6,7 @@ import pytest
 
 from datastore_service.client import open_datastore
 from datastore_service.client.embedded import EmbeddedDatastore
-from datastore_service.client.metrics import FAILURES
+from datastore_service.client.metrics import DAMAGED_TREES
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.segment import build_segment
@@ -65,9 +65,9 @@ def test_a_service_s_ids_are_those_of_the_model(monkeypatch):
         foreign = np.array([*range(15, 20), 500], np.int32)
         other.step([Entry("s", tokens=foreign, opening=Opening(), closing=True)], SECONDS)
         assert first_token(other) == 500
-        before = FAILURES.labels("unreachable")._value.get()
+        before = DAMAGED_TREES.labels("tokens")._value.get()
         assert first_token(open_datastore(service.endpoint, NAMESPACE, 100)) == -1
-        assert FAILURES.labels("unreachable")._value.get() == before + 1
+        assert DAMAGED_TREES.labels("tokens")._value.get() == before + 1
 
 
 @pytest.mark.parametrize(

@@ -64,15 +64,17 @@ def test_post_comes_before_a_later_step(datastore):
 def test_a_late_reply_is_not_taken_for_the_next(datastore, go_on, there):
     """there: before the next step is sent."""
     datastore.post([opened("a"), opened("b")])
-    late = datastore.submit([Entry("a", start=40, tokens=np.array([7], np.int32))])
+    entries = [Entry("a", start=40, tokens=np.array([7], np.int32))]
+    late = datastore.submit(entries)
     with pytest.raises(DeadlineMissedError):
-        datastore.collect(late, time.monotonic() + 0.02)
+        datastore.collect(late, entries, time.monotonic() + 0.02)
     if there:
         go_on.set()
         eventually(lambda: datastore.state_of(late) is StepState.ANSWERED)
-    step = datastore.submit([Entry("b", start=40)])
+    entries = [Entry("b", start=40)]
+    step = datastore.submit(entries)
     go_on.set()
-    (reply,) = datastore.collect(step, time.monotonic() + SECONDS)
+    (reply,) = datastore.collect(step, entries, time.monotonic() + SECONDS)
     assert reply.known == 40
     (reply,) = datastore.step([Entry("a", start=41)], SECONDS)
     assert reply.known == 41

@@ -11,7 +11,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from datastore_service.client.wire import read_replies
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.limits import Limits
 from datastore_service.protocol.types import Reply
@@ -22,6 +21,7 @@ from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import ADMIN, DRAFTING, Service
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
+from tests.support.replies import read_sound
 from tests.unit.server.service import VOCAB, running, serving
 from tests.waiting import eventually
 
@@ -44,7 +44,7 @@ class Stream:
         self._outbound.put(pb.DraftRequest(step=step, namespace=chosen, entries=entries))
         reply = next(self.call)
         assert reply.step == step
-        return read_replies(reply)
+        return read_sound(reply)
 
     def close(self) -> None:
         self._outbound.put(None)
