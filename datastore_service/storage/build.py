@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from datastore_service.storage.directory_lock import DirectoryLock
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
 from datastore_service.storage.manifest import MANIFEST, Manifest, has_manifest, read_manifest, write_manifest
@@ -46,9 +47,23 @@ def build_prior(
     build of the same files continues after its last finished segment. progress is called after each segment.
 
     Raises StorageError for an unreadable file, an id outside the vocabulary, a directory of another tokenizer, a
-    directory of another unfinished build, and a corpus without tokens."""
+    directory of another unfinished build or one that another process writes to, and a corpus without tokens."""
     directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
     paths = [Path(source) for source in sources]
+    with DirectoryLock(directory):
+        return _build(directory, paths, tokenizer_folder, field, segment_tokens, progress, builder)
+
+
+def _build(
+    directory: Path,
+    paths: list[Path],
+    tokenizer_folder: Path | str,
+    field: str,
+    segment_tokens: int,
+    progress: Callable[[Progress], None],
+    builder: PartBuilder,
+) -> Manifest:
     manifest = _begin(directory, paths, tokenizer_folder, field, segment_tokens)
     recipe = Recipe(load_tokenizer(tokenizer_folder), field, manifest.vocab_size, segment_tokens)
     resumed = manifest.part > 0 or manifest.documents > 0
@@ -81,7 +96,6 @@ def _begin(
             raise StorageError(path, "file", "no such file")
     fingerprint = tokenizer_fingerprint(tokenizer_folder)
     source = _source_digest(paths, field, segment_tokens)
-    directory.mkdir(parents=True, exist_ok=True)
     if not has_manifest(directory):
         return Manifest(fingerprint, vocabulary_size(tokenizer_folder), source=source)
     manifest = read_manifest(directory)

@@ -1,21 +1,20 @@
 """The data directory of a service: `live/` and `snapshots/`, each with a folder for each namespace, and the prior.
 
-One service at a time writes here. A file lock keeps a second one out; the kernel releases it when the process ends.
+One service at a time writes here: `DirectoryLock` keeps a second one out.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from pathlib import Path
 
 from datastore_service.protocol.types import Namespace
 from datastore_service.storage.atomic import TEMPORARY, sync_directory
+from datastore_service.storage.directory_lock import DirectoryLock
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.folder_store import (
     FolderStore,
@@ -28,7 +27,7 @@ from datastore_service.storage.live_manifest import MANIFEST, LiveManifest
 
 log = logging.getLogger(__name__)
 
-LIVE, SNAPSHOTS, LOCK = "live", "snapshots", "lock"
+LIVE, SNAPSHOTS = "live", "snapshots"
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _FOLDER = re.compile(r".*-[0-9a-f]{16}(\.tmp)?")
 _READABLE_CHARACTERS = 40  # of a folder's name: the model and the tenant
@@ -38,12 +37,12 @@ class DataDirectory:
     """vocab_size: of every namespace; ids are smaller. namespaces: those that were stored here at the start.
 
     Opening it takes the lock and removes what interrupted services left in `live/`. Raises StorageError if another
-    service uses the directory or if a folder cannot be used, OSError if the disk refuses."""
+    process writes here or if a folder cannot be used, OSError if the disk refuses."""
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._live, self._snapshots = path / LIVE, path / SNAPSHOTS
-        self._lock = _lock(path / LOCK)
+        self._lock = DirectoryLock(path)
         for folder in (self._live, self._snapshots):
             folder.mkdir(exist_ok=True)
         sync_directory(path)
@@ -82,7 +81,7 @@ class DataDirectory:
 
     def close(self) -> None:
         """Releases the lock."""
-        os.close(self._lock)
+        self._lock.close()
 
     def _open_stores(self) -> list[FolderStore]:
         stores = []
@@ -119,16 +118,6 @@ def folder_name(namespace: Namespace) -> str:
     digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{namespace.model}-{namespace.tenant}").strip("-.")
     return f"{readable[:_READABLE_CHARACTERS]}-{digest}"
-
-
-def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StorageError(path, "lock", "another service uses this data directory") from None
-    return descriptor
 
 
 def _was_never_used(folder: Path) -> bool:

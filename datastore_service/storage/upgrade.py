@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from datastore_service.engine.segment import Segment, assemble_segment, checksum_of, token_dtype
+from datastore_service.storage.directory_lock import DirectoryLock
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.manifest import has_old_format, read_manifest, write_manifest
 from datastore_service.storage.segment_file import (
@@ -27,8 +28,14 @@ def upgrade_segments(directory: Path | str, progress: Callable[[str], None] = la
     """Rewrites a directory's segment files one by one, then its manifest. Each is replaced atomically, so an interrupted
     run can be repeated.
 
-    progress is called with each file's name. Returns how many were rewritten. Raises StorageError for a damaged file."""
-    directory, rewritten = Path(directory), 0
+    progress is called with each file's name. Returns how many were rewritten. Raises StorageError for a damaged file and for a directory
+    that another process writes to."""
+    with DirectoryLock(Path(directory)):
+        return _upgrade(Path(directory), progress)
+
+
+def _upgrade(directory: Path, progress: Callable[[str], None]) -> int:
+    rewritten = 0
     manifest = read_manifest(directory)
     for name in manifest.segments:
         path = directory / name
