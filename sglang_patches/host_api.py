@@ -106,6 +106,15 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "hooked: drafted tokens are those that were verified",
     ),
     row(_SRT + "managers.io_struct.GenerateReqInput", None, "the tenant of a request"),
+    row(_MANAGER + "_create_tokenized_object", None, "hooked: requests that would end the server"),
+    *(
+        row(
+            _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin." + name,
+            "self obj request",
+            "hooked: a session belongs to a tenant",
+        )
+        for name in ("open_session", "close_session")
+    ),
     row(_SRT + "environ.envs", None, "servers that are refused where requests have tenants"),
     row(_SRT + "environ.Envs.SGLANG_RUST_SERVER", None, "as above"),
     # A step: draft, forward, commit

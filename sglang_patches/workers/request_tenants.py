@@ -1,11 +1,12 @@
 """The tenant of a request, where the operator lets requests name theirs (`--specstore-request-tenant`).
 
-A header's value goes into the request's `custom_params`, which reach the scheduler. SGLang's prefix cache is divided by tenant too: a
-prompt that another tenant has sent would have its first token sooner.
+A header's value goes into the request's `custom_params`, which reach the scheduler. Whatever else of SGLang leads to earlier text is divided
+by tenant too. A prompt that another tenant has sent would have its first token sooner, and a session is the text of its requests.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from sglang_patches.options import load_options
 from sglang_patches.versions import host
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import CloseSessionReqInput, OpenSessionReqInput
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.server_args import ServerArgs
     from starlette.requests import Request
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 256  # of a name, as in a namespace
 FIELD = "custom_params.specstore.tenant"
 HEADER = "header:"
+# Fields that would bring another's image or cached text by its hash.
+NOT_DIVIDED = ("mm_hashes", "mm_content_hashes", "kv_hints")
 FLAG = "--specstore-request-tenant"
 
 _source = ""  # the option's value, in the process that answers requests
@@ -50,6 +54,13 @@ def _before_request(
         obj.sampling_params = named[0] if single else named
     keys = _cache_keys([obj.extra_key] if single else obj.extra_key, tenants)
     obj.extra_key = keys[0] if single else keys
+    for field in NOT_DIVIDED:
+        if any(_listed(getattr(obj, field, None))):
+            raise ValueError(
+                f"{field}: not on a server whose requests name tenants, which it does not divide"
+            )
+    if obj.session_params is not None or obj.session_id is not None:
+        _enter_own_session(obj, set(tenants))
 
 
 def _named(sampling: dict[str, Any]) -> str:
@@ -99,12 +110,70 @@ def _naming(sampling: dict[str, Any], tenant: str) -> dict[str, Any]:
 
 
 def _cache_keys(given: list[str | None] | None, tenants: list[str]) -> list[str]:
-    """Requests share cached prompts only if their `extra_key` is the same. The length keeps a client from writing another's."""
+    """Requests share cached prompts only if their `extra_key` is the same."""
     given = given or [None] * len(tenants)
-    return [f"{len(tenant)}:{tenant}:{key or ''}" for tenant, key in zip(tenants, given, strict=True)]
+    return [of_tenant(tenant, key or "") for tenant, key in zip(tenants, given, strict=True)]
+
+
+def of_tenant(tenant: str, name: str) -> str:
+    """What a client has named, as a name of its tenant's alone. The length keeps a client from writing another tenant's."""
+    return f"{len(tenant)}:{tenant}:{name}"
+
+
+def _listed(value: object) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def _enter_own_session(obj: GenerateReqInput, tenants: set[str]) -> None:
+    """A session is the text of its earlier requests."""
+    if len(tenants) > 1:
+        raise ValueError("session_params: one session for requests of several tenants")
+    (tenant,) = tenants
+    if obj.session_id is not None:
+        obj.session_id = of_tenant(tenant, _string(obj.session_id, "session_id"))
+    if obj.session_params is not None:
+        params = _object(obj.session_params, "session_params")
+        if "id" in params:
+            obj.session_params = params | {
+                "id": of_tenant(tenant, _string(params["id"], "session_params.id"))
+            }
+
+
+def _string(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{field}: {value!r} is not a string")
+    return value
+
+
+async def _around_open_session(
+    original: Callable, manager: TokenizerManager, obj: OpenSessionReqInput, request: Request | None = None
+) -> str | None:
+    name = uuid.uuid4().hex if obj.session_id is None else obj.session_id
+    obj.session_id = of_tenant(_caller(request), name)
+    opened = await original(manager, obj, request)
+    return None if opened is None else name
+
+
+async def _around_close_session(
+    original: Callable, manager: TokenizerManager, obj: CloseSessionReqInput, request: Request | None = None
+) -> None:
+    obj.session_id = of_tenant(_caller(request), obj.session_id)
+    await original(manager, obj, request)
+
+
+def _caller(request: Request | None) -> str:
+    """The tenant that opens or closes a session. Only a header can name one there."""
+    if request is None or not _source.startswith(HEADER):
+        return ""
+    return _from_header(request, _source.removeprefix(HEADER), "")
 
 
 HOOKS: dict[str, Callable] = {host.REQUEST_STATE: _before_request}
+_CONTROL = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin."
+SESSION_HOOKS: dict[str, Callable] = {
+    _CONTROL + "open_session": _around_open_session,
+    _CONTROL + "close_session": _around_close_session,
+}
 
 
 def register(server_args: ServerArgs) -> None:
@@ -113,6 +182,7 @@ def register(server_args: ServerArgs) -> None:
     _source = load_options().request_tenant
     if _source:
         _refuse_ways_around(resolved_view(server_args))
+        hooks.register(SESSION_HOOKS, HookType.AROUND)
     hooks.register(HOOKS, HookType.BEFORE)
     hooks.refuse_if_left_out()
     HookRegistry.apply_hooks()
@@ -125,3 +195,5 @@ def _refuse_ways_around(view: ServerArgs) -> None:
         raise ValueError(f"{FLAG}: not with SGLang's Rust server (SGLANG_RUST_SERVER)")
     if view.grpc_port is not None:
         raise ValueError(f"{FLAG}: not with SGLang's gRPC server (--grpc-port)")
+    if getattr(view, "enable_response_store", False):  # SGLang before 0.5.20 has no such setting
+        raise ValueError(f"{FLAG}: not with --enable-response-store, whose responses belong to no tenant")

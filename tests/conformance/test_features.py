@@ -236,6 +236,37 @@ def test_a_header_names_the_tenant(method, server, plain):
     assert cached == 0 and live <= max(before, FEW)
 
 
+def test_a_session_belongs_to_the_tenant_that_opened_it(server, prompts):
+    """SGLang's own sessions, whose requests go on with the text of earlier ones."""
+
+    def call(path: str, tenant: str, body: dict) -> requests.Response:
+        return requests.post(server.url + path, json=body, headers={TENANT_HEADER: tenant}, timeout=60)
+
+    def talk(tenant: str, rid: str, after: str | None) -> requests.Response:
+        sampling = {"temperature": 0, "max_new_tokens": 8}
+        session = {"id": "s1", "rid": after}
+        body = {
+            "rid": rid,
+            "input_ids": prompts[0][:20],
+            "sampling_params": sampling,
+            "session_params": session,
+        }
+        return call("/generate", tenant, body)
+
+    opened = call("/open_session", "alice", {"session_id": "s1", "capacity_of_str_len": 10000})
+    assert opened.ok and opened.json() == "s1"
+    assert talk("alice", "first", None).json()["meta_info"]["prompt_tokens"] == 20
+    assert talk("alice", "second", "first").json()["meta_info"]["prompt_tokens"] == 48
+    for name in ("s1", "5:alice:s1"):
+        read = talk("eve", f"read {name}", "first")
+        assert read.status_code == 400 and "does not exist" in read.text
+    call("/close_session", "eve", {"session_id": "s1"})
+    assert talk("alice", "third", "second").ok
+    assert call("/open_session", "eve", {"session_id": "s1", "capacity_of_str_len": 10000}).json() == "s1"
+    call("/close_session", "eve", {"session_id": "s1"})
+    call("/close_session", "alice", {"session_id": "s1"})
+
+
 def test_a_client_cannot_name_another_tenant_than_its_header(server, prompts):
     body = {"specstore": {"tenant": "own"}}
     with pytest.raises(requests.HTTPError, match="400"):

@@ -1,6 +1,7 @@
 """The tenant of a request, through SGLang's own functions, hooked."""
 
 import copy
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,8 @@ from starlette.datastructures import Headers  # noqa: E402
 
 from sglang_patches.drafting.requests import tenants_of  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
-from sglang_patches.workers.request_tenants import MOST_BYTES  # noqa: E402
+from sglang_patches.versions import INSTALLED, TESTED  # noqa: E402
+from sglang_patches.workers.request_tenants import MOST_BYTES, NOT_DIVIDED  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 
 HEADER = "x-tenant"
@@ -166,10 +168,102 @@ def test_tenants_do_not_share_cached_prompts(answering):
     assert sent().extra_key is None
 
 
+def test_a_session_is_named_by_its_tenant_too(answering):
+    answering(FROM_HEADER)
+    names = [
+        sent(header=header, session_params={"id": name, "rid": "r"}).session_params["id"]
+        for header in (None, "a", "ab", "1:a:")
+        for name in ("s", "1:a:s", "0::s")
+    ]
+    assert len(set(names)) == len(names)
+    assert sent(header="a", session_params={"id": "s", "rid": "r"}).session_params["rid"] == "r"
+    assert sent(header="a", session_id="s").session_id != sent(header="b", session_id="s").session_id
+    batch = sent(text=["one", "two"], header="a", session_params={"id": "s"})
+    assert batch.session_params == sent(header="a", session_params={"id": "s"}).session_params
+    answering("")
+    assert sent(session_params={"id": "s"}).session_params == {"id": "s"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"session_params": {"id": {}}}, {"session_params": ["s"]}, {"session_id": 7}]
+)
+def test_what_names_no_session_is_refused(answering, wrong):
+    answering(FROM_HEADER)
+    with pytest.raises(ValueError, match="^session_"):
+        sent(header="a", **wrong)
+
+
+def test_a_batch_of_several_tenants_shares_no_session(answering):
+    answering(FROM_BODY)
+    sampling = [{}, {"custom_params": {"specstore": {"tenant": "acme"}}}]
+    with pytest.raises(ValueError, match="^session_params: one session for requests of several tenants"):
+        sent(text=["one", "two"], sampling_params=sampling, session_params={"id": "s"})
+
+
+@pytest.mark.parametrize("field", NOT_DIVIDED)
+def test_what_is_not_divided_is_refused(answering, field):
+    for source in (FROM_HEADER, FROM_BODY):
+        answering(source)
+        obj = sent()
+        setattr(obj, field, ["abc"])
+        with pytest.raises(ValueError, match=f"^{field}: not on a server whose requests name tenants"):
+            TokenizerManager._init_req_state(manager(), obj)
+    answering("")
+    TokenizerManager._init_req_state(manager(), obj)
+
+
+# Every field of a request that SGLang takes: whether it can lead to what another request has said. One that is new in SGLang is to be
+# looked at before it gets its place here.
+DIVIDED = {"extra_key", "session_params", "session_id", "sampling_params"}
+BESIDE_EXTRA_KEY = {  # further parts of the key that `extra_key` begins
+    "cache_salt",
+    "lora_path",
+    "lora_id",
+}
+OF_AN_OPERATOR_S_NETWORK = {  # instances, which only their router may reach (docs/security.md)
+    "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
+    "disagg_prefill_dp_rank", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "http_worker_ipc",
+}  # fmt: skip
+OWN_CONTENT = {
+    "text", "input_ids", "input_embeds", "image_data", "video_data", "audio_data", "modalities", "positional_embed_overrides",
+    "multi_item_delimiter_indices", "token_indices_to_pool",
+}  # fmt: skip
+OWN_ANSWER = {
+    "rid", "watermark", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_sampling_mask",
+    "sampling_logprobs_mode", "return_text_in_logprobs", "return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs",
+    "return_flat_raw_top_logprobs_b64", "stream", "return_hidden_states", "return_routed_experts", "routed_experts_start_len",
+    "return_indexer_topk", "custom_logit_processor", "return_bytes", "return_entropy", "return_prompt_token_ids",
+    "require_reasoning", "max_thinking_tokens", "background",
+}  # fmt: skip
+OWN_TREATMENT = {
+    "use_audio_in_video", "video_config", "log_metrics", "routed_dp_rank", "data_parallel_rank", "routing_key", "conversation_id",
+    "priority", "no_logs", "custom_labels", "external_trace_header", "received_time", "max_dynamic_patch", "min_dynamic_patch",
+    "image_max_dynamic_patch", "video_max_dynamic_patch", "images_config", "mm_processor_kwargs",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(TESTED[-1] != INSTALLED, reason="the fields are those of the newest version")
+def test_every_field_of_a_request_has_been_looked_at():
+    looked_at = [
+        *DIVIDED,
+        *NOT_DIVIDED,
+        *BESIDE_EXTRA_KEY,
+        *OF_AN_OPERATOR_S_NETWORK,
+        *OWN_CONTENT,
+        *OWN_ANSWER,
+        *OWN_TREATMENT,
+    ]
+    assert sorted(looked_at) == sorted(field.name for field in dataclasses.fields(GenerateReqInput))
+
+
 @pytest.mark.parametrize("source", [FROM_HEADER, FROM_BODY])
 @pytest.mark.parametrize(
     ("given", "flag"),
-    [({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"), ({"grpc_port": 40000}, "SGLang's gRPC server")],
+    [
+        ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
+        ({"grpc_port": 40000}, "SGLang's gRPC server"),
+        ({"enable_response_store": True}, "--enable-response-store"),
+    ],
 )
 def test_ways_around_are_refused(answering, source, given, flag):
     with pytest.raises(ValueError, match=f"--specstore-request-tenant: not with {flag}"):
