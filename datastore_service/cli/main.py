@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from datastore_service.cli import admin, distil, query
 from datastore_service.cli.options import TOKEN_VARIABLE, AsJson
-from datastore_service.cli.output import errors
+from datastore_service.cli.output import errors, visible, write_what_the_terminal_lacks_as_escapes
 from datastore_service.cli.prior import build_shown
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
 from datastore_service.distil.errors import ModelServerError
@@ -59,7 +59,7 @@ class OneLineErrors(TyperGroup):
 
 
 def _fail(error: object, status: int) -> None:
-    errors.print(f"specstore: {error}", style="red", markup=False)
+    errors.print(f"specstore: {visible(error)}", style="red", markup=False)
     raise typer.Exit(status)
 
 
@@ -93,6 +93,7 @@ def options_of_all_commands(
         bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
+    write_what_the_terminal_lacks_as_escapes()
     check_processor()
 
 

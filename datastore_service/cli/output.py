@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterable, Sequence
 
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
@@ -15,6 +17,21 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 tables = Console(markup=False, emoji=False)  # clients choose the names that it prints
 
 
+def write_what_the_terminal_lacks_as_escapes() -> None:
+    """A name that an encoding such as ASCII does not have must not end a command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def visible(text: object) -> str:
+    """The text with escapes for what a terminal obeys or hides: control characters, bidirectional overrides, lone surrogates."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in str(text)
+    )
+
+
 def print_reply(reply: Message, as_json: bool, shown: str | Table) -> None:
     """Prints the reply as JSON, or `shown`, which says the same to people."""
     if as_json:
@@ -22,7 +39,7 @@ def print_reply(reply: Message, as_json: bool, shown: str | Table) -> None:
     elif isinstance(shown, Table):
         tables.print(shown)
     else:
-        print(shown)
+        print(visible(shown))
 
 
 def print_json(reply: Message) -> None:
@@ -34,7 +51,7 @@ def print_json(reply: Message) -> None:
 def table_of(headings: tuple[str, ...], rows: Iterable[Sequence[object]]) -> Table:
     table = Table(*headings)
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*map(visible, row))
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from datastore_service.cli.output import tables
+from datastore_service.cli.output import tables, visible
 from proto_gen.specstore.v1 import admin_pb2 as pb
 
 
@@ -16,7 +16,7 @@ def print_stats(reply: pb.StatsReply) -> None:
 
 def _table(stats: pb.NamespaceStats) -> Table:
     namespace = stats.namespace
-    title = f"{namespace.model} {namespace.tenant} (tokenizer {namespace.tokenizer[:12]})"
+    title = visible(f"{namespace.model} {namespace.tenant} (tokenizer {namespace.tokenizer[:12]})")
     caption = f"{stats.sessions} sessions, {stats.conversations} conversations, {stats.drafts} drafts"
     if stats.merge_failures:
         caption += f", {stats.merge_failures} failed merges (see the log)"

@@ -1,6 +1,9 @@
 """The commands that ask a service, against one in this process."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,10 +11,13 @@ from google.protobuf.json_format import ParseDict
 from grpc_health.v1 import health_pb2
 from typer.testing import CliRunner
 
+from datastore_service.cli import output
 from datastore_service.cli.main import app
 from datastore_service.client.channel import open_channel
 from proto_gen.specstore.v1 import admin_pb2 as pb
+from proto_gen.specstore.v1 import drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
+from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 from tests.unit.server.service import running
 
 TOKENIZER = "ab" * 32
@@ -38,6 +44,7 @@ def run(service, monkeypatch):
 
     yield run
     for hosted in service.namespaces:
+        hosted.engine.flush()
         service.namespaces.drop(hosted)
 
 
@@ -74,6 +81,45 @@ def test_a_name_is_shown_as_it_is(service, run):
         done = run(*words)
         assert done.exit_code == 0, done.stderr
         assert "[/b]:smile:" in done.stdout
+
+
+HOSTILE = "a\x1b[2Jb\x00c\u202ed\u2066e\nf\x9bg"
+SHOWN = "a\\x1b[2Jb\\x00c\\u202ed\\u2066e\\nf\\x9bg"
+
+
+@pytest.mark.parametrize("words", [("namespaces",), ("stats",), ("sessions", *NAME)])
+def test_what_a_terminal_would_obey_or_hide_is_escaped(service, run, monkeypatch, words):
+    """Any stream chooses such names."""
+    monkeypatch.setattr(output.tables, "width", 200)
+    namespace = {"model": "m", "tokenizer": TOKENIZER}
+    with open_channel(service.endpoint) as channel:
+        AdminStub(channel).Warmup(iter([pb.WarmupRequest(namespace=namespace | {"tenant": HOSTILE})]))
+        entry = drafting_pb2.Entry(session=HOSTILE, opening={"conversation": HOSTILE})
+        message = drafting_pb2.DraftRequest(namespace=namespace, entries=[entry])
+        (_,) = DraftingStub(channel).Draft(iter([message]))
+    done = run(*words)
+    assert done.exit_code == 0, done.stderr
+    assert SHOWN in done.stdout
+    assert all(character.isprintable() or character == "\n" for character in done.stdout)
+
+
+def test_an_error_shows_names_escaped(run):
+    done = run("flush", *NAME, "--tier", HOSTILE)
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.strip().isprintable()
+
+
+@pytest.mark.parametrize("command", ["namespaces", "stats"])
+def test_a_terminal_that_lacks_a_character_ends_no_command(service, run, command):
+    with open_channel(service.endpoint) as channel:
+        namespace = {"model": "m", "tokenizer": TOKENIZER, "tenant": "müller"}
+        AdminStub(channel).Warmup(iter([pb.WarmupRequest(namespace=namespace)]))
+    words = [sys.executable, "-c", "from datastore_service.cli.main import app; app()", command]
+    words += ["--endpoint", service.endpoint]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
+    done = subprocess.run(words, capture_output=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"m\\xfcller" in done.stdout
 
 
 def test_warmup_from_a_file_of_the_service(tmp_path):
