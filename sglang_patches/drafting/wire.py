@@ -48,7 +48,7 @@ class Incoming(Generic[T]):
         while (frame := self._frame()) is not None:
             try:
                 messages += self._decoder.decode(frame)
-            except msgspec.DecodeError as error:
+            except (ValueError, RecursionError) as error:  # a string that is not UTF-8 is no DecodeError
                 raise DamagedFrameError(f"a frame of {len(frame)} bytes does not fit: {error}") from error
         return messages
 

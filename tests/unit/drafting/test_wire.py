@@ -122,6 +122,18 @@ def test_what_does_not_fit_is_named(content, reason):
         incoming().feed(framed(msgspec.msgpack.encode(content)))
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x91\x94\xa6Opened\xa1\xed\xc0\x01",  # a name that is not UTF-8
+        b"\x91\xdc\xff\xff\xa6Opened\xa1s" + b"\x91" * 50_000,  # lists within lists
+    ],
+)
+def test_what_msgspec_names_by_other_errors_is_no_message(content):
+    with pytest.raises(DamagedFrameError, match="does not fit"):
+        incoming().feed(framed(content))
+
+
 def test_messages_do_not_come_from_the_draft_process():
     with pytest.raises(DamagedFrameError, match="Closed"):
         answers_from_draft().feed(frame_of([Closed("s")]))
