@@ -14,6 +14,7 @@ from sglang_patches.drafting.messages import Growth
 
 ROOT = 0  # of an epoch's trie, before it advances
 MOST_NODES = 1 << 13  # of a session's trie in the worker; a draft side that is sound has some hundred
+MOST_NUMBER = 1 << 62  # the draft side counts on from the numbers that it hears of, in int64
 DROPPED = Counter(
     "specstore_growth_dropped",
     "Nodes of speculation caches that came too late or cannot be right",
@@ -285,5 +286,5 @@ class SpeculationCache:
 def _may_have(trie: Trie, node: int, parent: int, token: int) -> bool:
     """Whether the draft side may give the number to this token. It makes no negative ones, but repeats them."""
     if node >= trie.next_node:  # most often
-        return True
+        return node < MOST_NUMBER
     return (node > ROOT or node in trie) and trie.is_free(node, parent, token)

@@ -71,6 +71,7 @@ NAN, INFINITE = float("nan"), float("inf")
         ([-1], [0], [6], [0.5]),  # the worker's
         ([1], [0], [6], [0.5]),  # another node's
         ([1], [1], [6], [0.5]),
+        ([2**63 - 1], [0], [6], [0.5]),  # the next one would be no int64
     ],
 )
 def test_nodes_that_cannot_be_right_are_dropped_and_counted(cache, wrong):
