@@ -48,6 +48,11 @@ class HostedNamespace:
         if self.dropped:
             raise precondition(f"namespace: {self.namespace} was dropped; a new stream creates it anew")
 
+    def release(self) -> None:
+        """Lets all texts of a dropped namespace go. A stream that has named it holds this object until its end."""
+        self.engine.flush()
+        self.engine.set_prior(())
+
     def close_expired(self, now: float) -> int:
         """Closes the sessions that no stream has claimed in time; returns how many."""
         expired = self.leases.take_expired(now)
@@ -101,6 +106,7 @@ class Namespaces:
                 if self.data:
                     self.data.remove(hosted.namespace)
                 del self._hosted[hosted.namespace]
+        hosted.release()
         log.info(
             "namespace dropped", extra={"model": hosted.namespace.model, "tenant": hosted.namespace.tenant}
         )

@@ -63,11 +63,12 @@ class DataDirectory:
         return self._open_store(folder)
 
     def remove(self, namespace: Namespace) -> None:
-        """Removes the folder of a namespace whose store is closed. Its snapshots stay."""
+        """Removes the folder of a namespace whose store is closed. Its snapshots stay. A folder that is gone already is no error."""
         folder = self._live / folder_name(namespace)
         gone = folder.with_name(folder.name + TEMPORARY)
         _remove_tree(gone)
-        folder.rename(gone)
+        if folder.exists():
+            folder.rename(gone)
         sync_directory(self._live)
         _remove_tree(gone)
 

@@ -253,6 +253,77 @@ def test_a_full_disk_is_answered_and_counted(start, clients, monkeypatch):
         assert (client.drafted(), client.drafted([20]), client.drafted([30])) == (OUTPUT[2:], [], [31, 32])
 
 
+@pytest.mark.parametrize("call", ["Warmup", "Compact", "Snapshot"])
+def test_a_disk_that_is_full_within_a_segment_is_named_so(start, clients, tmp_path, call):
+    """A real device: what is written to /dev/full finds no space."""
+    folder = tmp_path / "live" / folder_name(Namespace(**NAMESPACE))
+    with start() as service:
+        client = clients(service)
+        client.publish([*range(100)] * 60)
+        for number in range(1, 20):
+            (folder / f"{number:08d}.seg.tmp").symlink_to("/dev/full")
+        document = admin_pb2.Document(tokens=[*range(100)] * 60)
+        requests = [
+            admin_pb2.WarmupRequest(namespace=NAMESPACE),
+            admin_pb2.WarmupRequest(documents=[document]),
+        ]
+        calls = {
+            "Warmup": lambda: client.admin.Warmup(iter(requests)),
+            "Compact": lambda: client.call("Compact"),
+            "Snapshot": lambda: client.call("Snapshot", name="a"),
+        }
+        assert refusal(calls[call]) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "data directory: No space left on device"
+        )  # fmt: skip
+        assert client.drafted([5]) == list(range(6, 14))
+
+
+def mapped_below(folder) -> list[str]:
+    """Files that this process has mapped, removed ones too."""
+    with open("/proc/self/maps") as lines:
+        return [line for line in lines if f"{folder}/" in line]
+
+
+def test_a_dropped_tenant_s_segments_are_let_go_while_a_stream_lasts(start, clients, tmp_path):
+    with start() as service:
+        client = clients(service)
+        for tenant in TENANTS:
+            output = {"session": "s", "tokens": OUTPUT, "opening": {}, "closing": True, "tenant": tenant}
+            assert client.stream.ask(output)[0].status == pb.STATUS_OK
+            of_tenant = NAMESPACE | {"tenant": tenant}
+            client.admin.Snapshot(admin_pb2.SnapshotRequest(namespace=of_tenant, name="a"))  # seals the text
+        assert len(mapped_below(tmp_path)) == len(TENANTS)
+        for tenant in TENANTS:
+            of_tenant = NAMESPACE | {"tenant": tenant}
+            client.admin.DropNamespace(admin_pb2.DropNamespaceRequest(namespace=of_tenant))
+        eventually(lambda: not mapped_below(tmp_path))
+        assert client.publish() == pb.STATUS_OK, "the stream lives"
+
+
+TENANTS = [f"tenant {number}" for number in range(5)]
+
+
+@pytest.mark.parametrize("removed", ["the folder", "its files"])
+def test_a_namespace_whose_files_were_removed_can_be_dropped(start, clients, tmp_path, removed):
+    folder = tmp_path / "live" / folder_name(Namespace(**NAMESPACE))
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        client.call("Snapshot", name="kept")
+        client.publish([20, 21, 22])
+        for file in folder.iterdir():
+            file.unlink()
+        if removed == "the folder":
+            folder.rmdir()
+        client.call("DropNamespace")
+        anew = clients(service)
+        assert anew.drafted() == [] and anew.publish([30, 31, 32]) == pb.STATUS_OK
+        assert clients(service).call("Restore", name="kept").tokens == len(OUTPUT)
+        client.call("DropNamespace")
+    with start() as service:
+        assert list(service.namespaces) == []
+
+
 def test_what_is_answered_is_synced_in_the_background(start, clients, monkeypatch):
     monkeypatch.setattr(service_module, "SYNC_SECONDS", 0.05)
     with start() as service:

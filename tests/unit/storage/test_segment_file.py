@@ -1,5 +1,7 @@
 import contextlib
+import errno
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -13,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.segment import build_segment
+from datastore_service.engine.segment import PARTS, build_segment
 from datastore_service.protocol.types import Budget, Entry, Opening
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.segment_file import HEADER_BYTES, SegmentFile, write_segment
@@ -146,7 +148,7 @@ def _killed_at(call, path, number):
     program = f"""
         import os, signal
         import numpy as np
-        from datastore_service.engine.segment import build_segment
+        from datastore_service.engine.segment import PARTS, build_segment
         from datastore_service.storage.segment_file import write_segment
         def die(*_):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -177,3 +179,19 @@ def test_a_failing_writer_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         write_segment(tmp_path / "a.seg", build_segment([], 300), FINGERPRINT)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_a_disk_that_is_full_says_so_wherever_it_is(tmp_path, part):
+    """A limit on the length of files, which ends a write within each of the parts, stands for the disk's."""
+    segment = build_segment([np.arange(90_000) % 1000], 1000)
+    ends = np.cumsum([128, *(getattr(segment, name).nbytes for name in PARTS)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(ends[part] + ends[part + 1]) // 2, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            write_segment(tmp_path / "a.seg", segment, "ab" * 32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert error.value.errno == errno.EFBIG
+    assert list(tmp_path.iterdir()) == []
