@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry import propagate
 
 from datastore_service.client import wire
@@ -22,7 +23,6 @@ from datastore_service.endpoint import parse_endpoint
 from datastore_service.protocol.types import MAX_VOCAB, Entry, Namespace, Reply
 from datastore_service.tls import Tls
 from proto_gen.specstore.v1 import drafting_pb2 as pb
-from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,9 @@ _CHANNEL_OPTIONS = (
     # Another client in this process must not share the connection or its back-off.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+_DRAFT = f"/{pb.DESCRIPTOR.services_by_name['Drafting'].full_name}/Draft"
 
 
 class DeadlineMissedError(DatastoreError):
@@ -93,6 +96,10 @@ class GrpcDatastore(Datastore):
         self._disconnect_reason = "not connected yet"
         self._closed = False
         self._channel = open_channel(endpoint, tls, _CHANNEL_OPTIONS)
+        # Replies are parsed here: a call of which gRPC cannot parse a reply is never ended, and takes one of the service's streams.
+        self._draft = self._channel.stream_stream(
+            _DRAFT, request_serializer=pb.DraftRequest.SerializeToString
+        )
         self._metadata = _trace_context()
         self._call: Any = None  # of the open stream
         self._reported, self._reported_damage = "", False
@@ -221,23 +228,21 @@ class GrpcDatastore(Datastore):
         """One stream, from its greeting to its end."""
         outbound: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
         outbound.put(pb.DraftRequest(namespace=self._namespace))
-        call = DraftingStub(self._channel).Draft(_until_none(outbound), metadata=self._metadata)
+        call = self._draft(_until_none(outbound), metadata=self._metadata)
         with self._state:
             if self._closed:
                 call.cancel()
             self._call = call
         try:
-            greeting = next(call)
+            greeting = _parsed(next(call))
             if self._tenants and not greeting.tenants:
-                call.cancel()
                 raise DatastoreError(
                     "the service is of an earlier version, which would mix the tenants' texts"
                 )
             self._wants_rejected = not greeting.without_rejected
             self._connect(outbound)
-            for reply in call:
+            for reply in map(_parsed, call):
                 if not self._answered < reply.step <= self._sent:
-                    call.cancel()
                     raise DatastoreError(
                         f"a reply to step {reply.step}, of {self._answered + 1} to {self._sent} that wait for one"
                     )
@@ -245,6 +250,7 @@ class GrpcDatastore(Datastore):
         except StopIteration:
             pass
         finally:
+            call.cancel()
             outbound.put(None)
 
     def _connect(self, outbound: queue.SimpleQueue[pb.DraftRequest | None]) -> None:
@@ -281,6 +287,13 @@ def _trace_context() -> tuple[tuple[str, str], ...]:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return tuple((name.lower(), value) for name, value in carrier.items())
+
+
+def _parsed(reply: bytes) -> pb.DraftReply:
+    try:
+        return pb.DraftReply.FromString(reply)
+    except DecodeError as error:
+        raise DatastoreError(f"unreadable reply: {error}") from error
 
 
 def _until_none(outbound: queue.SimpleQueue[pb.DraftRequest | None]) -> Iterator[pb.DraftRequest]:

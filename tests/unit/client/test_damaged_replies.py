@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from datastore_service.client import metrics, open_datastore
+from datastore_service.client.base import DatastoreError
+from datastore_service.client.remote import GrpcDatastore
 from datastore_service.engine.tree_check import Fault, find_faults
 from datastore_service.protocol.tree import OTHER_TIER, DraftTree
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Query, Status
@@ -142,6 +144,36 @@ def test_a_reply_to_no_step_ends_the_stream(datastore, liar, step, caplog):
     wrong, _ = ask(datastore)
     assert wrong.tree.tokens.tolist() == [1, 2, 3], "the local fallback's"
     eventually(lambda: "a reply to step" in caplog.text)
+
+
+def test_bytes_that_are_no_reply_end_their_stream_at_the_service_too(caplog):
+    """A stream that is left open takes one of the service's, and one of its threads."""
+    caplog.set_level(logging.WARNING)
+    open_streams = []
+
+    def draft(requests, context):
+        open_streams.append(context)
+        context.add_callback(lambda: open_streams.remove(context))
+        for number, _ in enumerate(requests):
+            yield b"" if number == 0 else b"\xff"
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    handlers = {"Draft": grpc.stream_stream_rpc_method_handler(draft, bytes, bytes)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("specstore.v1.Drafting", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    stream = GrpcDatastore(f"127.0.0.1:{port}", Namespace("m", "t"))
+    try:
+        for _ in range(6):
+            assert stream.wait_connected(20.0)
+            with pytest.raises(DatastoreError):
+                stream.step([Entry("a", tokens=TEXT)], 60.0)
+        assert stream.wait_connected(20.0)
+        eventually(lambda: len(open_streams) == 1)
+    finally:
+        stream.close()
+        server.stop(None).wait()
+    assert "connecting again" in caplog.text and "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("seed", range(20))
