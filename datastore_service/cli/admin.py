@@ -96,8 +96,12 @@ def snapshot(name: SnapshotName, namespace: NamespaceOptions, service: ServiceOp
 def snapshots(namespace: NamespaceOptions, service: ServiceOptions) -> None:
     """Lists a namespace's snapshots, oldest first."""
     reply = _call(service, "ListSnapshots", pb.ListSnapshotsRequest(namespace=_message(namespace)))
-    rows = [(s.name, f"{s.tokens:,}", f"{s.bytes:,}", _utc(s.created_seconds)) for s in reply.snapshots]
-    print_reply(reply, service.as_json, table_of(("snapshot", "tokens", "bytes", "made (UTC)"), rows))
+    rows = [
+        (s.name, f"{s.tokens:,}", f"{s.bytes:,}", _utc(s.created_seconds), s.damage) for s in reply.snapshots
+    ]
+    print_reply(
+        reply, service.as_json, table_of(("snapshot", "tokens", "bytes", "made (UTC)", "damage"), rows)
+    )
 
 
 def restore(name: SnapshotName, namespace: NamespaceOptions, service: ServiceOptions) -> None:

@@ -27,7 +27,9 @@ def session_list(hosted: HostedNamespace) -> pb.ListSessionsReply:
 def snapshot_list(snapshots: list[SnapshotInfo]) -> pb.ListSnapshotsReply:
     return pb.ListSnapshotsReply(
         snapshots=[
-            pb.SnapshotInfo(name=s.name, tokens=s.tokens, bytes=s.nbytes, created_seconds=int(s.created))
+            pb.SnapshotInfo(
+                name=s.name, tokens=s.tokens, bytes=s.nbytes, created_seconds=int(s.created), damage=s.damage
+            )
             for s in snapshots
         ]
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from datastore_service.storage.atomic import atomic_write
 from datastore_service.storage.errors import StorageError
@@ -36,6 +39,26 @@ def verified_fields(path: Path, fields: dict) -> dict:
     if fields.pop("checksum", None) != _checksum(fields):
         raise StorageError(path, "checksum", "does not match, the file is damaged")
     return fields
+
+
+def typed_fields(path: Path, fields: dict, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The named fields alone. Raises StorageError for one that is missing, of another type, or a number below 0."""
+    for name, kind in kinds.items():
+        value = fields.get(name)
+        if type(value) is not kind:  # true is no number
+            raise StorageError(path, name, f"missing or not {kind.__name__}")
+        if kind is int and value < 0:
+            raise StorageError(path, name, f"{value} is below 0")
+    return {name: fields[name] for name in kinds}
+
+
+def segment_names(path: Path, names: list, pattern: re.Pattern[str]) -> tuple[str, ...]:
+    """The field `segments`. Raises StorageError unless each is the name of a file in the manifest's own folder, once."""
+    if not all(isinstance(name, str) and pattern.fullmatch(name) for name in names) or len(set(names)) < len(
+        names
+    ):
+        raise StorageError(path, "segments", "not a list of names of segment files in this directory")
+    return tuple(names)
 
 
 def _checksum(fields: dict) -> int:

@@ -73,7 +73,7 @@ class DataDirectory:
         _remove_tree(gone)
 
     def snapshots(self, namespace: Namespace) -> list[SnapshotInfo]:
-        """The namespace's snapshots, oldest first, even if it was dropped. Raises StorageError for one that cannot be read."""
+        """The namespace's snapshots, oldest first, even if it was dropped."""
         return list_snapshots(self._snapshots / folder_name(namespace))
 
     def has_snapshot(self, namespace: Namespace, name: str) -> bool:

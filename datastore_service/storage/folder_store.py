@@ -39,12 +39,14 @@ _SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """nbytes: of its files. created: seconds since 1970."""
+    """nbytes: of its files. created: seconds since 1970. damage: why it cannot be restored, "" if nothing is known against it;
+    the sizes of a damaged one are 0."""
 
     name: str
     tokens: int
     nbytes: int
     created: float
+    damage: str = ""
 
 
 class FolderStore:
@@ -249,7 +251,7 @@ def snapshot_path(folder: Path, name: str) -> Path:
 
 
 def list_snapshots(folder: Path) -> list[SnapshotInfo]:
-    """The snapshots of one namespace, oldest first. Raises StorageError for one with a file that cannot be used."""
+    """The snapshots of one namespace, oldest first."""
     if not folder.is_dir():
         return []
     found = [_snapshot_info(path) for path in folder.iterdir() if path.is_dir() and path.suffix != TEMPORARY]
@@ -257,6 +259,15 @@ def list_snapshots(folder: Path) -> list[SnapshotInfo]:
 
 
 def _snapshot_info(folder: Path) -> SnapshotInfo:
+    try:
+        return _intact_info(folder)
+    except StorageError as error:
+        log.warning("damaged snapshot: %s", error)
+        damage = f"{error.path.name}: {error.field}: {error.reason}"
+        return SnapshotInfo(folder.name, 0, 0, folder.stat().st_mtime, damage)
+
+
+def _intact_info(folder: Path) -> SnapshotInfo:
     manifest = read_live_manifest(folder)
     files = [SegmentFile(folder / name, manifest.tokenizer) for name in manifest.segments]
     paths = [folder / MANIFEST, *(file.path for file in files)]

@@ -5,15 +5,27 @@ It is replaced atomically. docs/storage-format.md describes it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datastore_service.protocol.types import Namespace
-from datastore_service.storage.checksummed_json import read_object, verified_fields, write_checksummed
+from datastore_service.storage.checksummed_json import (
+    read_object,
+    segment_names,
+    typed_fields,
+    verified_fields,
+    write_checksummed,
+)
 from datastore_service.storage.errors import StorageError
+from datastore_service.storage.segment_file import SUFFIX
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_KINDS = {
+    "model": str, "tokenizer": str, "tenant": str, "vocab_size": int, "segments": list, "first_log": int,
+}  # fmt: skip
+_SEGMENT = re.compile(r"[0-9]{1,18}" + re.escape(SUFFIX))  # its number is read from its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +54,8 @@ def read_live_manifest(folder: Path) -> LiveManifest:
             "format",
             f"{fields['format']}, but there is only format {FORMAT} yet: start the specstore that wrote it",
         )
-    fields = verified_fields(path, fields)
-    del fields["format"]
-    return LiveManifest(**fields | {"segments": tuple(fields["segments"])})
+    fields = typed_fields(path, verified_fields(path, fields), _KINDS)
+    return LiveManifest(**fields | {"segments": segment_names(path, fields["segments"], _SEGMENT)})
 
 
 def write_live_manifest(folder: Path, manifest: LiveManifest) -> None:

@@ -6,17 +6,28 @@ interrupted build. The manifest is replaced atomically.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datastore_service.engine.segment import Segment
-from datastore_service.storage.checksummed_json import read_object, verified_fields, write_checksummed
+from datastore_service.storage.checksummed_json import (
+    read_object,
+    segment_names,
+    typed_fields,
+    verified_fields,
+    write_checksummed,
+)
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.segment_file import open_verified
 
 MANIFEST = "manifest.json"
 FORMAT = 2
 FORMATS_WITHOUT_CHECKSUM = (1,)
+_KINDS = {
+    "tokenizer": str, "vocab_size": int, "segments": list, "source": str, "part": int, "documents": int,
+}  # fmt: skip
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +93,5 @@ def _intact(path: Path, fields: dict) -> dict:
 
 
 def _parse(path: Path, fields: dict) -> Manifest:
-    expected = {
-        "tokenizer": str, "vocab_size": int, "segments": list, "source": str, "part": int, "documents": int,
-    }  # fmt: skip
-    fields = {"part": 0} | fields  # manifests of earlier versions lack it
-    for name, kind in expected.items():
-        if not isinstance(fields.get(name), kind):
-            raise StorageError(path, name, f"missing or not {kind.__name__}")
-    names = fields["segments"]
-    if not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise StorageError(path, "segments", "not a list of file names in this directory")
-    return Manifest(**{name: fields[name] for name in expected} | {"segments": tuple(names)})
+    fields = typed_fields(path, {"part": 0} | fields, _KINDS)  # manifests of earlier versions lack it
+    return Manifest(**fields | {"segments": segment_names(path, fields["segments"], _SEGMENT)})

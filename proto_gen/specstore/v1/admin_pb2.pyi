@@ -252,13 +252,15 @@ class ListSnapshotsReply(_message.Message):
     def __init__(self, snapshots: _Optional[_Iterable[_Union[SnapshotInfo, _Mapping]]] = ...) -> None: ...
 
 class SnapshotInfo(_message.Message):
-    __slots__ = ("name", "tokens", "bytes", "created_seconds")
+    __slots__ = ("name", "tokens", "bytes", "created_seconds", "damage")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     CREATED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokens: int
     bytes: int
     created_seconds: int
-    def __init__(self, name: _Optional[str] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., created_seconds: _Optional[int] = ...) -> None: ...
+    damage: str
+    def __init__(self, name: _Optional[str] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., created_seconds: _Optional[int] = ..., damage: _Optional[str] = ...) -> None: ...

@@ -177,6 +177,39 @@ def test_a_damaged_snapshot_is_data_loss(start, clients, tmp_path):
         assert details == f"{path.name}: tokens: checksum does not match, the file is damaged"
 
 
+@pytest.mark.parametrize("damage", ["manifest", "manifest gone", "segment gone", "segment cut"])
+def test_a_damaged_snapshot_hides_no_other(start, clients, tmp_path, damage):
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        for name in "abc":
+            client.call("Snapshot", name=name)
+        (folder,) = (tmp_path / "snapshots").glob("*/b")
+        (segment,) = folder.glob("*.seg")
+        if damage == "segment cut":
+            data = segment.read_bytes()
+            segment.unlink()  # the live tier has the same file
+            segment.write_bytes(data[:-1])
+        elif damage == "manifest":
+            (folder / "manifest.json").write_text('{"segments": 5}')
+        else:
+            (segment if damage == "segment gone" else folder / "manifest.json").unlink()
+        found = {snapshot.name: snapshot for snapshot in client.call("ListSnapshots").snapshots}
+        assert {name: bool(snapshot.damage) for name, snapshot in found.items()} == dict(
+            a=False, b=True, c=False
+        )
+        assert (found["a"].tokens, found["b"].tokens) == (len(OUTPUT), 0)
+        assert (
+            found["b"].damage.startswith((f"{segment.name}: ", "manifest.json: "))
+            and "/" not in found["b"].damage
+        )
+        arguments = ["snapshots", "--endpoint", service.endpoint, "--model", "m", "--tokenizer", "ab" * 32]
+        shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
+        assert found["b"].damage in shown
+        assert refusal(lambda: client.call("Restore", name="b"))[0] is grpc.StatusCode.DATA_LOSS
+        assert client.call("Restore", name="c").tokens == len(OUTPUT)
+
+
 def test_a_segment_that_changes_is_taken_out_where_all_can_see_it(start, clients, tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "CHECK_SECONDS", 0.05)
     with start() as service:

@@ -197,8 +197,14 @@ def test_vocabulary_size_counts_to_the_largest_id(tokenizer_folder):
         ({"format": 3}, "format: 3, this program reads 1 and 2"),
         ({"format": 2}, "checksum: does not match"),
         ({"segments": "x"}, "segments: missing or not list"),
-        ({"segments": ["../a.seg"]}, "segments: not a list of file names"),
+        ({"segments": ["../a.seg"]}, "segments: not a list of names"),
+        ({"segments": [".."]}, "segments: not a list of names"),
+        ({"segments": ["a.seg", "a.seg"]}, "segments: not a list of names"),
+        ({"segments": [5]}, "segments: not a list of names"),
         ({"tokenizer": None}, "tokenizer: missing or not str"),
+        ({"vocab_size": True}, "vocab_size: missing or not int"),
+        ({"part": -1}, "part: -1 is below 0"),
+        ({"documents": "3"}, "documents: missing or not int"),
     ],
 )
 def test_a_wrong_manifest_is_named(tmp_path, tokenizer_folder, change, message):

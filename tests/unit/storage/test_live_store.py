@@ -1,7 +1,9 @@
 """A live tier over a folder: what a restart finds, what is refused, what a disk that fails does to it."""
 
 import errno
+import json
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -18,6 +20,7 @@ from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage import folder_store
 from datastore_service.storage.atomic import TEMPORARY
+from datastore_service.storage.checksummed_json import write_checksummed
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.folder_store import FolderStore, create_folder, list_snapshots
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest, read_live_manifest
@@ -205,6 +208,43 @@ def test_a_manifest_with_any_bit_flipped_is_refused(folder, bit):
     for size in range(len(data) - 1):  # the last byte is a newline
         path.write_bytes(data[:size])
         with pytest.raises(StorageError, match=MANIFEST):
+            read_live_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"segments": 5}, "segments: missing or not list"),
+        ({"segments": [5]}, "segments: not a list of names of segment files"),
+        ({"segments": ["../../other/00000001.seg"]}, "segments: not a list of names of segment files"),
+        ({"segments": ["/etc/passwd"]}, "segments: not a list of names of segment files"),
+        ({"segments": [".."]}, "segments: not a list of names of segment files"),
+        ({"segments": [""]}, "segments: not a list of names of segment files"),
+        ({"segments": ["a.seg"]}, "segments: not a list of names of segment files"),
+        ({"segments": ["00000001.seg", "00000001.seg"]}, "segments: not a list of names of segment files"),
+        ({"segments": ["9" * 5000 + ".seg"]}, "segments: not a list of names of segment files"),
+        ({"first_log": "1"}, "first_log: missing or not int"),
+        ({"first_log": -1}, "first_log: -1 is below 0"),
+        ({"first_log": None}, "first_log: missing or not int"),
+        ({"vocab_size": True}, "vocab_size: missing or not int"),
+        ({"vocab_size": 1.5}, "vocab_size: missing or not int"),
+        ({"model": 5}, "model: missing or not str"),
+        ({"tokenizer": ["ab"]}, "tokenizer: missing or not str"),
+        ({"tenant": None}, "tenant: missing or not str"),
+    ],
+)
+def test_a_manifest_of_other_content_is_refused_by_field(folder, change, message):
+    """With a right checksum: another program's, or somebody's who can write here."""
+    path = folder / MANIFEST
+    fields = json.loads(path.read_text())
+    del fields["checksum"]
+    write_checksummed(path, fields | change)
+    with pytest.raises(StorageError, match=re.escape(f"{path}: {message}")):
+        opened(folder)
+    for name in change:
+        del fields[name]
+        write_checksummed(path, fields)
+        with pytest.raises(StorageError, match=f"{name}: missing"):
             read_live_manifest(folder)
 
 
