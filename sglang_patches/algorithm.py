@@ -15,7 +15,14 @@ from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import refuse_drift
 from sglang_patches.options import load_options
 from sglang_patches.versions import INSTALLED, host
-from sglang_patches.workers import accept_rate, cache_room, finish_hooks, request_tenants, usage_report
+from sglang_patches.workers import (
+    accept_rate,
+    cache_room,
+    finish_hooks,
+    first_end,
+    request_tenants,
+    usage_report,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +91,8 @@ class TreeAlgorithm(CustomSpecAlgo):
         verifies = cfg.disaggregation_mode != "prefill"
         refuse_if_left_out(cache_room.HOOKS)
         if verifies:
-            refuse_if_left_out((*finish_hooks.HOOKS, *usage_report.SCHEDULER_HOOKS, *accept_rate.HOOKS))
+            refuse_if_left_out((*finish_hooks.HOOKS, *first_end.HOOKED))
+            refuse_if_left_out((*usage_report.SCHEDULER_HOOKS, *accept_rate.HOOKS))
             usage_report.register_metrics()
         request_tenants.register(server_args)
         host.declare(server_args, **tree_attention.choose(self.name, server_args))

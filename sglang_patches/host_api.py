@@ -84,6 +84,12 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "the same tokens end what is drafted for a request",
     ),
     row(
+        _SRT + "managers.schedule_batch.Req.update_finish_state",
+        "self new_accepted_len",
+        "hooked: the first end in an accepted run is the request's",
+    ),
+    row(_PROCESSOR + "_resolve_spec_v2_tokens", "self result batch", "as above"),
+    row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.note_request_finished",
         "self rid natural_stop",
         "overridden: closes the session",

@@ -90,9 +90,11 @@ def register_method(method: Method) -> None:
         from sglang_patches.workers.accept_rate import register_accept_rate
         from sglang_patches.workers.decode import DecodeWorker
         from sglang_patches.workers.finish_hooks import register_finish_hooks
+        from sglang_patches.workers.first_end import register_first_end
         from sglang_patches.workers.usage_report import register_streamer
 
         register_finish_hooks()
         register_streamer()
         register_accept_rate()
+        register_first_end()
         return host.worker_class(DecodeWorker.of(method))

@@ -8,6 +8,9 @@ from sglang_patches.drafting.outcome import Outcome
 from sglang_patches.drafting.source import SOURCES, source_name
 
 TARGET = "target"  # source of a token that nobody drafted
+UNSETTLED = (
+    2  # steps that an answer's end may lie in: overlap scheduling runs one step more than an answer needs
+)
 
 
 class Usage:
@@ -20,22 +23,24 @@ class Usage:
     def __init__(self, prompt: int = 0, by_token: bool = False) -> None:
         self._prompt = prompt
         self._sources: list[str] | None = [] if by_token else None
-        self._last: Outcome | None = None  # not counted yet
+        self._open: list[Outcome] = []  # not counted yet: the answer may end within them
         self._steps = 0
         self._drafted, self._accepted = np.zeros((2, SOURCES), np.int64)
 
     def add(self, outcome: Outcome) -> None:
         """Outcomes come in order. The prompt's forward has one as well, which is no step."""
-        if self._last is not None:
-            self._count(self._last)
-        self._last = outcome
+        self._open.append(outcome)
+        if len(self._open) > UNSETTLED:
+            settled = self._open.pop(0)
+            self._count(settled, len(settled.tokens))
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: Outcome, room: int) -> None:
+        """room: how many of its tokens belong to the answer."""
         self._steps += outcome.start > self._prompt
         of = outcome.tree.sources
         if len(of):
             self._drafted += np.bincount(of, minlength=SOURCES)
-            self._accepted += np.bincount(of[outcome.accepted], minlength=SOURCES)
+            self._accepted += np.bincount(of[outcome.accepted][:room], minlength=SOURCES)
         if self._sources is not None:
             self._keep(self._sources, outcome)
 
@@ -49,11 +54,12 @@ class Usage:
         sources += [TARGET] * (begin + len(outcome.tokens) - len(sources))
 
     def summary(self, length: int) -> dict[str, object]:
-        """Of an answer of `length` tokens; overlap scheduling may have run one step more. steps: forwards after the prompt's. drafted,
-        accepted: tokens by source. sources: of each output token, where they are kept."""
-        if self._last is not None and self._last.start < self._prompt + length:
-            self._count(self._last)
-            self._last = None
+        """What an answer of `length` tokens took. steps: forwards after the prompt's. drafted, accepted: tokens by source. sources: of each
+        output token, where they are kept. Accepted tokens behind the end of the answer do not count."""
+        end = self._prompt + length
+        for outcome in [outcome for outcome in self._open if outcome.start < end]:
+            self._count(outcome, end - outcome.start)
+            self._open.remove(outcome)
         told: dict[str, object] = {
             "steps": self._steps,
             "drafted": _by_name(self._drafted),

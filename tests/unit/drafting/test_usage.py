@@ -46,6 +46,18 @@ def test_each_token_s_source(usage):
     assert usage.summary(2)["sources"] == ["target", "prior"]  # a stop within an accepted path
 
 
+def test_accepted_tokens_behind_the_end_do_not_count():
+    """With overlap scheduling the step that the answer ends in is not the last one."""
+    for beyond in (False, True):
+        usage = Usage(PROMPT)
+        step(usage, 3, [10])
+        step(usage, 4, [11, 12, 13], tree([11, 12], [-1, 0], [1, DRAFT_MODEL]))
+        if beyond:
+            step(usage, 7, [14, 15], tree([14], [-1], [2]))
+        told = usage.summary(2)
+        assert told == {"steps": 1, "drafted": {"prior": 1, "draft_model": 1}, "accepted": {"prior": 1}}
+
+
 def test_a_step_beyond_the_end_does_not_count(usage):
     step(usage, 8, [15, 16], tree([15], [-1], [2]))
     assert usage.summary(5) == usage.summary(5) and usage.summary(5)["steps"] == 2

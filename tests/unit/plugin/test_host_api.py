@@ -104,10 +104,10 @@ def test_every_row_says_why():
 def test_what_is_hooked_is_in_the_table():
     from sglang_patches.cpu import draft_steps
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
-    from sglang_patches.workers import cache_room, finish_hooks, request_tenants, usage_report
+    from sglang_patches.workers import cache_room, finish_hooks, first_end, request_tenants, usage_report
 
     assert {*HOOKS, *WEIGHT_UPDATES, *draft_steps.HOOKS, *finish_hooks.HOOKS, *cache_room.HOOKS} <= ROWS
-    assert request_tenants.HOOKS.keys() <= ROWS
+    assert {*request_tenants.HOOKS, *first_end.HOOKED} <= ROWS
     assert {*usage_report.SCHEDULER_HOOKS, *itertools.chain(*usage_report.MANAGER_HOOKS.values())} <= ROWS
 
 
