@@ -44,11 +44,10 @@ def verified_fields(path: Path, fields: dict) -> dict:
 def typed_fields(path: Path, fields: dict, kinds: Mapping[str, type]) -> dict[str, Any]:
     """The named fields alone. Raises StorageError for one that is missing, of another type, or a number below 0."""
     for name, kind in kinds.items():
-        value = fields.get(name)
-        if type(value) is not kind:  # true is no number
+        if type(fields.get(name)) is not kind:  # true is no number
             raise StorageError(path, name, f"missing or not {kind.__name__}")
-        if kind is int and value < 0:
-            raise StorageError(path, name, f"{value} is below 0")
+        if kind is int and fields[name] < 0:
+            raise StorageError(path, name, f"{fields[name]} is below 0")
     return {name: fields[name] for name in kinds}
 
 
