@@ -20,6 +20,7 @@ from sglang_patches.workers import (
     cache_room,
     finish_hooks,
     first_end,
+    request_checks,
     request_tenants,
     usage_report,
 )
@@ -94,6 +95,7 @@ class TreeAlgorithm(CustomSpecAlgo):
             refuse_if_left_out((*finish_hooks.HOOKS, *first_end.HOOKED))
             refuse_if_left_out((*usage_report.SCHEDULER_HOOKS, *accept_rate.HOOKS))
             usage_report.register_metrics()
+        request_checks.register()
         request_tenants.register(server_args)
         host.declare(server_args, **tree_attention.choose(self.name, server_args))
         width = load_options().nodes + 1
