@@ -37,10 +37,14 @@ _CHUNK = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The file that a segment is mapped from. checksums: CRC-32 of each of PARTS when the file was written."""
+    """The file that a segment is mapped from. checksums: CRC-32 of each of PARTS when the file was written. device, inode, length: of the
+    file when it was mapped; another one may have got its name since."""
 
     path: str
     checksums: tuple[int, ...]
+    device: int
+    inode: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import threading
@@ -43,6 +44,7 @@ SYNC_SECONDS = 1.0  # a power failure may take what was answered since the last 
 DRAIN_SECONDS = 10.0
 LAST_REPLY_SECONDS = 0.5  # for replies to leave the process
 CALL_END_SECONDS = 2.0  # for cancelled calls to end
+STDERR = 2
 END_SECONDS = 30.0  # from the signal to the exit, even if merges or threads do not return
 
 
@@ -142,6 +144,7 @@ class Service:
     def _keep_house(self) -> None:
         while not self._stopping.wait(HOUSEKEEPING_SECONDS):
             self.history.tick()
+            self.namespaces.check_lengths()
             closed = self.namespaces.close_expired()
             if closed:
                 log.info("closed sessions nobody came back for", extra={"sessions": closed})
@@ -162,6 +165,9 @@ def serve(service: Service, metrics_port: int | None = None, metrics_host: str =
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process immediately. metrics_port: HTTP port
     of the status page and metrics, None for neither. metrics_host: the address that it listens on."""
     signals = ShutdownSignals()
+    faulthandler.enable(
+        STDERR
+    )  # what ends the process without Python, as a fault in a mapping does, leaves a line
     if metrics_port is not None:
         listen(application(service.page.html, service.metrics.registry), metrics_port, metrics_host)
     service.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from io import RawIOBase
@@ -74,17 +75,29 @@ class SegmentFile:
     def _map(self) -> Segment:
         size, documents, blocks = self._sizes
         layout, end = _layout(self.vocab_size, size, documents, blocks)
-        actual = self.path.stat().st_size
-        if actual != end:
-            raise StorageError(self.path, "length", f"{actual} bytes, the header says {end}")
+        status = self.path.stat()
+        if status.st_size != end:
+            raise StorageError(self.path, "length", f"{status.st_size} bytes, the header says {end}")
         whole = np.memmap(
             self.path, dtype=np.uint8, mode="r"
         )  # one for all parts: each mapping holds a file descriptor
         tokens, suffixes, offsets, keys = (_part(whole, *part) for part in layout)
         if offsets[0] != 0 or offsets[-1] != size:
             raise StorageError(self.path, "offsets", f"do not reach from 0 to {size}")
-        origin = Origin(str(self.path), self._checksums)
+        origin = Origin(str(self.path), self._checksums, status.st_dev, status.st_ino, end)
         return Segment(tokens, suffixes, offsets, keys, self.vocab_size, self.separator, origin)
+
+
+def shortened(segment: Segment) -> bool:
+    """Whether the file that the segment is mapped from has lost its end. To read there ends the process (SIGBUS)."""
+    origin = segment.origin
+    if origin is None:
+        return False
+    try:
+        status = os.stat(origin.path)
+    except OSError:  # removed or out of reach: what is mapped stays readable
+        return False
+    return (status.st_dev, status.st_ino) == (origin.device, origin.inode) and status.st_size < origin.length
 
 
 def open_verified(path: Path, tokenizer: str, vocab_size: int) -> SegmentFile:

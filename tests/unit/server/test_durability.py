@@ -235,6 +235,45 @@ def test_a_segment_that_changes_is_taken_out_where_all_can_see_it(start, clients
         pass
 
 
+def test_a_segment_that_is_cut_is_taken_out_before_it_is_read(start, clients, tmp_path):
+    """To read what is missing, even to compare it, would end this process."""
+    with start() as service:
+        client = clients(service)
+        client.publish([*range(20, 500)] * 40)
+        client.call("Compact")
+        client.publish()
+        (path,) = tmp_path.glob("live/*/*.seg")
+        os.truncate(path, 4096)
+        service.namespaces.check_segments()
+        assert client.drafted() == OUTPUT[2:]
+        assert client.drafted([20, 21]) == []
+        assert {tier.tier: tier.damaged for tier in client.stats().tiers}[admin_pb2.TIER_LIVE] == 1
+
+
+def test_housekeeping_finds_a_segment_that_is_cut(start, clients, tmp_path, caplog):
+    with start() as service:
+        client = clients(service)
+        client.publish([*range(20, 500)] * 40)
+        client.call("Compact")
+        (path,) = tmp_path.glob("live/*/*.seg")
+        os.truncate(path, 4096)
+        eventually(lambda: f"segment taken out: {path}: length: the file was shortened" in caplog.text)
+
+
+def test_a_segment_whose_name_has_another_file_stays(start, clients, tmp_path):
+    """As after a backup is put in its place: what is mapped is whole."""
+    with start() as service:
+        client = clients(service)
+        client.publish()
+        client.call("Compact")
+        (path,) = tmp_path.glob("live/*/*.seg")
+        path.unlink()
+        service.namespaces.check_segments()
+        path.write_bytes(b"short")
+        service.namespaces.check_segments()
+        assert client.drafted() == OUTPUT[2:]
+
+
 def test_without_a_data_directory_there_are_no_snapshots(clients):
     with running() as service:
         client = clients(service)
