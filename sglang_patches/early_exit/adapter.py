@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -69,8 +70,11 @@ class EarlyExits:
             raise ValueError(f"{file} holds no early exits: {error}") from error
         if metadata.get("format") != FORMAT:
             raise ValueError(f"{file} holds no early exits: its format is {metadata.get('format')!r}")
-        about = About(**json.loads(metadata["about"]))
-        return cls(about, {layer: _adapter(about.hidden, layer, tensors) for layer in _layers(tensors)})
+        try:
+            about = msgspec.json.decode(metadata.get("about", ""), type=About)
+            return cls(about, {layer: _adapter(about, layer, tensors) for layer in _layers(tensors)})
+        except ValueError as error:
+            raise ValueError(f"{file} holds no early exits: {error}") from error
 
     def layer(self, wanted: int) -> int:
         """wanted: 0 for the one in the middle of the target, as in the paper. Raises ValueError for one that is not here."""
@@ -82,13 +86,24 @@ class EarlyExits:
 
 
 def _layers(tensors: Mapping[str, torch.Tensor]) -> list[int]:
-    return sorted({int(name.partition(".")[0]) for name in tensors})
+    """Raises ValueError if there is none, or a name begins with something else."""
+    layers = sorted({int(name.partition(".")[0]) for name in tensors})
+    if not layers:
+        raise ValueError("it has no tensors")
+    return layers
 
 
-def _adapter(hidden: int, layer: int, tensors: Mapping[str, torch.Tensor]) -> Adapter:
-    adapter = Adapter(hidden)
-    own = f"{layer}."
-    adapter.load_state_dict(
-        {name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)}
-    )
+def _adapter(about: About, layer: int, tensors: Mapping[str, torch.Tensor]) -> Adapter:
+    """Raises ValueError for tensors that are not those of an adapter, before one is made."""
+    if not 0 < layer < about.layers or str(layer) not in about.recall:
+        raise ValueError(f"layer {layer} of {about.layers}, recall of {sorted(about.recall)}")
+    half, own = about.hidden // 2, f"{layer}."
+    found = {name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    if shapes != {"down.weight": (half, about.hidden), "up.weight": (about.hidden, half)}:
+        raise ValueError(f"layer {layer}: {shapes} for states of width {about.hidden}")
+    if not all(tensor.is_floating_point() for tensor in found.values()):
+        raise ValueError(f"layer {layer}: no numbers of floating point")
+    adapter = Adapter(about.hidden)
+    adapter.load_state_dict(found)
     return adapter

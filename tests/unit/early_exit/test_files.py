@@ -1,5 +1,6 @@
 """The file of early exits, and to which model it belongs."""
 
+import json
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ pytest.importorskip("torch")
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
-from sglang_patches.early_exit.adapter import About, Adapter, EarlyExits  # noqa: E402
+from sglang_patches.early_exit.adapter import FORMAT, About, Adapter, EarlyExits  # noqa: E402
 from sglang_patches.early_exit.fingerprint import model_fingerprint, model_folder  # noqa: E402
 
 ABOUT = About("f" * 32, 30, 16, {"8": (0.2, 0.5), "15": (0.3, 0.6)})
@@ -45,6 +46,52 @@ def test_another_file_is_refused_by_name(tmp_path):
             EarlyExits.load(tmp_path / name)
     with pytest.raises(OSError):
         EarlyExits.load(tmp_path / "missing")
+
+
+def sound() -> tuple[dict, dict]:
+    """The tensors of one adapter, and what they belong to."""
+    about = {"fingerprint": "f" * 32, "layers": 30, "hidden": 16, "recall": {"8": [0.2, 0.5]}}
+    return {"8.down.weight": torch.zeros(8, 16), "8.up.weight": torch.zeros(16, 8)}, about
+
+
+@pytest.mark.parametrize(
+    ("tensors", "about", "named"),
+    [
+        ({}, "[]", "Expected `object`"),
+        ({}, "", "truncated"),
+        ({}, "{", "truncated"),
+        ({}, {"hidden": None}, r"\$.hidden"),
+        ({}, {"hidden": "16"}, r"\$.hidden"),
+        ({}, {"hidden": 10**9}, "for states of width 1000000000"),
+        ({}, {"hidden": -16}, "for states of width -16"),
+        ({}, {"layers": 8}, "layer 8 of 8"),
+        ({}, {"layers": []}, r"\$.layers"),
+        ({}, {"recall": {}}, r"recall of \[\]"),
+        ({}, {"recall": {"8": [0.5]}}, r"\$.recall"),
+        ({}, {"fingerprint": 5}, r"\$.fingerprint"),
+        ({"8.down.weight": torch.zeros(16, 8)}, {}, "layer 8: "),
+        ({"8.down.weight": torch.zeros(8, 16, dtype=torch.int32)}, {}, "floating point"),
+        ({"8.bias": torch.zeros(8)}, {}, "layer 8: "),
+        ({"9.down.weight": torch.zeros(8, 16)}, {}, "layer 9"),
+        ({"0.down.weight": torch.zeros(8, 16)}, {}, "layer 0"),
+        ({"other": torch.zeros(8)}, {}, "other"),
+    ],
+)
+def test_a_file_of_other_content_is_refused_by_name(tmp_path, tensors, about, named):
+    whole, fields = sound()
+    file = tmp_path / "exits"
+    save_file(whole, file, {"format": FORMAT, "about": json.dumps(fields)})
+    assert list(EarlyExits.load(file).adapters) == [8]
+    text = about if isinstance(about, str) else json.dumps(fields | about)
+    save_file(whole | tensors, file, {"format": FORMAT, "about": text})
+    with pytest.raises(ValueError, match=f"{file} holds no early exits: .*{named}"):
+        EarlyExits.load(file)
+
+
+def test_a_file_without_tensors_is_refused_by_name(tmp_path):
+    save_file({}, tmp_path / "exits", {"format": FORMAT, "about": json.dumps(sound()[1])})
+    with pytest.raises(ValueError, match="it has no tensors"):
+        EarlyExits.load(tmp_path / "exits")
 
 
 @pytest.mark.parametrize(("weights", "percent"), [(14.8e9, 0.177), (32.8e9, 0.080)])
