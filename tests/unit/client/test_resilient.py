@@ -293,7 +293,7 @@ def test_nothing_of_a_session_outlives_it_here(primary):
     local = Engine(VOCAB)
     datastore = ResilientDatastore([Link("a:1", primary)], local, VOCAB)
     datastore.post([opened("s")])
-    datastore.post([Entry("s", start=40, closing=True)])
+    datastore.post([Entry("s", start=40, tokens=TEXT[:10], closing=True)])
     stats = local.stats()
     assert (stats.sessions, stats.conversations, stats.tiers[Tier.LIVE].tokens) == (0, 0, 0)
 

@@ -41,6 +41,19 @@ def feed(datastore):
     return DatastoreFeed(datastore, 0.1)
 
 
+def test_every_entry_names_the_request_s_tenant(datastore, feed):
+    """A session is its tenant's: one that is closed without its tenant would stay open for ever."""
+    reqs, book = [make_req("closed"), make_req("dropped")], make_book(tenant="acme")
+    feed.open(book.open(reqs))
+    states, _ = book.read(Step(reqs, [4, 4], [[9], [9]]))
+    feed.step(states, [BUDGET] * 2)
+    feed.close([book.close("closed")])
+    feed.drop([book.close("dropped")])
+    told = datastore.told()
+    assert [entry.closing for entry in told] == [False] * 4 + [True] * 2
+    assert {entry.tenant for entry in told} == {"acme"}
+
+
 @pytest.mark.parametrize("silent", [1, 3])
 @pytest.mark.parametrize("lag", [False, True])
 def test_every_token_is_sent_exactly_once(datastore, feed, lag, silent):

@@ -17,6 +17,14 @@ from tests.unit.drafting.texts import make_book, make_req
 NODES = 7
 
 
+def test_the_draft_side_is_told_whose_request_it_is(monkeypatch):
+    """It keeps what it learns, and its own datastore, by tenant."""
+    side, told = InProcessDraftSide(model(1.0)), []
+    monkeypatch.setattr(side, "post", told.extend)
+    Speculation(side, NODES, lambda state: GREEDY).open(make_book(tenant="acme").open([make_req()]))
+    assert [(type(message), message.tenant) for message in told] == [(Opened, "acme")]
+
+
 class Run:
     """Requests decoded as the worker does it: look up, verify, commit, tell."""
 

@@ -32,8 +32,8 @@ def make_req(rid="r", prompt=(1, 2, 3), custom_params=None, **sampling):
     return req
 
 
-def make_book(plain=None, begun_elsewhere=lambda req: None):
-    return RequestBook(100, True, lambda req: "", lambda req: plain, begun_elsewhere)
+def make_book(plain=None, begun_elsewhere=lambda req: None, tenant=""):
+    return RequestBook(100, True, lambda req: tenant, lambda req: plain, begun_elsewhere)
 
 
 def make_tree(tokens, parents):

@@ -46,6 +46,17 @@ def test_a_second_service_is_kept_out(tmp_path):
     DataDirectory(tmp_path, VOCAB).close()
 
 
+@pytest.mark.parametrize(
+    ("model", "one", "other"),
+    [("m", "a b", "a-b"), ("m" * 60, "alice", "eve"), ("m", "t" * 60 + "1", "t" * 60 + "2"), ("m", "-", ".")],
+)
+def test_tenants_that_look_alike_in_a_folder_s_name_have_folders_apart(tmp_path, model, one, other):
+    spaces = [Namespace(model, "a" * 64, tenant) for tenant in (one, other)]
+    readable = {folder_name(space).rpartition("-")[0] for space in spaces}
+    assert len(readable) == 1, "the readable part tells them apart: this shows nothing"
+    assert len({folder_name(space) for space in spaces}) == 2
+
+
 def test_folder_names_are_readable_and_distinct():
     names = [
         ONE,

@@ -5,6 +5,8 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 
@@ -15,7 +17,7 @@ from starlette.datastructures import Headers  # noqa: E402
 from sglang_patches.drafting.requests import tenants_of  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from sglang_patches.versions import INSTALLED, TESTED  # noqa: E402
-from sglang_patches.workers.request_tenants import MOST_BYTES, NOT_DIVIDED  # noqa: E402
+from sglang_patches.workers.request_tenants import MOST_BYTES, NOT_DIVIDED, of_tenant  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 
 HEADER = "x-tenant"
@@ -162,10 +164,17 @@ def test_tenants_do_not_share_cached_prompts(answering):
     ]
     assert None not in keys and len(set(keys)) == len(keys)
     assert sent(header="a").extra_key == sent(header="a").extra_key
+    assert sent(header="a", extra_key="b:x").extra_key != sent(header="a:b", extra_key="x").extra_key
     batch = sent(text=["one", "two"], header="a", extra_key=["x", "y"])
     assert batch.extra_key == [sent(header="a", extra_key=key).extra_key for key in "xy"]
     answering("")
     assert sent().extra_key is None
+
+
+@given(*[st.text(":0123456789ab", max_size=6)] * 4)
+def test_no_tenant_can_write_a_name_of_another(tenant, name, other, other_name):
+    same = of_tenant(tenant, name) == of_tenant(other, other_name)
+    assert same == ((tenant, name) == (other, other_name))
 
 
 def test_a_session_is_named_by_its_tenant_too(answering):
