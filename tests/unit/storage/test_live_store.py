@@ -194,6 +194,23 @@ def test_a_damaged_log_or_segment_refuses_the_start_and_removes_nothing(folder):
     assert documents_of(opened(folder)) == of(range(30))
 
 
+def test_what_a_killed_process_had_not_synced_is_synced_before_it_is_used(folder, monkeypatch):
+    """A power failure after the restart must not take what the restart has shown, and counts as synced."""
+    publish(opened(folder), 1, 2)
+    left = duplicate(folder)
+    (path,) = left.glob("*.log")
+    synced, fsync = [], os.fsync
+
+    def watched(descriptor):
+        fsync(descriptor)
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    store = FolderStore(left, left.parent / "snapshots")
+    assert [len(documents) for _, documents in store.recover().logs] == [2]
+    assert synced[-1] == str(path) and store.stats().unsynced == 0
+
+
 @pytest.mark.parametrize("bit", [0, 4])
 def test_a_manifest_with_any_bit_flipped_is_refused(folder, bit):
     engine = opened(folder)
