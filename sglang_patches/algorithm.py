@@ -136,6 +136,9 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
         for value in (server_args._raw_input[field], getattr(view, field)):
             if value != supported:
                 raise ValueError(f"{method.name}: {_flag(field)} {value} is not supported, only {supported}")
+    for field, refused in _REFUSED.items():
+        if getattr(view, field) == refused:
+            raise ValueError(f"{method.name}: {_flag(field)} {refused} is not supported")
 
 
 # Fields -> the one value that all methods work with, in each version of SGLang.
@@ -144,7 +147,23 @@ _ONLY_SUPPORTED = {
     "dcp_size": 1,
     "enable_two_batch_overlap": False,
     "speculative_adaptive": False,  # for EAGLE; --specstore-length is ours
+    # From a session's second turn on its last token counts as cached, whose KV no verification has written.
+    "enable_streaming_session": False,
+    "tokenizer_worker_num": 1,  # SGLang loads no plugins in these processes, and waits for them for ever
+    "enable_pdmux": False,  # prefills around the worker
+    "attn_cp_size": 1,  # splits a prompt among ranks
+    "enable_mixed_chunk": False,  # a batch is either of prompts or of decode steps
+    # A verified tree has a row a node, an answer's buffer a row a token.
+    "enable_return_routed_experts": False,
+    "enable_return_indexer_topk": False,
+    # What follows would be without effect: a draft is accepted where the target draws it, and in no other case.
+    "speculative_accept_threshold_single": 1.0,
+    "speculative_accept_threshold_acc": 1.0,
+    "speculative_use_rejection_sampling": False,
+    "speculative_token_map": None,
 }
+# Fields -> the one value that no method works with.
+_REFUSED = {"grammar_backend": "outlines"}  # a walk over a tree asks for packed bits and a rollback
 
 
 def _refuse_wrong_shape(algorithm: str, server_args: ServerArgs) -> None:

@@ -74,7 +74,7 @@ def _wishes(req: Req) -> dict:
     if not isinstance(wishes, dict):
         logger.warning("specstore: custom_params.specstore of %s is not an object, ignored", req.rid)
         return {}
-    return wishes
+    return {name: wish for name, wish in wishes.items() if wish is not None}
 
 
 def request_opening(req: Req, publish: bool) -> Opening:
@@ -83,7 +83,7 @@ def request_opening(req: Req, publish: bool) -> Opening:
     conversation = str(wishes.get("conversation", ""))
     return Opening(
         conversation=bounded_name(conversation) if conversation else "",
-        publish=publish and bool(wishes.get("publish", True)),
+        publish=publish and wishes.get("publish", True) is True,  # what is no wish to publish is none
         prompt_length=len(req.origin_input_ids),
     )
 

@@ -6,6 +6,7 @@ by tenant too. A prompt that another tenant has sent would have its first token 
 
 from __future__ import annotations
 
+import reprlib
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ HEADER = "header:"
 # Fields that would bring another's image or cached text by its hash.
 NOT_DIVIDED = ("mm_hashes", "mm_content_hashes", "kv_hints")
 FLAG = "--specstore-request-tenant"
+# The fields of `custom_params.specstore`: their types, as Python and as a client has them.
+_NAME, _SWITCH = (str, "a string"), (bool, "true or false")
+WISHES = {"conversation": _NAME, "publish": _SWITCH, "sources": _SWITCH, "tenant": _NAME}
 
 _source = ""  # the option's value, in the process that answers requests
 
@@ -64,20 +68,33 @@ def _before_request(
 
 
 def _named(sampling: dict[str, Any]) -> str:
-    """The tenant in `custom_params`, "" for none. Raises ValueError for anything but a name."""
+    """The tenant in `custom_params`, "" for none. Raises ValueError for anything but a name, and for a wish of another type."""
     custom = _object(sampling.get("custom_params"), "custom_params")
-    return _checked(_object(custom.get("specstore"), "custom_params.specstore").get("tenant", ""), FIELD)
+    wishes = _object(custom.get("specstore"), "custom_params.specstore")
+    _check_wishes(wishes)
+    return _checked(wishes.get("tenant") or "", FIELD)
+
+
+def _check_wishes(wishes: dict[str, Any]) -> None:
+    """A null stands for a field that is not given."""
+    for name, value in wishes.items():
+        if name not in WISHES:
+            known = ", ".join(WISHES)
+            raise ValueError(f"custom_params.specstore: {reprlib.repr(name)} is none of {known}")
+        kind, title = WISHES[name]
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"custom_params.specstore.{name}: {reprlib.repr(value)} is not {title}")
 
 
 def _object(value: object, field: str) -> dict[str, Any]:
-    if not isinstance(value or {}, dict):
-        raise ValueError(f"{field}: {value!r} is not an object")
-    return value or {}  # type: ignore[return-value]
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{field}: {reprlib.repr(value)} is not an object")
+    return value
 
 
-def _checked(tenant: object, field: str) -> str:
-    if not isinstance(tenant, str):
-        raise ValueError(f"{field}: {tenant!r} is not a string")
+def _checked(tenant: str, field: str) -> str:
     if len(tenant.encode()) > MOST_BYTES:
         raise ValueError(f"{field}: {len(tenant.encode())} bytes exceeds {MOST_BYTES}")
     return tenant
@@ -189,8 +206,6 @@ def register(server_args: ServerArgs) -> None:
 
 
 def _refuse_ways_around(view: ServerArgs) -> None:
-    if view.tokenizer_worker_num > 1:
-        raise ValueError(f"{FLAG}: not with --tokenizer-worker-num above 1")
     if envs.SGLANG_RUST_SERVER.get():
         raise ValueError(f"{FLAG}: not with SGLang's Rust server (SGLANG_RUST_SERVER)")
     if view.grpc_port is not None:

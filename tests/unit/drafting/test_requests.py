@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sglang_patches.drafting.requests import Step, end_tokens
+from sglang_patches.drafting.requests import Step, end_tokens, request_opening
 from tests.unit.drafting.texts import make_book, make_req, make_tree
 
 
@@ -129,6 +129,21 @@ def test_custom_params_name_conversation_and_forbid_publishing():
     req = make_req(custom_params={"specstore": {"conversation": "c1", "publish": False}})
     (state,) = make_book().open([req])
     assert state.opening.conversation == "c1" and not state.opening.publish
+
+
+@pytest.mark.parametrize("publish", ["false", 0, "true", [], False])
+def test_what_is_not_true_forbids_publishing(publish):
+    """A server that answers through no hook of ours hands on what a client wrote."""
+    req = make_req(custom_params={"specstore": {"publish": publish}})
+    assert not request_opening(req, publish=True).publish
+
+
+def test_a_null_names_no_conversation():
+    """All strangers' conversation was "None"."""
+    opening = request_opening(
+        make_req(custom_params={"specstore": {"conversation": None, "publish": None}}), True
+    )
+    assert opening.conversation == "" and opening.publish
 
 
 def test_several_samples_of_one_prompt_have_sessions_of_their_own():

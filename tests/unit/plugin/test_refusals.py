@@ -1,10 +1,13 @@
 """Settings that the algorithms cannot work with stop the start, by name: SGLang's own resolution is asked."""
 
+from pathlib import Path
+
 import pytest
 from packaging.version import Version
 
 pytest.importorskip("sglang")
 
+from sglang_patches.algorithm import _ONLY_SUPPORTED, _REFUSED, _flag  # noqa: E402
 from sglang_patches.drafting.registry import METHODS  # noqa: E402
 from sglang_patches.versions import INSTALLED, host  # noqa: E402
 from tests.unit.plugin.resolution import resolve  # noqa: E402
@@ -15,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("plugin")
 SINCE = {
     "0.5.21": [({"enable_pd_role_switch": True}, "--enable-pd-role-switch")],
     "0.5.22": [
-        ({"tp_size": 2, "attn_dp_size": 2}, "--attn-dp-size"),
+        ({"tp_size": 2, "attn_dp_size": 2}, r"--enable-dp-attention \(--attn-dp-size\)"),
         ({"enable_watermark": True}, "--enable-watermark"),
     ],
 }
@@ -38,13 +41,32 @@ def test_what_it_can_work_with_passes(model_path):
         ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
         ({"speculative_adaptive": True}, "--speculative-adaptive"),
+        ({"grammar_backend": "outlines"}, "--grammar-backend outlines"),
+        ({"enable_streaming_session": True}, "--enable-streaming-session"),
+        ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num 2"),
+        ({"enable_pdmux": True}, "--enable-pdmux"),
+        ({"tp_size": 2, "attn_cp_size": 2}, "--attn-cp-size 2"),
+        ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
+        ({"enable_return_routed_experts": True}, "--enable-return-routed-experts"),
+        ({"enable_return_indexer_topk": True}, "--enable-return-indexer-topk"),
+        ({"speculative_accept_threshold_single": 0.5}, "--speculative-accept-threshold-single 0.5"),
+        ({"speculative_accept_threshold_acc": 0.5}, "--speculative-accept-threshold-acc 0.5"),
+        ({"speculative_use_rejection_sampling": True}, "--speculative-use-rejection-sampling"),
+        ({"speculative_token_map": "tokens.pt"}, "--speculative-token-map tokens.pt"),
         *(case for first, cases in SINCE.items() if Version(INSTALLED) >= Version(first) for case in cases),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_what_it_cannot_work_with_is_named(model_path, given, flag):
-    with pytest.raises(ValueError, match=flag):
+    with pytest.raises(ValueError, match=f"^(SSSD: )?{flag}"):
         resolve(model_path("dense"), "hopper", **given)
+
+
+def test_each_refused_setting_is_in_the_docs():
+    refused = {*_ONLY_SUPPORTED, *host.ONLY_SUPPORTED, *_REFUSED}
+    page = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
+    rows = [row for row in page.splitlines() if row.startswith("|") and "refused" in row]
+    assert not {_flag(field) for field in refused if not any(_flag(field) in row for row in rows)}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers  # noqa: E402
 from sglang_patches.drafting.requests import tenants_of  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from sglang_patches.versions import INSTALLED, TESTED  # noqa: E402
-from sglang_patches.workers.request_tenants import MOST_BYTES, NOT_DIVIDED, of_tenant  # noqa: E402
+from sglang_patches.workers.request_tenants import MOST_BYTES, NOT_DIVIDED, WISHES, of_tenant  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 
 HEADER = "x-tenant"
@@ -135,6 +135,29 @@ def test_what_is_no_name_is_refused(answering, name, message):
     if isinstance(name, str):
         with pytest.raises(ValueError, match=f"{HEADER}: {message}"):
             sent(header=name)
+
+
+WRONG_WISHES = [
+    ({"publish": "false"}, "publish: 'false' is not true or false"),
+    ({"publish": 0}, "publish: 0 is not true or false"),
+    ({"sources": "yes"}, "sources: 'yes' is not true or false"),
+    ({"conversation": 7}, "conversation: 7 is not a string"),
+    ({"conversation": ["c"]}, "conversation: .* is not a string"),
+    ({"conversations": "c"}, "'conversations' is none of conversation, publish, sources, tenant"),
+]
+
+
+@pytest.mark.parametrize("source", ["", FROM_BODY, FROM_HEADER])
+@pytest.mark.parametrize(("wishes", "message"), WRONG_WISHES, ids=str)
+def test_a_wish_of_another_type_is_refused_by_name(answering, source, wishes, message):
+    answering(source)
+    with pytest.raises(ValueError, match=rf"^custom_params\.specstore[.:] ?{message}"):
+        sent(wishes)
+
+
+def test_a_null_is_a_wish_that_is_not_given(answering):
+    answering(FROM_BODY)
+    sent(dict.fromkeys(WISHES))
 
 
 @pytest.mark.parametrize("source", ["", FROM_BODY, FROM_HEADER])
@@ -269,7 +292,6 @@ def test_every_field_of_a_request_has_been_looked_at():
 @pytest.mark.parametrize(
     ("given", "flag"),
     [
-        ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"grpc_port": 40000}, "SGLang's gRPC server"),
         ({"enable_response_store": True}, "--enable-response-store"),
     ],
