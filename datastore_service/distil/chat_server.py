@@ -49,6 +49,7 @@ class ChatServer:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=connections),
+            trust_env=False,  # no proxy of the environment reads prompts and answers
         )
 
     async def __aenter__(self) -> Self:

@@ -6,12 +6,14 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from sglang_patches.launch.direct import PROXIES
+
 SECONDS = 60.0
 
 
 def samples(url: str) -> list[Sample]:
     """All samples of the page `url`/metrics; raises requests.HTTPError."""
-    response = requests.get(url + "/metrics", timeout=SECONDS)
+    response = requests.get(url + "/metrics", proxies=PROXIES, timeout=SECONDS)
     response.raise_for_status()
     return [sample for family in text_string_to_metric_families(response.text) for sample in family.samples]
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import requests
 
+from .direct import PROXIES
 from .halves import proxy
 from .processes import Child, ChildDiedError, require_running
 
@@ -70,11 +71,11 @@ class Membership:
 
     def update(self) -> None:
         """One round. Raises requests.RequestException if the router does not answer."""
-        listed = requests.get(f"{self.router}/workers", timeout=10).json()["workers"]
+        listed = requests.get(f"{self.router}/workers", proxies=PROXIES, timeout=10).json()["workers"]
         known = {worker["url"].rstrip("/"): worker["id"] for worker in listed}
         wanted = {url: group for group in self.groups for url in group.urls()}
         for url in known.keys() - wanted.keys():
-            requests.delete(f"{self.router}/workers/{known[url]}", timeout=10)
+            requests.delete(f"{self.router}/workers/{known[url]}", proxies=PROXIES, timeout=10)
             self._told.pop(url, None)
         for url in wanted.keys() - known.keys():
             if self._due(url) and _healthy(url):
@@ -88,13 +89,13 @@ class Membership:
         if group.bootstrap_port is not None:
             worker["bootstrap_port"] = group.bootstrap_port
         print(f"router: adding {group.role} {url}", file=sys.stderr, flush=True)
-        requests.post(f"{self.router}/workers", json=worker, timeout=10)
+        requests.post(f"{self.router}/workers", json=worker, proxies=PROXIES, timeout=10)
         self._told[url] = time.monotonic()
 
 
 def _healthy(url: str) -> bool:
     try:
-        return requests.get(f"{url}/health", timeout=5).status_code == 200
+        return requests.get(f"{url}/health", proxies=PROXIES, timeout=5).status_code == 200
     except requests.RequestException:
         return False
 

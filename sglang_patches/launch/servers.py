@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import requests
 
 from sglang_patches.drafting.registry import METHODS
+from sglang_patches.launch.direct import PROXIES
 from sglang_patches.launch.processes import Child, free_port, wait_until
 
 START_SECONDS = 600.0
@@ -119,7 +120,9 @@ class Endpoint:
             "input_ids": list(input_ids),
             "sampling_params": sampling,
         }
-        response = requests.post(self.url + "/generate", json=body, headers=headers, timeout=self.timeout)
+        response = requests.post(
+            self.url + "/generate", json=body, headers=headers, proxies=PROXIES, timeout=self.timeout
+        )
         response.raise_for_status()
         return response.json()
 
@@ -131,7 +134,9 @@ class Endpoint:
             "sampling_params": sampling,
             "stream": True,
         }
-        with requests.post(self.url + "/generate", json=body, stream=True, timeout=self.timeout) as response:
+        with requests.post(
+            self.url + "/generate", json=body, stream=True, proxies=PROXIES, timeout=self.timeout
+        ) as response:
             response.raise_for_status()
             for line in filter(None, response.iter_lines()):
                 if line == b"data: [DONE]":
@@ -150,7 +155,7 @@ class Endpoint:
     def answers(self, path: str) -> bool:
         """Whether GET answers 200."""
         try:
-            return requests.get(f"{self.url}/{path}", timeout=5).status_code == 200
+            return requests.get(f"{self.url}/{path}", proxies=PROXIES, timeout=5).status_code == 200
         except requests.RequestException:
             return False
 
@@ -180,7 +185,7 @@ class SglangServer(Endpoint):
         wait_until(lambda: self.answers("health"), [self._child], seconds=START_SECONDS)
 
     def server_info(self) -> dict:
-        return requests.get(self.url + "/get_server_info", timeout=60).json()
+        return requests.get(self.url + "/get_server_info", proxies=PROXIES, timeout=60).json()
 
     @property
     def pid(self) -> int:
