@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import os
 import re
 import tomllib
@@ -142,9 +143,17 @@ def _parse(option: dataclasses.Field, value: Any) -> Any:
 def _from_file(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
         values = tomllib.load(file)
-    unknown = sorted(set(values) - {option.name for option in dataclasses.fields(Options)})
-    if unknown:
-        raise ValueError(f"{path}: unknown specstore option {unknown[0]}")
+    kinds = {option.name: type(option.default) for option in dataclasses.fields(Options)}
+    for name, value in values.items():
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, 1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{path}: unknown specstore option {name}{hint}")
+        # An integer is a number too, but true is not 1 and 3.7 is not 3.
+        if type(value) not in (kinds[name], *((int,) if kinds[name] is float else ())):
+            raise ValueError(
+                f"{path}: specstore option {name}: {value!r} is not a valid {kinds[name].__name__}"
+            )
     return values
 
 

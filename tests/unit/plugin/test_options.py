@@ -46,7 +46,25 @@ def test_bad_values_name_the_field(values, message):
 def test_unknown_key_in_the_file_is_named(tmp_path):
     file = tmp_path / "specstore.toml"
     file.write_text("endpiont = 'x'\n")
-    with pytest.raises(ValueError, match="unknown specstore option endpiont"):
+    with pytest.raises(ValueError, match="unknown specstore option endpiont, did you mean endpoint\\?$"):
+        load_options({"SPECSTORE_CONFIG": str(file)})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("nodes = 3.7", "nodes: 3.7 is not a valid int"),
+        ("nodes = true", "nodes: True is not a valid int"),
+        ("nodes = '3'", "nodes: '3' is not a valid int"),
+        ("deadline_ms = true", "deadline_ms: True is not a valid float"),
+        ("tenant = 5", "tenant: 5 is not a valid str"),
+        ("prior = []", r"prior: \[\] is not a valid str"),
+    ],
+)
+def test_values_of_another_type_in_the_file_are_refused(tmp_path, line, message):
+    file = tmp_path / "specstore.toml"
+    file.write_text(line)
+    with pytest.raises(ValueError, match=f"^{file}: specstore option {message}$"):
         load_options({"SPECSTORE_CONFIG": str(file)})
 
 
