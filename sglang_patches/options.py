@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from datastore_service.endpoint import parse_endpoints
 from datastore_service.tls import Tls, client_tls
 
 ENVIRONMENT_PREFIX = "SPECSTORE_"
@@ -107,6 +108,8 @@ class Options:
             raise ValueError(f"specstore option draft_phrase: {self.draft_phrase} is outside 0..{MAX_NODES}")
         if not 0 < self.deadline_ms <= 10_000:
             raise ValueError(f"specstore option deadline_ms: {self.deadline_ms} is outside (0, 10000]")
+        if not self.embedded:
+            parse_endpoints(self.endpoint, "specstore option endpoint")
         if self.prior and self.endpoint != "embedded":
             raise ValueError(
                 "specstore option prior: only with endpoint 'embedded'; a service has its own prior"

@@ -35,6 +35,9 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path, monkeypatch):
         ({"SPECSTORE_DRAFT_ROWS": "257"}, "draft_rows: 257 is outside 1..256"),
         ({"SPECSTORE_DRAFT_LOOKAHEAD": "0"}, "draft_lookahead: 0 is outside 1..63"),
         ({"SPECSTORE_FALLBACK": "guess"}, "fallback: 'guess' is not one of"),
+        ({"SPECSTORE_ENDPOINT": "host"}, "option endpoint: 'host' is not HOST:PORT or unix:PATH"),
+        ({"SPECSTORE_ENDPOINT": "host:1,embeded"}, "option endpoint: 'embeded' is not HOST:PORT"),
+        ({"SPECSTORE_ENDPOINT": "host:99999"}, "option endpoint: port 99999 exceeds 65535"),
         ({"SPECSTORE_TLS_CA": "f"}, "tls_ca: endpoint 'embedded' has no connection"),
     ],
 )
