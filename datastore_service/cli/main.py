@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from enum import StrEnum, auto
 from importlib.metadata import version as package_version
@@ -15,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from datastore_service.cli import admin, distil, query
-from datastore_service.cli.options import TOKEN_VARIABLE, AsJson
+from datastore_service.cli.options import TOKEN_VARIABLE, AsJson, admin_token
 from datastore_service.cli.output import errors, visible, write_what_the_terminal_lacks_as_escapes
 from datastore_service.cli.prior import build_shown
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
@@ -222,7 +221,7 @@ def serve(
     address = parse_endpoint(listen, "listen")
     _check_metrics_host(metrics_host, allow_remote)
     tls = server_tls(tls_certificate, tls_key, tls_client_ca)
-    token = _admin_token(admin_token_file)
+    token = admin_token(admin_token_file)
     limits = Limits(
         sessions=sessions,
         tokens=tokens,
@@ -232,7 +231,7 @@ def serve(
     )
     weights = FusionWeights(policy=Policy[fusion.name])
     of_tenants = _tenant_priors(tenant_prior or ())
-    maker = engine_factory(prior or _prior_in(data), vocab_size, limits, weights, of_tenants)
+    maker = engine_factory(_prior_in(data, prior), vocab_size, limits, weights, of_tenants)
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
     service = Service(
@@ -267,19 +266,15 @@ def _check_metrics_host(host: str, allow_remote: bool) -> None:
         )
 
 
-def _admin_token(file: Path | None) -> str:
-    token = file.read_text().strip() if file else os.environ.get(TOKEN_VARIABLE, "")
-    if file and not token:
-        raise ValueError(f"admin-token-file: {file} is empty")
-    return token
-
-
-def _prior_in(data: Path | None) -> Path | None:
+def _prior_in(data: Path | None, given: Path | None) -> Path | None:
+    """The prior to attach: the given one, else that of the data directory, which is made if there is none."""
     from datastore_service.storage.manifest import has_manifest
 
     if data is not None and not data.is_dir():
-        raise ValueError(f"data: {data} is not a directory")
-    return data / "prior" if data is not None and has_manifest(data / "prior") else None
+        if data.exists():
+            raise ValueError(f"data: {data} is not a directory")
+        data.mkdir(parents=True)
+    return given or (data / "prior" if data is not None and has_manifest(data / "prior") else None)
 
 
 @app.command()

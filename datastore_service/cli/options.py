@@ -89,9 +89,21 @@ class ServiceOptions:
     tls: TlsOptions
 
     def token(self) -> str:
-        """ "" for none."""
-        file = self.admin_token_file
-        return file.read_text().strip() if file else os.environ.get(TOKEN_VARIABLE, "")
+        """As `admin_token`."""
+        return admin_token(self.admin_token_file)
+
+
+def admin_token(file: Path | None) -> str:
+    """The token in the file, else in the environment, "" for none. White space around it is not part of it: secrets often end
+    with a line feed. Raises ValueError for a blank one and for one that no header can carry."""
+    source = f"admin-token-file: {file}" if file else TOKEN_VARIABLE
+    text = file.read_text(errors="replace") if file else os.environ.get(TOKEN_VARIABLE, "")
+    token = text.strip()
+    if not token and (file or text):
+        raise ValueError(f"{source} is empty")
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError(f"{source}: a token has printable ASCII characters alone")
+    return token
 
 
 def namespace_of(model: str, tokenizer: str, tenant: str) -> Namespace:

@@ -11,7 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from datastore_service.cli.main import app, serve
-from datastore_service.cli.options import ENDPOINT_VARIABLE
+from datastore_service.cli.options import ENDPOINT_VARIABLE, TOKEN_VARIABLE, admin_token
 from datastore_service.engine.limits import Limits
 from datastore_service.server.limits import ServiceLimits
 
@@ -65,11 +65,52 @@ def test_bounds_default_to_the_engine_s_and_the_service_s_own():
         assert given[name].default == getattr(ServiceLimits(), name)
 
 
-def test_empty_token_file(tmp_path):
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (" \n", "is empty"),
+        ("t\u00f6ken", "a token has printable ASCII characters alone"),
+        ("a\nb", "a token has printable"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve --listen 127.0.0.1:0", "stats --endpoint 127.0.0.1:1"])
+def test_a_token_that_no_header_carries_is_refused_on_both_sides(
+    tmp_path, monkeypatch, command, token, message
+):
     file = tmp_path / "token"
-    file.write_text("\n")
-    result = run("serve", "--listen", "127.0.0.1:0", "--admin-token-file", str(file))
-    assert (result.exit_code, result.stderr) == (2, f"specstore: admin-token-file: {file} is empty\n")
+    file.write_text(token)
+    result = run(*command.split(), "--admin-token-file", str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"specstore: admin-token-file: {file}") and message in result.stderr
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    result = run(*command.split())
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"specstore: {TOKEN_VARIABLE}") and message in result.stderr
+
+
+@pytest.mark.parametrize("token", ["abc\n", "\tabc \r\n"])
+def test_a_secret_that_ends_with_a_line_feed_is_its_token(tmp_path, monkeypatch, token):
+    file = tmp_path / "token"
+    file.write_text(token)
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    assert admin_token(file) == admin_token(None) == "abc"
+    monkeypatch.setenv(TOKEN_VARIABLE, "")
+    assert admin_token(None) == ""
+
+
+def test_serve_makes_its_data_directory(tmp_path, monkeypatch):
+    """The first command of the README, in a new folder; a file in its place is refused."""
+    monkeypatch.setattr("datastore_service.server.service.serve", lambda service, *_: service.stop())
+    folder = tmp_path / "new" / "data"
+    serving = ("serve", "--listen", "127.0.0.1:0", "--data")
+    assert run(*serving, str(folder)).exit_code == 0 and folder.is_dir()
+    other = tmp_path / "other"
+    result = run(*serving, str(other), "--prior", str(tmp_path / "none"))
+    assert "none/manifest.json" in result.stderr and str(other) not in result.stderr
+    file = tmp_path / "file"
+    file.touch()
+    result = run("serve", "--listen", "127.0.0.1:0", "--data", str(file))
+    assert (result.exit_code, result.stderr) == (2, f"specstore: data: {file} is not a directory\n")
 
 
 ROOT = Path(__file__).parents[3]
