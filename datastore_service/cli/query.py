@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +57,9 @@ def query(
     tls: TlsOptions,
 ) -> None:
     """Shows what would be drafted after a context."""
+    logging.getLogger("datastore_service").addHandler(
+        logging.NullHandler()
+    )  # the command says it in one line
     source = command.get_parameter_source("endpoint")
     if prior and source and source.name == "COMMANDLINE":
         raise ValueError("query: either --prior or --endpoint, not both")
@@ -103,9 +107,22 @@ def _over_prior(directory: Path, namespace: Namespace) -> Datastore:
 def _over_service(endpoint: str, namespace: Namespace, tls: Tls | None) -> Datastore:
     from datastore_service.client.remote import GrpcDatastore
 
+    _check_existing(endpoint, namespace, tls)
     datastore = GrpcDatastore(endpoint, namespace, tls)
     datastore.wait_connected(ANSWER_SECONDS)
     return datastore
+
+
+def _check_existing(endpoint: str, namespace: Namespace, tls: Tls | None) -> None:
+    """Raises grpc.RpcError if the service does not have the namespace: a question must not make one."""
+    from datastore_service.client.channel import open_channel
+    from datastore_service.client.wire import namespace_message
+    from proto_gen.specstore.v1.drafting_pb2 import DraftRequest
+    from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
+
+    greeting = DraftRequest(namespace=namespace_message(namespace), existing=True)
+    with open_channel(endpoint, tls) as channel:
+        next(DraftingStub(channel).Draft(iter([greeting]), timeout=ANSWER_SECONDS))
 
 
 def _draft(datastore: Datastore, tokens: np.ndarray, nodes: int) -> DraftTree:
@@ -116,7 +133,7 @@ def _draft(datastore: Datastore, tokens: np.ndarray, nodes: int) -> DraftTree:
     entry = Entry(name, tokens=tokens, budget=Budget(nodes), opening=opening, closing=True)
     (reply,) = datastore.step([entry], ANSWER_SECONDS)
     if reply.status is not Status.OK:
-        raise ValueError(f"context: the datastore answered {reply.status.name}")
+        raise ValueError(f"context: {reply.refusal or f'the datastore answered {reply.status.name}'}")
     return reply.tree
 
 

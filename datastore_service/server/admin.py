@@ -183,11 +183,7 @@ class Admin(AdminServicer):
             )
 
     def _existing(self, message: drafting_pb2.Namespace) -> HostedNamespace:
-        namespace = wire.read_namespace(message, self._limits)
-        hosted = self._namespaces.find(namespace)
-        if hosted is None:
-            raise RefusalError(grpc.StatusCode.NOT_FOUND, f"namespace: {namespace} does not exist")
-        return hosted
+        return self._namespaces.existing(wire.read_namespace(message, self._limits))
 
     def _data(self) -> DataDirectory:
         if self._namespaces.data is None:

@@ -179,7 +179,8 @@ class _Stream:
             return self._hosted
         namespace = wire.read_namespace(request.namespace, self._limits)
         if self._hosted is None:
-            self._hosted = self._namespaces.open(namespace)
+            find = self._namespaces.existing if request.existing else self._namespaces.open
+            self._hosted = find(namespace)
         elif namespace != self._hosted.namespace:
             raise precondition(
                 f"namespace: changed within the stream, from {self._hosted.namespace} to {namespace}"

@@ -14,7 +14,14 @@ from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Entry, Namespace, Reply
 from datastore_service.server.leases import Leases
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.server.refusal import disk_refused, exhausted, invalid, precondition, storage_refused
+from datastore_service.server.refusal import (
+    disk_refused,
+    exhausted,
+    invalid,
+    not_found,
+    precondition,
+    storage_refused,
+)
 from datastore_service.storage.data_directory import DataDirectory
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.segment_file import shortened
@@ -93,6 +100,18 @@ class Namespaces:
     def open(self, namespace: Namespace) -> HostedNamespace:
         with self._lock:
             return self._hosted.get(namespace) or self._create(namespace)
+
+    def existing(self, namespace: Namespace) -> HostedNamespace:
+        """Raises RefusalError with the tenant's namespaces if this is none of them."""
+        hosted = self.find(namespace)
+        if hosted is None:
+            known = [each.namespace for each in self if each.namespace.tenant == namespace.tenant]
+            names = ", ".join(f"model {each.model!r} with tokenizer {each.tokenizer}" for each in known)
+            raise not_found(
+                f"namespace: there is no model {namespace.model!r} with tokenizer {namespace.tokenizer}; "
+                f"tenant {namespace.tenant!r} has {names or 'none'}"
+            )
+        return hosted
 
     def drop(self, hosted: HostedNamespace) -> None:
         """Forgets a namespace and its stored text. Raises RefusalError if it has open sessions, OSError if the disk refuses:

@@ -46,5 +46,9 @@ def without_path(error: StorageError) -> str:
     return str(error).removeprefix(f"{error.path}: ")
 
 
+def not_found(message: str) -> RefusalError:
+    return RefusalError(grpc.StatusCode.NOT_FOUND, message)
+
+
 def precondition(message: str) -> RefusalError:
     return RefusalError(grpc.StatusCode.FAILED_PRECONDITION, message)

@@ -31,16 +31,18 @@ class Namespace(_message.Message):
     def __init__(self, model: _Optional[str] = ..., tokenizer: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("step", "namespace", "entries", "queries")
+    __slots__ = ("step", "namespace", "entries", "queries", "existing")
     STEP_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
+    EXISTING_FIELD_NUMBER: _ClassVar[int]
     step: int
     namespace: Namespace
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
     queries: Queries
-    def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., queries: _Optional[_Union[Queries, _Mapping]] = ...) -> None: ...
+    existing: bool
+    def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., queries: _Optional[_Union[Queries, _Mapping]] = ..., existing: bool = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing", "tenant")

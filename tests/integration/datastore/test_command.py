@@ -113,7 +113,8 @@ def test_bad_endpoints(tmp_path):
     assert_one_line(specstore("serve", "--listen", "0.0.0.0:0"), 2, "--allow-remote")
     assert_one_line(specstore("serve", "--listen", "0.0.0.0:0", "--allow-remote"), 2, "admin token: required")
     assert_one_line(specstore("stats", "--endpoint", "127.0.0.1:1"), 1, "UNAVAILABLE")
-    assert_one_line(specstore("serve", "--data", tmp_path / "none"), 2, "data: ")
+    (tmp_path / "file").touch()
+    assert_one_line(specstore("serve", "--data", tmp_path / "file"), 2, "data: ")
     for given in ("acme", "acme=", "=x"):
         assert_one_line(specstore("serve", "--tenant-prior", given), 2, f"tenant-prior: '{given}' is not")
     twice = ("--tenant-prior", "acme=x", "--tenant-prior", "acme=y")
@@ -148,11 +149,12 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         at = ("--endpoint", service.endpoint)
         eventually(lambda: specstore("health", *at).stdout == "SERVING\n")
         context = " ".join(map(str, document[:8]))
+        assert_one_line(specstore("query", context, "--ids", *name, *at), 1, "there is no model 'm'")
+        warmed = specstore("warmup", more, *name, *at, SPECSTORE_ADMIN_TOKEN="secret")
+        assert warmed.stdout == "added 1 documents, 100 tokens\n"
         nodes = drafted(specstore("query", context, "--ids", *name, *at, "--json"))
         assert [node["token"] for node in nodes[:4]] == document[8:12]
         assert_one_line(specstore("stats", *at), 1, "UNAUTHENTICATED")
-        warmed = specstore("warmup", more, *name, *at, SPECSTORE_ADMIN_TOKEN="secret")
-        assert warmed.stdout == "added 1 documents, 100 tokens\n"
         nodes = drafted(specstore("query", "120 121 122 123", "--ids", *name, *at, "--json"))
         assert {"token": 124, "tier": "live"}.items() <= nodes[0].items()
         stats = json.loads(specstore("stats", "--json", *at, "--admin-token-file", token).stdout)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from datastore_service.client import tokenizer_fingerprint
+from datastore_service.client.remote import GrpcDatastore
+from datastore_service.protocol.types import Namespace
 from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import specstore
 
@@ -54,6 +57,9 @@ def test_two_services_share_a_large_prior(large_prior, demo_model, tmp_path):
     flags = ("--prior", large_prior)
     with DatastoreService(tmp_path / "one", *flags) as one, DatastoreService(tmp_path / "two", *flags) as two:
         for service in (one, two):
+            worker = GrpcDatastore(service.endpoint, Namespace("m", tokenizer_fingerprint(demo_model)))
+            assert worker.wait_connected(60)  # makes the namespace
+            worker.close()
             assert specstore("query", PROMPT, "--endpoint", service.endpoint, *name).stdout == alone
         largest = max(large_prior.iterdir(), key=lambda path: path.stat().st_size)
         for service in (one, two):

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from datastore_service.cli.main import app
+from datastore_service.protocol.types import Namespace
 from tests.unit.server.service import running
 from tests.unit.storage.conftest import WORDS, write_tokenizer
 
@@ -150,6 +151,20 @@ def test_a_byte_order_mark_is_no_text(corpora, tmp_path, name):
 def test_a_huge_id_in_a_context(service, context, message):
     at = ("--model", "m", "--tokenizer", "ab" * 32, "--endpoint", service.endpoint)
     assert_one_line(run("query", "--ids", context, *at), message, status=2)
+
+
+@pytest.mark.parametrize(
+    "words", [("--model", "mistyped"), (), ("--model", "known", "--tenant", "none")], ids=str
+)
+def test_a_question_makes_no_namespace(service, words):
+    known = Namespace("known", "cd" * 32)
+    service.namespaces.open(known)
+    before = list(service.namespaces)
+    at = ("--tokenizer", "ab" * 32, "--endpoint", service.endpoint)
+    done = run("query", "--ids", "1 2", *at, *words)
+    listed = "none" if "--tenant" in words else f"model 'known' with tokenizer {known.tokenizer}"
+    assert_one_line(done, "NOT_FOUND: namespace: there is no model ", listed)
+    assert list(service.namespaces) == before
 
 
 def test_a_context_that_is_no_text(corpora, service):
