@@ -6,11 +6,12 @@ the batch's relay. A request's true length follows from its cached KV, which hol
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,13 +34,21 @@ UNSEEN_SECONDS = 600.0
 USAGE = "specstore_usage"  # attribute of a request of SGLang: its `Usage`, for the answer
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """What a decode step begins with. lengths: true token count of each request. pending: its accepted tokens that are not yet
     in `output_ids`."""
 
     reqs: Sequence[Req]
     lengths: Sequence[int]
     pending: Sequence[Sequence[int]]
+
+    @functools.cached_property
+    def roots(self) -> list[int]:
+        """Each request's last token, by SGLang's account. A request may hold more tokens than its KV accounts for: it was retracted, and
+        its last step dropped."""
+        rows = zip(self.reqs, self.lengths, self.pending, strict=True)
+        return [_listed(req, length - 1, length, tail)[0] for req, length, tail in rows]
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +57,7 @@ class RequestState:
 
     session: its name with the datastore and the draft side. tenant: that the request named, "" for the server's own. plain_reason: why nothing may be drafted for it, None if it may.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
-    known. confirmed: tokens that no retraction can take back. ended: its session is closed. ends: tokens that end it. usage: what
+    known. confirmed: leading tokens that were SGLang's when a step began. ended: its session is closed. ends: tokens that end it. usage: what
     its answer says of its steps. Overlap scheduling may launch a request once more after the step that ended it.
     """
 
@@ -129,6 +138,7 @@ class RequestBook:
         self._needs_plain_step = needs_plain_step
         self._begun_elsewhere = begun_elsewhere
         self._states: dict[str, RequestState] = {}
+        self._replaced: list[RequestState] = []
         self._of_step: list[RequestState] = []
 
     def __len__(self) -> int:
@@ -139,20 +149,25 @@ class RequestBook:
 
     def open(self, reqs: Iterable[Req]) -> list[RequestState]:
         """Begins with the requests that are new, with their prompts as text; returns those."""
-        return [self._open(req, len(req.origin_input_ids)) for req in reqs if req.rid not in self._states]
+        return [self._open(req, len(req.origin_input_ids)) for req in reqs if self._state_of(req) is None]
 
     def read(self, step: Step) -> tuple[list[RequestState], list[RequestState]]:
-        """Brings the texts up to date at the beginning of a step. Returns the requests' states and those of them whose newest
-        tokens were taken back: SGLang drops the last step's result of a request that it retracts."""
+        """Brings the texts up to date at the beginning of a step. Returns the requests' states and those of them of which tokens were
+        taken back: SGLang drops the last step's result of a request that it retracts, and the whole output of one that has
+        `input_embeds`."""
         states = [
-            self._states.get(req.rid) or self._open(req, length, tail)
-            for req, length, tail in zip(*step, strict=True)
+            self._state_of(req) or self._open(req, length, tail)
+            for req, length, tail in zip(step.reqs, step.lengths, step.pending, strict=True)
         ]
         behind = [
             row
-            for row, (state, length, last) in enumerate(zip(states, step.lengths, _lasts(step), strict=True))
+            for row, (state, length, last) in enumerate(zip(states, step.lengths, step.roots, strict=True))
             if state.text.length != length or state.text.last != last
         ]
+        for row in behind:
+            if _has_begun_anew(states[row], step.lengths[row], step.roots[row]):
+                states[row].confirmed = min(states[row].opening.prompt_length, step.lengths[row] - 1)
+                states[row].tree = EMPTY_TREE
         self._write(states, step, behind)
         taken_back = [states[row] for row in behind if states[row].settled > states[row].confirmed]
         for state in taken_back:
@@ -189,9 +204,16 @@ class RequestBook:
         req = state.req
         output = req.output_ids if req.finished_len is None else req.output_ids[: req.finished_len]
         length = len(req.origin_input_ids) + len(output)
+        if length and _has_begun_anew(state, length, _listed(req, length - 1, length, ())[0]):
+            state.confirmed = state.opening.prompt_length
         start = min(state.confirmed, length)
         state.text.rewrite(start, self._in_vocabulary(_listed(req, start, length, ())))
         return state
+
+    def take_replaced(self) -> list[RequestState]:
+        """Requests whose name another one has taken before SGLang told of their end; each is returned once."""
+        replaced, self._replaced = self._replaced, []
+        return replaced
 
     def unseen(self) -> list[str]:
         """Requests that vanished."""
@@ -204,7 +226,16 @@ class RequestBook:
         self._states.clear()
         return states
 
+    def _state_of(self, req: Req) -> RequestState | None:
+        """A client may give its next request the name of one that it has aborted and that still runs."""
+        state = self._states.get(req.rid)
+        return state if state is not None and state.req is req else None
+
     def _open(self, req: Req, length: int, pending: Sequence[int] = ()) -> RequestState:
+        before = self._states.pop(req.rid, None)
+        if before is not None:
+            before.ended = True
+            self._replaced.append(before)
         opening = request_opening(req, self._publish)
         begun = self._begun_elsewhere(req)
         if begun and any(state.session == begun for state in self._states.values()):
@@ -245,9 +276,10 @@ class RequestBook:
         return in_vocabulary(tokens, self._vocab_size)
 
 
-def _lasts(step: Step) -> list[int]:
-    """The roots. A request may hold more tokens than its KV accounts for: it was retracted, and its last step dropped."""
-    return [_listed(req, length - 1, length, tail)[0] for req, length, tail in zip(*step, strict=True)]
+def _has_begun_anew(state: RequestState, length: int, last: int) -> bool:
+    """Whether SGLang has dropped tokens that were confirmed. Before it decodes such a request again it prefills it, which brings one token:
+    its text is shorter then, or differs in its last token."""
+    return length < state.confirmed or (length == state.confirmed and state.text.at(length - 1) != last)
 
 
 def _listed(req: Req, start: int, end: int, pending: Sequence[int]) -> Sequence[int]:
@@ -256,8 +288,10 @@ def _listed(req: Req, start: int, end: int, pending: Sequence[int]) -> Sequence[
     known = len(prompt) + len(output)
     if known <= start and end <= known + len(pending):  # under overlap scheduling most often
         return pending[start - known : end - known]
-    if end > known + len(pending):
-        raise RuntimeError(f"request {req.rid}: {end} tokens expected, {known} known, {len(pending)} pending")
+    if not start <= end <= known + len(pending):
+        raise RuntimeError(
+            f"request {req.rid}: tokens {start} to {end} expected, {known} known, {len(pending)} pending"
+        )
     tokens = list(prompt[start:end])
     tokens += output[max(0, start - len(prompt)) : max(0, end - len(prompt))]
     tokens += pending[max(0, start - known) : max(0, end - known)]

@@ -342,7 +342,7 @@ class Speculation:
         return not len(tree) and depth > 0 and state.session in self._cache
 
     def _tree(self, state: RequestState, depth: int) -> DraftTree:
-        if state.session not in self._cache:
+        if self._states.get(state.session) is not state:
             return EMPTY_TREE
         self._shown.add(state)
         return self._cache.subtree(state.session, self._nodes, depth, DRAFT_MODEL)

@@ -21,7 +21,10 @@ class Text:
 
     @property
     def last(self) -> int:
-        return int(self._buffer[self.length - 1])
+        return self.at(self.length - 1)
+
+    def at(self, place: int) -> int:
+        return int(self._buffer[place])
 
     def between(self, start: int, end: int) -> np.ndarray:
         """int32 tokens [start, end), not a copy."""
@@ -32,7 +35,9 @@ class Text:
         return self._buffer[start : self.length]
 
     def rewrite(self, start: int, tokens: np.ndarray) -> None:
-        """From `start` on the text is these tokens."""
+        """From `start` on the text is these tokens. Raises ValueError if it has no token before `start`."""
+        if start > self.length:
+            raise ValueError(f"a text of {self.length} tokens goes on at {start}")
         end = start + len(tokens)
         if end > len(self._buffer):
             kept = self._buffer[:start]

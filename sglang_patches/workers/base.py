@@ -122,8 +122,8 @@ class TreeWorker(BaseSpecWorker):
         return max(0, self.last_position - length)
 
     @abstractmethod
-    def draft_batch(self, batch: ScheduleBatch, step: Step) -> tuple[np.ndarray, np.ndarray]:
-        """Trees for a decode step: (packed int32 [batch, 2, width - 1] as from layout.pack, roots int64 [batch]).
+    def draft_batch(self, batch: ScheduleBatch, step: Step) -> np.ndarray:
+        """Trees for a decode step below its roots: packed int32 [batch, 2, width - 1] as from layout.pack.
         The same on every tensor-parallel rank. No node lies deeper than `deepest_node`."""
 
     def verification_begins(self, layout: TreeLayout) -> None:  # noqa: B027 - nothing, unless a method looks into the forward
@@ -172,9 +172,9 @@ class TreeWorker(BaseSpecWorker):
         lengths = (batch.seq_lens_cpu + 1).tolist()
         pending = self._pending(batch, lengths)
         step = Step(batch.reqs, lengths, pending)
-        packed, roots = self.draft_batch(batch, step)
+        packed = self.draft_batch(batch, step)
         clock.end("draft")
-        layout = lay_out(packed, roots, batch.seq_lens_cpu.numpy())
+        layout = lay_out(packed, np.array(step.roots, np.int64), batch.seq_lens_cpu.numpy())
         with self._verifying(layout.mask.shape[1]):
             return self._verify(batch, layout, step, clock, on_publish)
 

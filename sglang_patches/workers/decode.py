@@ -168,6 +168,7 @@ class DecodeWorker(TreeWorker):
     def observe_prefill(self, batch: ScheduleBatch) -> None:
         self.policy.interrupted()
         opened = self.book.open(batch.reqs)
+        self._close_replaced()
         for feed in self._feeds:
             feed.open(opened)
 
@@ -176,8 +177,16 @@ class DecodeWorker(TreeWorker):
         if state is not None:
             self._not_learned += self.book.settle([state])
             self._count()
-            for feed in self._feeds:
-                feed.close([state])
+            self._close([state])
+
+    def _close_replaced(self) -> None:
+        replaced = self.book.take_replaced()
+        if replaced:
+            self._close(replaced)
+
+    def _close(self, states: list[RequestState]) -> None:
+        for feed in self._feeds:
+            feed.close(states)
 
     def clear_cache_pool(self) -> None:
         states = self.book.clear()
@@ -192,8 +201,9 @@ class DecodeWorker(TreeWorker):
 
     # A decode step, in this order
 
-    def draft_batch(self, batch: ScheduleBatch, step: Step) -> tuple[np.ndarray, np.ndarray]:
+    def draft_batch(self, batch: ScheduleBatch, step: Step) -> np.ndarray:
         states, taken_back = self.book.read(step)
+        self._close_replaced()
         for feed in self._feeds if taken_back else ():
             feed.taken_back(taken_back)
         self._settle(states)
@@ -204,7 +214,7 @@ class DecodeWorker(TreeWorker):
         width = int(self.broadcast_from_first_rank(np.array([self._width_for(states, trees)]))[0])
         packed = self.broadcast_from_first_rank(pack(trees, width))
         self._launch = _Launch(states, trees, packed, width, time.perf_counter())
-        return packed, np.array([state.text.last for state in states], np.int64)
+        return packed
 
     def verification_begins(self, layout: TreeLayout) -> None:
         """The early exit looks into steps that the draft side hears of. Tensor-parallel ranks compute it together: they cannot know what

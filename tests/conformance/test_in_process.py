@@ -16,7 +16,15 @@ from sglang.srt.managers.schedule_batch import Req
 
 from sglang_patches.drafting.requests import USAGE
 from tests.conformance.drafts import LYING, start_liar
-from tests.conformance.workbench import CONTEXT, Counting, Markov, Workbench, plain_answer, request
+from tests.conformance.workbench import (
+    CONTEXT,
+    Counting,
+    Markov,
+    Workbench,
+    output_of,
+    plain_answer,
+    request,
+)
 from tests.unit.verification.plain_decoding import make_request, plain_distribution, sampler_on_cpu
 from tests.unit.verification.test_verification_distribution import murmur_hash32_reference
 from tests.waiting import eventually
@@ -46,6 +54,7 @@ COUNTED = [
     pytest.param("frequency and presence penalty", True, id="frequency and presence penalty, overlap"),
 ]
 SAMPLES, CONTINUATION = 1440, 3
+LONG = {"max_new_tokens": 80, "ignore_eos": True}
 REJECT = 1e-4  # draws are seeded: what passes once always passes
 
 
@@ -124,33 +133,48 @@ def test_every_distance_from_the_context_limit(workbench, model, lags):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["cpu", "accelerator"])
-def test_retracted_requests_go_on_where_they_were(workbench, model, lags, late):
-    prompts, draw, retracted = _prompts(6), random.Random(1), Counter()
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_sglang_takes_back(workbench, model, lags, late, seed):
+    """Requests are retracted, with what they have said if they have `input_embeds`; aborted; and asked again under the name of one that
+    still runs, whose end is told then or later. The workbench checks every root."""
+    draw, happened = random.Random(seed), Counter()
+    asked = [request(p, VOCABULARY, **LONG) for p in _prompts(6)]
+    for req in asked[::2]:
+        req.input_embeds = []
+    replaced: list[Req] = []
+
     with workbench.scheduler(model, lags=lags, late=late) as scheduler:
 
-        def retract_one() -> None:
-            if scheduler.running > 1 and draw.random() < 0.4:
-                scheduler.retract(draw.randrange(scheduler.running))
-                retracted["requests"] += 1
+        def meddle() -> None:
+            if replaced and draw.random() < 0.3:
+                gone = replaced.pop()
+                if gone in scheduler.running:
+                    scheduler.abort(gone)
+            free = [place for place, req in enumerate(scheduler.running) if req in asked]
+            if not free:
+                return
+            place = draw.choice(free)
+            req = scheduler.running[place]
+            if draw.random() < 0.5 and happened["retracted", req] < 3:
+                happened["retracted", req] += 1
+                happened[
+                    "emptied" if len(req.output_ids) > 2 and req.input_embeds is not None else "kept"
+                ] += 1
+                scheduler.retract(place)
+            elif happened["replaced"] < 4 and draw.random() < 0.5:
+                again = request(draw.choice(_prompts(6)), VOCABULARY, **LONG)
+                again.input_embeds = req.input_embeds
+                again.rid, asked[asked.index(req)] = req.rid, again
+                scheduler.add(again)
+                replaced.append(req)
+                happened["replaced"] += 1
 
-        answers = scheduler.answers([request(p, VOCABULARY) for p in prompts], retract_one)
-    assert retracted["requests"] > 5
-    assert answers == [plain_answer(model, p) for p in prompts]
-
-
-def test_aborted_requests_leave_the_others_alone(workbench, model, lags):
-    prompts = _prompts(4)
-    with workbench.scheduler(model, lags=lags) as scheduler:
-        asked = [request(p, VOCABULARY, ignore_eos=True) for p in prompts]
-        steps = itertools.count()
-
-        def abort_two() -> None:
-            if next(steps) in (3, 6):
-                scheduler.abort(asked.pop())
-
-        answers = scheduler.answers([*asked], abort_two)
-    assert len(asked) == 2
-    assert answers[:2] == [plain_answer(model, p, ignore_eos=True) for p in prompts[:2]]
+        scheduler.answers(list(asked), meddle)
+        book = scheduler.worker.book
+    assert min(happened[what] for what in ("emptied", "kept", "replaced")) > 1
+    expected = [plain_answer(model, list(req.origin_input_ids), **LONG) for req in asked]
+    assert [output_of(req) for req in asked] == expected
+    assert len(book) == 0 and not scheduler.worker.datastore._sent
 
 
 def test_a_flush_forgets_the_sessions_and_nothing_else(workbench, model, lags, datastore):

@@ -160,7 +160,7 @@ class KvCache:
 
 
 class Target:
-    """The target model's worker. texts: of the running requests by id, what has been emitted and not been processed included.
+    """The target model's worker. texts: of the running requests, what has been emitted and not been processed included.
     drafted: nodes it has verified."""
 
     def __init__(self, model: Markov, size: int) -> None:
@@ -173,7 +173,7 @@ class Target:
         self.model_runner = SimpleNamespace(
             model=Layered(), model_config=config, dtype=torch.float32, device="cpu", sampler=Sampler()
         )
-        self.texts: dict[str, list[int]] = {}
+        self.texts: dict[Req, list[int]] = {}
         self.drafted = 0
         self._model = model
         room = CONTEXT + 64  # a tree may lie behind a request's last token
@@ -190,7 +190,7 @@ class Target:
         return self._verify(batch) if is_verify else self._prefill(batch)
 
     def _prefill(self, batch: ScheduleBatch) -> GenerationBatchResult:
-        texts = [self.texts[req.rid] for req in batch.reqs]
+        texts = [self.texts[req] for req in batch.reqs]
         for row, text in zip(batch.req_pool_indices.tolist(), texts, strict=True):
             self._kv.tokens[self._slots[row, : len(text)]] = torch.tensor(text)
         output = LogitsProcessorOutput(next_token_logits=torch.stack([self._model(text) for text in texts]))
@@ -225,7 +225,7 @@ class Target:
         for row, (req, index, length) in enumerate(
             zip(batch.reqs, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
         ):
-            text = self.texts[req.rid]
+            text = self.texts[req]
             assert len(text) == length + 1
             assert self._kv.tokens[self._slots[index, :length]].tolist() == text[:-1], (
                 "another text is cached"
@@ -343,18 +343,23 @@ class Scheduler:
         self._process(self._lag if self._running else 0)
 
     def retract(self, place: int) -> None:
-        """Its KV is given up, and what its last step emitted unless that is processed; it is prefilled again."""
+        """Its KV is given up, and what its last step emitted unless that is processed, and its whole output if SGLang says so; it is
+        prefilled again."""
         gone = self._running[place]
         self._remove(gone)
+        gone.req.reset_for_retract()
         self._waiting.append(gone.req)
 
     def abort(self, req: Req) -> None:
         self._remove(next(place for place in self._running if place.req is req))
         self.worker.note_request_finished(rid=req.rid, natural_stop=False)
 
+    def add(self, req: Req) -> None:
+        self._waiting.append(req)
+
     @property
-    def running(self) -> int:
-        return len(self._running)
+    def running(self) -> list[Req]:
+        return [place.req for place in self._running]
 
     @property
     def tokens_per_step(self) -> float:
@@ -366,7 +371,7 @@ class Scheduler:
             req = self._waiting.popleft()
             places.append(Place(req, self._free.pop(), [*req.origin_input_ids, *req.output_ids]))
         self._running += places
-        self.target.texts |= {place.req.rid: place.text for place in places}
+        self.target.texts |= {place.req: place.text for place in places}
         result = self.worker.forward_batch_generation(self._batch(places, ForwardMode.EXTEND))
         self._emit(places, [[token] for token in result.next_token_ids.tolist()])
 

@@ -29,8 +29,10 @@ def worker() -> DecodeWorker:
     worker.last_position = CONTEXT - 1
     worker._trees = lambda states, depths: [CHAIN] * len(states)
     worker.policy = SimpleNamespace(choose=lambda trees, tenants: WIDTH)
-    state = SimpleNamespace(text=SimpleNamespace(last=0), tenant="")
-    worker.book = SimpleNamespace(read=lambda step: ([state] * len(step.reqs), []), settle=lambda states: [])
+    state = SimpleNamespace(tenant="")
+    worker.book = SimpleNamespace(
+        read=lambda step: ([state] * len(step.reqs), []), take_replaced=list, settle=lambda states: []
+    )
     worker.broadcast_from_first_rank = lambda array: array
     return worker
 
@@ -39,7 +41,7 @@ def test_no_step_begins_beyond_the_context(worker):
     lengths = list(range(CONTEXT - 2 * WIDTH, CONTEXT + 1))
     step = Step([object()] * len(lengths), lengths, [[]] * len(lengths))
     cached = np.array(lengths) - 1
-    layout = lay_out(*worker.draft_batch(None, step), cached)
+    layout = lay_out(worker.draft_batch(None, step), np.zeros(len(cached), np.int64), cached)
     deepest = layout.positions.reshape(-1, WIDTH).max(axis=1)
     assert deepest.max() == CONTEXT - 1, "padding too stays within the context"
     next_root = np.where(deepest > cached, deepest + 1, cached + 1)  # if all is accepted

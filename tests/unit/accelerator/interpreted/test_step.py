@@ -42,7 +42,7 @@ class Worker(TreeWorker):
             self.courier.send(accept_tokens, accept_lens, self.receiver)
 
     def draft_batch(self, batch, step):
-        return self.trees, self.roots
+        return self.trees
 
     def observe_prefill(self, batch):
         raise NotImplementedError
@@ -123,7 +123,7 @@ def decode(device, width, verifier=None, carry=lambda worker: None, **sampling) 
         target = Target(device, Server(v), v.likely_tokens(np.random.default_rng(width)))
         worker = Worker(None, 0, 0, target, verifier)
         worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
-        worker.trees, worker.roots = pack(trees, width), v.tokens[:, 0].copy()
+        worker.trees = pack(trees, width)
         carry(worker)
         batch = make_batch(target.server, sampling)
         device.waits.clear()
