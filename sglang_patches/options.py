@@ -9,19 +9,25 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import logging
 import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from datastore_service.endpoint import parse_endpoints
+from datastore_service.storage.manifest import read_manifest
 from datastore_service.tls import Tls, client_tls
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "SPECSTORE_"
 CONFIG_FILE_VARIABLE = "SPECSTORE_CONFIG"
 MAX_DRAFT_ROWS = 256
+ALIKE = 0.9  # share of two names that is the same, from which on one may be the other mistyped
 MAX_NODES = 63  # no hardware we know gains from more than 64 rows per request (SSSD section 3.2 caps at 32)
 
 
@@ -145,7 +151,10 @@ def _parse(option: dataclasses.Field, value: Any) -> Any:
 
 def _from_file(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
-        values = tomllib.load(file)
+        try:
+            values = tomllib.load(file)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path}: {error}") from None
     kinds = {option.name: type(option.default) for option in dataclasses.fields(Options)}
     for name, value in values.items():
         if name not in kinds:
@@ -172,6 +181,20 @@ def load_options(environment: Mapping[str, str] | None = None) -> Options:
     return Options(
         **{o.name: _parse(o, values[o.name]) for o in dataclasses.fields(Options) if o.name in values}
     )
+
+
+def check_options() -> None:
+    """Reads the options and the files that they name, before a model is loaded. Raises ValueError, OSError or StorageError, in words for
+    who has set them. Logs a variable that is mistyped."""
+    options = load_options()
+    options.tls()
+    if options.prior:
+        read_manifest(Path(options.prior))
+    known = [ENVIRONMENT_PREFIX + option.name.upper() for option in dataclasses.fields(Options)]
+    for variable in os.environ:
+        near = difflib.get_close_matches(variable, known, 1, ALIKE)
+        if variable.startswith(ENVIRONMENT_PREFIX) and near and near[0] != variable:
+            logger.warning("specstore: %s is no option, did you mean %s?", variable, near[0])
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

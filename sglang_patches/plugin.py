@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,10 +53,15 @@ def _register_flags() -> None:
         add_flags(parser)
 
     def before_from_cli_args(cls: type, args: argparse.Namespace) -> None:
-        from sglang_patches.options import export_flags, load_options
+        from datastore_service.storage.errors import StorageError
+        from sglang_patches.options import check_options, export_flags
 
         export_flags(args)
-        load_options().tls()  # a bad value or file stops the launcher here, by name
+        try:
+            check_options()
+        except (ValueError, OSError, StorageError) as error:
+            print(f"specstore: {error}", file=sys.stderr)
+            raise SystemExit(2) from None  # as argparse ends for a flag of its own
 
     server_args = "sglang.srt.server_args.ServerArgs."
     hooks.register({server_args + "add_cli_args": after_add_cli_args}, HookType.AFTER)

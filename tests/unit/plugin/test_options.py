@@ -2,7 +2,7 @@ import argparse
 
 import pytest
 
-from sglang_patches.options import Options, add_flags, export_flags, load_options
+from sglang_patches.options import Options, add_flags, check_options, export_flags, load_options
 
 
 def _parse(*argv):
@@ -81,3 +81,35 @@ def test_tls_files_are_read_where_they_are_named(tmp_path):
     gone = {"SPECSTORE_ENDPOINT": "host:1", "SPECSTORE_TLS_CA": str(tmp_path / "gone")}
     with pytest.raises(ValueError, match=f"^tls-ca: {tmp_path}/gone: No such file or directory$"):
         load_options(gone).tls()
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "message"),
+    [
+        (("--specstore-nodes", "999"), "", "specstore option nodes: 999 is outside 1..63"),
+        (("--specstore-endpoint", "nowhere"), "", "specstore option endpoint: 'nowhere' is not HOST:PORT"),
+        (("--specstore-prior", "none"), "", "none/manifest.json: file: No such file or directory"),
+        (("--specstore-config", "none.toml"), "", "No such file or directory: 'none.toml'"),
+        (("--specstore-config", "FILE"), "nodes = ", "specstore.toml: Invalid value (at end of document)"),
+        (("--specstore-config", "FILE"), "nodes = 3.7", "nodes: 3.7 is not a valid int"),
+    ],
+)
+def test_a_bad_option_ends_the_command_line_in_one_line(plugin, tmp_path, capsys, words, file, message):
+    """Through SGLang's own parser, hooked, before a model is looked for."""
+    from sglang.srt.server_args import prepare_server_args
+
+    (tmp_path / "specstore.toml").write_text(file)
+    given = [str(tmp_path / "specstore.toml") if word == "FILE" else word for word in words]
+    with pytest.raises(SystemExit) as ended:
+        prepare_server_args(["--model-path", str(tmp_path), *given])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("specstore: ") and message in line
+
+
+def test_a_mistyped_variable_is_logged_with_the_option_that_it_resembles(monkeypatch, caplog):
+    monkeypatch.setenv("SPECSTORE_NODEZ", "3")
+    monkeypatch.setenv("SPECSTORE_ADMIN_TOKEN", "of another program")
+    check_options()
+    (record,) = caplog.records
+    assert record.getMessage() == "specstore: SPECSTORE_NODEZ is no option, did you mean SPECSTORE_NODES?"
