@@ -15,11 +15,10 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from datastore_service.client import check_prior
 from datastore_service.endpoint import parse_endpoints
-from datastore_service.storage.manifest import read_manifest
 from datastore_service.tls import Tls, client_tls
 
 logger = logging.getLogger(__name__)
@@ -184,12 +183,12 @@ def load_options(environment: Mapping[str, str] | None = None) -> Options:
 
 
 def check_options() -> None:
-    """Reads the options and the files that they name, before a model is loaded. Raises ValueError, OSError or StorageError, in words for
-    who has set them. Logs a variable that is mistyped."""
+    """Reads the options and the files that they name, before a model is loaded. Raises ValueError or OSError, in words for who has set
+    them. Logs a variable that is mistyped."""
     options = load_options()
     options.tls()
     if options.prior:
-        read_manifest(Path(options.prior))
+        check_prior(options.prior)
     known = [ENVIRONMENT_PREFIX + option.name.upper() for option in dataclasses.fields(Options)]
     for variable in os.environ:
         near = difflib.get_close_matches(variable, known, 1, ALIKE)

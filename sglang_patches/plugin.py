@@ -53,13 +53,12 @@ def _register_flags() -> None:
         add_flags(parser)
 
     def before_from_cli_args(cls: type, args: argparse.Namespace) -> None:
-        from datastore_service.storage.errors import StorageError
         from sglang_patches.options import check_options, export_flags
 
         export_flags(args)
         try:
             check_options()
-        except (ValueError, OSError, StorageError) as error:
+        except (ValueError, OSError) as error:
             print(f"specstore: {error}", file=sys.stderr)
             raise SystemExit(2) from None  # as argparse ends for a flag of its own
 

@@ -16,12 +16,30 @@ from datastore_service.tls import Tls
 if TYPE_CHECKING:
     from datastore_service.client.postbox import Postbox
 
-__all__ = ["Datastore", "DatastoreError", "open_datastore", "open_postbox", "tokenizer_fingerprint"]
+__all__ = [
+    "Datastore",
+    "DatastoreError",
+    "check_prior",
+    "open_datastore",
+    "open_postbox",
+    "tokenizer_fingerprint",
+]
 
 log = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
 GREETING_SECONDS = 2.0  # how long a start waits for the services before it continues without them
+
+
+def check_prior(directory: str) -> None:
+    """Reads a prior's manifest. Raises ValueError that names the file and the field at fault."""
+    from datastore_service.storage.errors import StorageError
+    from datastore_service.storage.manifest import read_manifest
+
+    try:
+        read_manifest(directory)
+    except StorageError as error:
+        raise ValueError(str(error)) from None
 
 
 def open_datastore(
