@@ -14,7 +14,11 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn, T
 from rich.table import Table
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
-tables = Console(markup=False, emoji=False)  # clients choose the names that it prints
+
+
+def tables() -> Console:
+    """A console as wide as the terminal is now. Clients choose the names that it prints, so it obeys no markup."""
+    return Console(markup=False, emoji=False)
 
 
 def write_what_the_terminal_lacks_as_escapes() -> None:
@@ -37,7 +41,7 @@ def print_reply(reply: Message, as_json: bool, shown: str | Table) -> None:
     if as_json:
         print_json(reply)
     elif isinstance(shown, Table):
-        tables.print(shown)
+        tables().print(shown)
     else:
         print(visible(shown))
 

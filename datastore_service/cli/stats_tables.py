@@ -9,9 +9,9 @@ from proto_gen.specstore.v1 import admin_pb2 as pb
 
 
 def print_stats(reply: pb.StatsReply) -> None:
-    tables.print(f"version {reply.version}, up {reply.uptime_seconds:.0f} s, {reply.streams} streams")
+    tables().print(f"version {reply.version}, up {reply.uptime_seconds:.0f} s, {reply.streams} streams")
     for namespace in reply.namespaces:
-        tables.print(_table(namespace))
+        tables().print(_table(namespace))
 
 
 def _table(stats: pb.NamespaceStats) -> Table:

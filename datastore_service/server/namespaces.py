@@ -28,6 +28,8 @@ from datastore_service.storage.segment_file import shortened
 
 log = logging.getLogger(__name__)
 
+LISTED = 3  # namespaces that a refusal names, each of up to 512 bytes
+
 EngineFactory = Callable[[Namespace, "LiveStore | None"], "tuple[Engine, bool]"]
 
 
@@ -106,10 +108,11 @@ class Namespaces:
         hosted = self.find(namespace)
         if hosted is None:
             known = [each.namespace for each in self if each.namespace.tenant == namespace.tenant]
-            names = ", ".join(f"model {each.model!r} with tokenizer {each.tokenizer}" for each in known)
+            names = [f"model {each.model!r} with tokenizer {each.tokenizer!r}" for each in known]
+            more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
             raise not_found(
-                f"namespace: there is no model {namespace.model!r} with tokenizer {namespace.tokenizer}; "
-                f"tenant {namespace.tenant!r} has {names or 'none'}"
+                f"namespace: there is no model {namespace.model!r} with tokenizer {namespace.tokenizer!r}; "
+                f"tenant {namespace.tenant!r} has {', '.join(names[:LISTED] + more) or 'none'}"
             )
         return hosted
 

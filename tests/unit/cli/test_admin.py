@@ -11,7 +11,6 @@ from google.protobuf.json_format import ParseDict
 from grpc_health.v1 import health_pb2
 from typer.testing import CliRunner
 
-from datastore_service.cli import output
 from datastore_service.cli.main import app
 from datastore_service.client.channel import open_channel
 from proto_gen.specstore.v1 import admin_pb2 as pb
@@ -90,7 +89,7 @@ SHOWN = "a\\x1b[2Jb\\x00c\\u202ed\\u2066e\\nf\\x9bg"
 @pytest.mark.parametrize("words", [("namespaces",), ("stats",), ("sessions", *NAME)])
 def test_what_a_terminal_would_obey_or_hide_is_escaped(service, run, monkeypatch, words):
     """Any stream chooses such names."""
-    monkeypatch.setattr(output.tables, "width", 200)
+    monkeypatch.setenv("COLUMNS", "200")
     namespace = {"model": "m", "tokenizer": TOKENIZER}
     with open_channel(service.endpoint) as channel:
         AdminStub(channel).Warmup(iter([pb.WarmupRequest(namespace=namespace | {"tenant": HOSTILE})]))

@@ -162,7 +162,7 @@ def test_a_question_makes_no_namespace(service, words):
     before = list(service.namespaces)
     at = ("--tokenizer", "ab" * 32, "--endpoint", service.endpoint)
     done = run("query", "--ids", "1 2", *at, *words)
-    listed = "none" if "--tenant" in words else f"model 'known' with tokenizer {known.tokenizer}"
+    listed = "none" if "--tenant" in words else f"model 'known' with tokenizer '{known.tokenizer}'"
     assert_one_line(done, "NOT_FOUND: namespace: there is no model ", listed)
     assert list(service.namespaces) == before
 
