@@ -136,6 +136,9 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
         for value in (server_args._raw_input[field], getattr(view, field)):
             if value != supported:
                 raise ValueError(f"{method.name}: {_flag(field)} {value} is not supported, only {supported}")
+    for field, default in _WITHOUT_EFFECT.items():  # SGLang may set some of them itself
+        if (value := server_args._raw_input[field]) != default:
+            raise ValueError(f"{method.name}: {_flag(field)} {value} would have no effect, leave it out")
     for field, refused in _REFUSED.items():
         if getattr(view, field) == refused:
             raise ValueError(f"{method.name}: {_flag(field)} {refused} is not supported")
@@ -152,11 +155,13 @@ _ONLY_SUPPORTED = {
     "tokenizer_worker_num": 1,  # SGLang loads no plugins in these processes, and waits for them for ever
     "enable_pdmux": False,  # prefills around the worker
     "attn_cp_size": 1,  # splits a prompt among ranks
-    "enable_mixed_chunk": False,  # a batch is either of prompts or of decode steps
     # A verified tree has a row a node, an answer's buffer a row a token.
     "enable_return_routed_experts": False,
     "enable_return_indexer_topk": False,
-    # What follows would be without effect: a draft is accepted where the target draws it, and in no other case.
+}
+# Fields -> their defaults. A batch is either of prompts or of decode steps, and a draft is accepted where the target draws it alone.
+_WITHOUT_EFFECT = {
+    "enable_mixed_chunk": False,
     "speculative_accept_threshold_single": 1.0,
     "speculative_accept_threshold_acc": 1.0,
     "speculative_use_rejection_sampling": False,

@@ -7,7 +7,7 @@ from packaging.version import Version
 
 pytest.importorskip("sglang")
 
-from sglang_patches.algorithm import _ONLY_SUPPORTED, _REFUSED, _flag  # noqa: E402
+from sglang_patches.algorithm import _ONLY_SUPPORTED, _REFUSED, _WITHOUT_EFFECT, _flag  # noqa: E402
 from sglang_patches.drafting.registry import METHODS  # noqa: E402
 from sglang_patches.versions import INSTALLED, host  # noqa: E402
 from tests.unit.plugin.resolution import resolve  # noqa: E402
@@ -63,7 +63,7 @@ def test_what_it_cannot_work_with_is_named(model_path, given, flag):
 
 
 def test_each_refused_setting_is_in_the_docs():
-    refused = {*_ONLY_SUPPORTED, *host.ONLY_SUPPORTED, *_REFUSED}
+    refused = {*_ONLY_SUPPORTED, *_WITHOUT_EFFECT, *host.ONLY_SUPPORTED, *_REFUSED}
     page = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("|") and "refused" in row]
     assert not {_flag(field) for field in refused if not any(_flag(field) in row for row in rows)}
