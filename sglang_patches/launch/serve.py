@@ -5,6 +5,7 @@ BOOTSTRAP_PORT and IB_DEVICE from the environment (see `Settings`). It makes a d
 until both processes are healthy, and stops both on Ctrl-C, on SIGTERM and when one of them ends.
 """
 
+import argparse
 import hashlib
 import os
 import signal
@@ -346,15 +347,27 @@ def _stop(number: int, frame: object) -> None:
     raise SystemExit(0)
 
 
+def sglang_flags(words: list[str]) -> list[str]:
+    """The words, which are SGLang's, unless they ask for help: then prints what the launcher that runs is, and ends."""
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [flags of SGLang]",
+        description=sys.modules["__main__"].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser.parse_known_args(words)[1]
+
+
 def main(run: Callable[[Settings, list[str]], NoReturn] = run, datastore_port: int = DATASTORE_PORT) -> int:
     """Runs what the environment asks for. Returns the exit status and prints an error on standard error. datastore_port: of a
     service that it starts."""
+    flags = sglang_flags(sys.argv[1:])
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
     try:
         settings = replace(read_settings(os.environ), datastore_port=datastore_port)
         refuse_taken_ports(settings)
-        run(settings if settings.device else replace(settings, device=detect_device()), sys.argv[1:])
+        run(settings if settings.device else replace(settings, device=detect_device()), flags)
     except (SettingsError, DemoModelError, ChildDiedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

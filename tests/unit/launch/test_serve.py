@@ -1,13 +1,22 @@
 """What the launcher makes of its variables."""
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sglang_patches.drafting.registry import METHODS, Method
 from sglang_patches.launch import serve
-from sglang_patches.launch.serve import SettingsError, engine_command, engine_environment, read_settings
+from sglang_patches.launch.serve import (
+    SettingsError,
+    engine_command,
+    engine_environment,
+    read_settings,
+    sglang_flags,
+)
 
 
 def flag(command: list[str], name: str) -> str | None:
@@ -161,3 +170,18 @@ def test_a_prior_that_failed_to_build_is_not_kept(demo_model, tmp_path, monkeypa
     with pytest.raises(serve.subprocess.CalledProcessError):
         serve.build_prior(str(demo_model))
     assert list((tmp_path / "priors").iterdir()) == []
+
+
+@pytest.mark.parametrize("launcher", ["serve", "serve_pd", "demo"])
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_starts_nothing(launcher, word):
+    """Even with settings that would be refused."""
+    command = [sys.executable, "-m", f"sglang_patches.launch.{launcher}", word]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PORT": "none"})
+    assert done.returncode == 0 and done.stderr == ""
+    assert f"`make {launcher.replace('_', '-')}`" in done.stdout
+
+
+def test_other_words_are_sglang_s():
+    words = ["--page-size", "4", "--he", "-x", "--", "y"]
+    assert sglang_flags(words) == words
