@@ -27,6 +27,15 @@ LOG_SECONDS = 10  # for the rest of a log; a child of the one that ended may kee
 HIDDEN = ("server_args=", "Ignore import error", "GET /health")
 
 
+def say(text: str, end: str = "\n") -> bool:
+    """Prints on standard error. False if nobody reads it any more, as behind `| head`: what it tells of must happen all the same."""
+    try:
+        print(text, end=end, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        return False
+    return True
+
+
 class Child:
     """A started command. `name` labels its lines; `log` receives all of them; `show` repeats them on standard error;
     `own_group`: if False, it stays in this process's group and is killed with it."""
@@ -43,6 +52,7 @@ class Child:
         self.name = name
         self.log = log
         self._show = show
+        self.unread = False  # whether what it said found no reader
         self._own_group = own_group
         self._process = self._start(command, environment)
         self._reader = threading.Thread(target=self._copy_output, daemon=True)
@@ -65,8 +75,8 @@ class Child:
             for line in self._process.stdout or ():
                 log.write(line)
                 log.flush()
-                if self._show and not any(mark in line for mark in HIDDEN):
-                    print(f"{self.name} | {line}", end="", file=sys.stderr, flush=True)
+                if self._show and not self.unread and not any(mark in line for mark in HIDDEN):
+                    self.unread = not say(f"{self.name} | {line}", end="")
 
     @property
     def pid(self) -> int:
@@ -113,10 +123,12 @@ class ChildDiedError(RuntimeError):
 
 
 def require_running(children: list[Child]) -> None:
-    """Raises `ChildDiedError` for the first child that has ended."""
+    """Raises `ChildDiedError` for the first child that has ended, and BrokenPipeError for one whose output nobody reads."""
     for child in children:
         if child.status is not None:
             raise ChildDiedError(child)
+        if child.unread:
+            raise BrokenPipeError(f"{child.name}: nobody reads its output")
 
 
 def wait_until(
@@ -153,7 +165,7 @@ def run_stack(
     in_turn: bool = False,
 ) -> NoReturn:
     """Starts the parts, calls `ready` when all are healthy and runs until it is interrupted. Raises `ChildDiedError` if
-    a part ends. Stops the parts in the opposite order, because an engine would count the end of its datastore as a failure.
+    a part ends and BrokenPipeError if nobody reads the output. Stops the parts in the opposite order, because an engine would count the end of its datastore as a failure.
 
     restarts: a part that ends after it was healthy is started again instead. in_turn: a part is started once the one before it
     is healthy."""
@@ -173,7 +185,7 @@ def run_stack(
             time.sleep(0.5)
     finally:
         for child in reversed(children):
-            print(f"serve: stopping {child.name}", file=sys.stderr, flush=True)
+            say(f"serve: stopping {child.name}")
             child.stop()
 
 
@@ -189,11 +201,7 @@ def _keep_running(parts: list[Part], children: list[Child], logs: Path) -> NoRet
         require_running([children[i] for i in starting])
         for i in [i for i, child in enumerate(children) if child.status is not None]:
             children[i].kill()  # the rest of its group, which may keep its log open
-            print(
-                f"serve: {ChildDiedError(children[i])}\nserve: starting {parts[i].name} again",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"serve: {ChildDiedError(children[i])}\nserve: starting {parts[i].name} again")
             children[i] = _start(parts[i], logs)
             starting.add(i)
         time.sleep(0.5)

@@ -371,6 +371,10 @@ def main(run: Callable[[Settings, list[str]], NoReturn] = run, datastore_port: i
     except (SettingsError, DemoModelError, ChildDiedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):  # so that Python does not try again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 128 + signal.SIGPIPE
     except subprocess.CalledProcessError as error:
         print(f"error: building the prior failed with status {error.returncode}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -179,6 +180,35 @@ def test_a_part_that_does_not_come_back_ends_the_stack(tmp_path, monkeypatch):
     with pytest.raises(ChildDiedError, match="part ended"):
         run_stack([once], tmp_path, lambda: is_ready(tmp_path), restarts=True)
     assert starts(tmp_path) == 2
+
+
+CHATTY = "import os, time\nwhile True: print(os.getpid(), flush=True); time.sleep(0.02)"
+LAUNCHER = f"""
+import sys
+from pathlib import Path
+from sglang_patches.launch.processes import Part, run_stack
+part = [sys.executable, "-c", {CHATTY!r}]
+run_stack([Part(name, part, {{}}, lambda: True) for name in "ab"], Path(sys.argv[1]), lambda: None)
+"""
+
+
+def test_a_launcher_whose_output_nobody_reads_ends_its_children(tmp_path):
+    """As behind `| head`."""
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
+    launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert launcher.stderr is not None
+    try:
+        pids: dict[str, int] = {}
+        while len(pids) < 2:
+            name, _, pid = launcher.stderr.readline().partition(" | ")
+            pids[name] = int(pid)
+        launcher.stderr.close()
+        assert launcher.wait(SECONDS) != 0
+    finally:
+        launcher.kill()
+    for pid in pids.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
