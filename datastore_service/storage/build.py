@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from datastore_service.storage.corpus import check_no_folder
 from datastore_service.storage.directory_lock import DirectoryLock
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
@@ -92,6 +93,7 @@ def _begin(
     if segment_tokens < 1:
         raise ValueError(f"segment_tokens: {segment_tokens} is below 1")
     for path in paths:
+        check_no_folder(path)
         if not path.is_file():
             raise StorageError(path, "file", "no such file")
     fingerprint = tokenizer_fingerprint(tokenizer_folder)

@@ -28,13 +28,20 @@ def read_documents(path: Path, field: str) -> Iterator[Row]:
 
     .jsonl: each line's `field` is a document, a string or a list of ids. .parquet: the same for the column `field`.
     .npy: a 1-D array is one document of ids, each row of a 2-D array is one. Any other file is one document of UTF-8
-    text. Text and JSONL may begin with a byte-order mark.
-    Raises StorageError naming the file and the line or column."""
-    readers = {".jsonl": _jsonl, ".parquet": _parquet, ".npy": _npy}
+    text. Text and JSONL may begin with a byte-order mark. The case of a name's end does not matter.
+    Raises StorageError naming the file and the line or column, or why it is no corpus."""
+    readers = {".jsonl": _jsonl, ".parquet": _parquet, ".npy": _npy, ".json": _json}
+    check_no_folder(path)
     try:
-        yield from readers.get(path.suffix, _text)(path, field)
+        yield from readers.get(path.suffix.lower(), _text)(path, field)
     except OSError as error:
         raise StorageError(path, "file", error.strerror or str(error)) from error
+
+
+def check_no_folder(path: Path) -> None:
+    """Raises StorageError for a folder, whose files a shell would list."""
+    if path.is_dir():
+        raise StorageError(path, "file", "is a folder; name its files, as in FOLDER/*.jsonl")
 
 
 def read_tokens(path: Path, field: str, tokenizer: Tokenizer | None, vocab_size: int) -> Iterator[np.ndarray]:
@@ -122,6 +129,12 @@ def _value(path: Path, place: str, text: str, field: str) -> object:
     except (KeyError, TypeError):
         reason = f"no JSON object with a field {field!r}"
     raise StorageError(path, place, reason)
+
+
+def _json(path: Path, field: str) -> Iterator[Row]:
+    raise StorageError(
+        path, "file", "one JSON value is no corpus; JSONL has one a line, and its name ends in .jsonl"
+    )
 
 
 def _parquet(path: Path, field: str) -> Iterator[Row]:

@@ -133,6 +133,28 @@ def test_a_tokenizer_that_has_a_fingerprint_and_no_use(corpora, service, tmp_pat
     assert_one_line(done, "specstore: INVALID_ARGUMENT: ", message.removeprefix(f"{name}: "))
 
 
+@pytest.mark.parametrize("name", ["upper.JSONL", "mixed.JsonL"])
+def test_the_case_of_a_name_s_end_does_not_matter(corpora, tmp_path, name):
+    (tmp_path / name).write_text('{"other": "a b"}\n')
+    done = run("build", tmp_path / name, "--out", tmp_path / "out", "--tokenizer", corpora / "tokenizer")
+    assert_one_line(done, f"{tmp_path / name}: line 1: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("folder", "is a folder; name its files"), ("one.json", "one JSON value is no corpus")],
+)
+def test_what_is_no_corpus(corpora, service, tmp_path, name, message):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "one.json").write_text('[{"text": "a b"}]')
+    words = ("--tokenizer", corpora / "tokenizer")
+    assert_one_line(
+        run("build", tmp_path / name, "--out", tmp_path / "out", *words), f"{name}: file: {message}"
+    )
+    at = ("--model", "m", "--endpoint", service.endpoint)
+    assert_one_line(run("warmup", tmp_path / name, *words, *at), f"{name}: file: {message}")
+
+
 @pytest.mark.parametrize("name", ["mark.jsonl", "mark.txt"])
 def test_a_byte_order_mark_is_no_text(corpora, tmp_path, name):
     done = run("build", corpora / name, "--out", tmp_path, "--tokenizer", corpora / "tokenizer", "--json")
