@@ -58,7 +58,8 @@ def penalise(
         logits.shape[1],
     )
     stops = [
-        _too_early(reqs[r], r, len(tokens), layout) for r, tokens in zip(penalised, generated, strict=True)
+        _too_early(reqs[r], r, len(tokens), layout, logits.shape[1])
+        for r, tokens in zip(penalised, generated, strict=True)
     ]
     parts = [shared, paths, np.concatenate(stops)]
     table = _to_device(np.concatenate(parts), logits.device)
@@ -187,20 +188,21 @@ def _is_earlier(tokens, mask, request, node, place):  # pragma: no cover
     return False
 
 
-def _too_early(req: Req, request: int, generated: int, layout: TreeLayout) -> np.ndarray:
+def _too_early(req: Req, request: int, generated: int, layout: TreeLayout, vocab_size: int) -> np.ndarray:
     """Table of the ids that would end the request at nodes where it must not end yet."""
     nodes = np.flatnonzero(
         generated + layout.mask[request, :, 1:].sum(axis=1) < req.sampling_params.min_new_tokens
     )
-    stop_ids = _stop_token_ids(req) if len(nodes) else []
+    stop_ids = _stop_token_ids(req, vocab_size) if len(nodes) else []
     table = np.zeros((len(nodes) * len(stop_ids), _COLUMNS), np.int32)
     table[:, _PLACE] = np.repeat(request * layout.mask.shape[1] + nodes, len(stop_ids))
     table[:, _TOKEN] = np.tile(np.array(stop_ids, np.int32), len(nodes))
     return table
 
 
-def _stop_token_ids(req: Req) -> list[int]:
+def _stop_token_ids(req: Req, vocab_size: int) -> list[int]:
+    """Those that the model can say. A client, or a tokenizer with more tokens than the model, may name others."""
     tokenizer = req.tokenizer
     ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     ids |= set(tokenizer.additional_stop_token_ids or ()) | {tokenizer.eos_token_id}
-    return sorted(ids - {None})
+    return sorted(token for token in ids - {None} if 0 <= token < vocab_size)

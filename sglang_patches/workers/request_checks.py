@@ -19,6 +19,7 @@ from sglang_patches import hooks
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.sampling.sampling_params import SamplingParams
 
 JSON = (str, int, float, list, dict)
 TOKENIZED = "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object"
@@ -101,6 +102,7 @@ def _around_tokenized(
     except (TypeError, OverflowError) as error:  # of what the client wrote
         raise ValueError(str(error)) from error
     check(tokenized, manager.model_config.vocab_size)
+    _drop_unsayable_stops(tokenized.sampling_params, manager.model_config.vocab_size)
     if obj.custom_labels and manager.enable_metrics:
         _check_labels(obj.custom_labels, manager.metrics_collector.labels)
     return tokenized
@@ -117,8 +119,25 @@ def check(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
     # Tensors, which come from callers in Python alone.
     if isinstance(getattr(request, "positional_embed_overrides", None), JSON):
         raise ValueError("positional_embed_overrides: not from a client")
+    _check_ids(request, vocab_size)
     if request.mm_inputs is None and request.input_embeds is None:
         _check_prompt(request, vocab_size)
+
+
+def _check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
+    """Of tokens that the scheduler looks up."""
+    for token in request.token_ids_logprob or ():
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"token_ids_logprob: {token} is outside [0, {vocab_size})")
+    for token in request.sampling_params.stop_token_ids or ():
+        if token < 0:
+            raise ValueError(f"sampling_params.stop_token_ids: {token} is below 0")
+
+
+def _drop_unsayable_stops(sampling: SamplingParams, vocab_size: int) -> None:
+    """A tokenizer may have more tokens than the model. These never end an answer, but SGLang's penalties look them up."""
+    if sampling.stop_token_ids:
+        sampling.stop_token_ids = {token for token in sampling.stop_token_ids if token < vocab_size}
 
 
 def _check_labels(given: Iterable[str], known: Collection[str]) -> None:

@@ -31,6 +31,7 @@ PARAMS = [
     dict(presence_penalty=1.3),
     dict(repetition_penalty=0.8, frequency_penalty=-0.3, presence_penalty=0.9),
     dict(min_new_tokens=7, stop_token_ids=[3, 9]),
+    dict(min_new_tokens=7, stop_token_ids=[3, VOCAB]),
     dict(min_new_tokens=3, frequency_penalty=1.1),
     dict(min_new_tokens=1),
 ]
@@ -42,7 +43,11 @@ class SlowPenalties:
     def __init__(self, req, pending):
         self._params = req.sampling_params
         self._generated = _int64(req.output_ids, pending)
-        self._stop_ids = _stop_token_ids(req) if self._params.min_new_tokens > 0 else []
+        self._stop_ids = (
+            [id_ for id_ in _stop_token_ids(req, 2**31) if id_ < VOCAB]
+            if self._params.min_new_tokens > 0
+            else []
+        )
 
     def apply(self, logits: torch.Tensor, path: Sequence[int]) -> None:
         """Penalise one row of logits, shape ``[vocab]``, in place."""
@@ -155,3 +160,9 @@ def test_on_a_device_one_copy_is_made_and_none_back(monkeypatch):
             logits, requests, None, layout
         )  # FakeTensorMode raises where a value is asked for, and for mixed devices
     assert copies == [1]
+
+
+def test_ids_that_the_model_has_no_row_for_are_left_out():
+    """A client, or a tokenizer with more tokens than the model, may name them; a negative one would count from the end."""
+    request = make_request(stop_token_ids=[3, VOCAB, VOCAB + 2, 2**31, -1])
+    assert _stop_token_ids(request, VOCAB) == sorted({3, *request.eos_token_ids})

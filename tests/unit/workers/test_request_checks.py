@@ -21,6 +21,7 @@ from sglang_patches.workers.request_checks import (  # noqa: E402
     RequestFields,
     SamplingFields,
     SessionFields,
+    _drop_unsayable_stops,
     check,
 )
 
@@ -72,6 +73,9 @@ def test_what_sglang_serves_passes(request_):
         (tokenized(rid=7), "rid: Expected `str`, got `int`"),
         (tokenized({"max_new_tokens": 2.5}), "sampling_params.max_new_tokens: Expected"),
         (tokenized({"json_schema": {"a": 1}}), "sampling_params.json_schema: Expected"),
+        (tokenized({"stop_token_ids": [3, -1]}), r"sampling_params.stop_token_ids: -1 is below 0"),
+        (tokenized(token_ids_logprob=[0, VOCAB]), rf"token_ids_logprob: {VOCAB} is outside \[0, {VOCAB}\)"),
+        (tokenized(token_ids_logprob=[-1]), rf"token_ids_logprob: -1 is outside \[0, {VOCAB}\)"),
         (tokenized({"logit_bias": {"5": "x"}}), r"sampling_params.logit_bias\[...\]: Expected"),
         (tokenized(extra_key=["a"]), "extra_key: Expected"),
         (tokenized(lora_id=["a"]), "lora_id: Expected"),
@@ -129,3 +133,13 @@ def test_the_fields_are_sglang_s():
     ]
     for ours, theirs in pairs:
         assert set(ours.__struct_fields__) <= set(theirs.__struct_fields__)
+
+
+def test_stops_that_the_model_cannot_say_are_dropped():
+    """SGLang's min_new_tokens and ours look each of them up in the logits."""
+    params = SamplingParams(min_new_tokens=3, stop_token_ids=[5, VOCAB - 1, VOCAB, 2**40])
+    _drop_unsayable_stops(params, VOCAB)
+    assert params.stop_token_ids == {5, VOCAB - 1}
+    params = SamplingParams()
+    _drop_unsayable_stops(params, VOCAB)
+    assert not params.stop_token_ids
