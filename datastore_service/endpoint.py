@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
+from urllib.parse import quote
 
 FORMS = "HOST:PORT or unix:PATH"
 # A socket's path and its final zero must fit into sockaddr_un.sun_path.
@@ -18,12 +20,16 @@ class Endpoint:
     port: int = 0
     path: str = ""
 
-    @property
-    def target(self) -> str:
-        """The endpoint as gRPC spells it."""
+    def __str__(self) -> str:
+        """The endpoint as operators spell it."""
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def target(self) -> str:
+        """The endpoint as gRPC spells it, which takes a socket's path for part of a URI."""
+        return f"unix:{quote(os.fsencode(self.path))}" if self.path else str(self)
 
     @property
     def local(self) -> bool:
@@ -61,6 +67,8 @@ def _socket_path(path: str, field: str) -> str:
     path = "/" + path.lstrip("/") if path.startswith("//") else path
     if not path:
         raise ValueError(f"{field}: unix: without a path")
-    if len(path.encode()) > UNIX_PATH_BYTES:
-        raise ValueError(f"{field}: socket path of {len(path.encode())} bytes exceeds {UNIX_PATH_BYTES}")
+    if "," in path or "\0" in path:  # gRPC would take it for the addresses of several, or end it there
+        raise ValueError(f"{field}: socket path {path!r} has a comma or a NUL")
+    if (length := len(os.fsencode(path))) > UNIX_PATH_BYTES:
+        raise ValueError(f"{field}: socket path of {length} bytes exceeds {UNIX_PATH_BYTES}")
     return path

@@ -83,7 +83,7 @@ class GrpcDatastore(Datastore):
         tenants: bool = False,
     ) -> None:
         self._vocab_size, self._tenants = vocab_size, tenants
-        self._target = parse_endpoint(endpoint).target
+        self._endpoint = parse_endpoint(endpoint)
         self._namespace = wire.namespace_message(namespace)
         self._state = threading.Condition()
         self._outbound: queue.SimpleQueue[pb.DraftRequest | None] | None = None  # None: no stream is open
@@ -198,7 +198,9 @@ class GrpcDatastore(Datastore):
         if not self._reported_damage:
             self._reported_damage = True
             log.warning(
-                "datastore %s: a draft tree cannot be right (%s): such trees are dropped", self._target, fault
+                "datastore %s: a draft tree cannot be right (%s): such trees are dropped",
+                self._endpoint,
+                fault,
             )
 
     # The background thread.
@@ -260,7 +262,7 @@ class GrpcDatastore(Datastore):
             self._disconnect_reason = ""
             self._state.notify_all()
         RECONNECTS.inc()
-        log.info("datastore %s: connected", self._target)
+        log.info("datastore %s: connected", self._endpoint)
 
     def _disconnect(self, reason: str) -> None:
         if self._outbound is not None:
@@ -278,7 +280,7 @@ class GrpcDatastore(Datastore):
     def _report(self, reason: str, was_open: bool) -> None:
         """Logs a lost stream and each new reason, not each attempt to connect."""
         if was_open or reason != self._reported:
-            log.warning("datastore %s: %s; connecting again in the background", self._target, reason)
+            log.warning("datastore %s: %s; connecting again in the background", self._endpoint, reason)
         self._reported = reason
 
 

@@ -15,7 +15,7 @@ def check_free(address: Endpoint) -> None:
     try:
         _check_path(Path(address.path)) if address.path else _check_port(address)
     except OSError as error:
-        raise OSError(f"cannot listen on {address.target}: {error.strerror}") from None
+        raise OSError(f"cannot listen on {address}: {error.strerror}") from None
 
 
 def _check_port(address: Endpoint) -> None:

@@ -96,8 +96,8 @@ class Service:
         try:
             port = self._bind()
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self._address.target}: {error}") from None
-        self.endpoint = self._address.target if self._address.path else f"{self._address.host}:{port}"
+            raise OSError(f"cannot listen on {self._address}: {error}") from None
+        self.endpoint = str(self._address) if self._address.path else f"{self._address.host}:{port}"
         self._server.start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
         loops = {"housekeeping": self._keep_house, "sync": self._keep_synced, "check": self._keep_checked}
@@ -182,11 +182,9 @@ def _check_exposure(address: Endpoint, token: str, allow_remote: bool) -> None:
     if address.local:
         return
     if not allow_remote:
-        raise ValueError(
-            f"listen: {address.target} is reachable from other machines; --allow-remote permits that"
-        )
+        raise ValueError(f"listen: {address} is reachable from other machines; --allow-remote permits that")
     if not token:
-        raise ValueError(f"admin token: required to listen on {address.target}")
+        raise ValueError(f"admin token: required to listen on {address}")
 
 
 def _server_options(limits: ServiceLimits) -> tuple[tuple[str, int], ...]:

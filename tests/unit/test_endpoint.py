@@ -13,11 +13,18 @@ from datastore_service.endpoint import Endpoint, parse_endpoint
         ("datastore:5000", Endpoint("datastore", 5000), "datastore:5000", False),
         ("unix:run/s.sock", Endpoint(path="run/s.sock"), "unix:run/s.sock", True),
         ("unix:///run/s.sock", Endpoint(path="/run/s.sock"), "unix:/run/s.sock", True),
+        (
+            "unix:/run/a#%20?ü\udcff",
+            Endpoint(path="/run/a#%20?ü\udcff"),
+            "unix:/run/a%23%2520%3F%C3%BC%FF",
+            True,
+        ),
     ],
 )
 def test_spellings(text, endpoint, target, local):
     parsed = parse_endpoint(text)
     assert (parsed, parsed.target, parsed.local) == (endpoint, target, local)
+    assert parse_endpoint(str(parsed)) == parsed
 
 
 @pytest.mark.parametrize(
@@ -33,3 +40,11 @@ def test_limits_are_named():
         parse_endpoint("host:65536")
     with pytest.raises(ValueError, match="socket path of 108 bytes exceeds 107"):
         parse_endpoint("unix:" + "a" * 108)
+    with pytest.raises(ValueError, match="socket path of 108 bytes exceeds 107"):
+        parse_endpoint("unix:" + "ü" * 54)
+
+
+@pytest.mark.parametrize("path", ["a,b", "a\0b"])
+def test_what_no_socket_can_be_called(path):
+    with pytest.raises(ValueError, match="^listen: socket path .* has a comma or a NUL$"):
+        parse_endpoint(f"unix:{path}", "listen")

@@ -383,17 +383,6 @@ def test_taken_port_is_an_error(service):
         Service(parse_endpoint(service.endpoint), engine_factory(None, VOCAB)).start()
 
 
-def test_unix_socket(tmp_path):
-    service = Service(parse_endpoint(f"unix:{tmp_path}/s.sock"), engine_factory(None, VOCAB))
-    service.start()
-    try:
-        stream = Stream(service.endpoint)
-        assert stream.ask(opened("u"))[0].status == pb.STATUS_OK
-        stream.close()
-    finally:
-        service.stop()
-
-
 def test_health_and_reflection(service):
     with grpc.insecure_channel(service.endpoint) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
