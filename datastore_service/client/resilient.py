@@ -45,6 +45,7 @@ class ResilientDatastore(Datastore):
         self._placement = Placement(self.links, self._texts)
         self._incomplete: set[str] = set()  # sessions of which the service may lack entries
         self._skipped: set[str] = set()
+        self._has_skipped = False
         self._without_queries: set[str] = set()  # links of services that do not know queries
         self._have_refused: set[str] = set()  # links of services that refused an entry
 
@@ -191,9 +192,12 @@ class ResilientDatastore(Datastore):
         """Removes the entry's session here and from its service."""
         session, closing = entry.session, entry.end_of_session()
         metrics.SKIPPED_SESSIONS.inc()
-        log.info(
-            "datastore: session %s has token ids outside [0, %d): not drafted for", session, self._vocab_size
-        )
+        if not self._has_skipped:
+            self._has_skipped = True
+            log.info(
+                "datastore: a session has token ids outside [0, %d): nothing is drafted for it, nor for further ones, of which the log says nothing",
+                self._vocab_size,
+            )
         self._skipped.add(session)
         self._forget([closing])
         self._local.step([closing])

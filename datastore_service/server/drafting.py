@@ -117,8 +117,7 @@ class _Stream:
         self._number, self._namespaces, self._limits, self._metrics = number, namespaces, limits, metrics
         self._hosted: HostedNamespace | None = None
         self._of_tenants: dict[str, HostedNamespace] = {}  # that entries have named
-        self._refused: set[str] = set()  # tenants that there was no room for
-        self._has_refused = False  # an entry
+        self._told: set[str] = set()  # kinds of refusals that the log has
 
     def answer(self, request: pb.DraftRequest) -> pb.DraftReply:
         hosted = self._namespace(request)
@@ -148,11 +147,15 @@ class _Stream:
         self._metrics.over_budget.labels(hosted.namespace.model).inc(refused)
 
     def _report_refused(self, replies: list[Reply]) -> None:
-        """Logs the stream's first refused entry."""
         refusal = next((reply.refusal for reply in replies if reply.refusal), "")
-        if refusal and not self._has_refused:
+        if refusal and self._is_first("entry"):
             log.warning("entry refused, and no other of this stream will be told", extra={"reason": refusal})
-            self._has_refused = True
+
+    def _is_first(self, kind: str) -> bool:
+        """Whether the log has none of the kind from this stream. Clients choose names: only kinds are few."""
+        first = kind not in self._told
+        self._told.add(kind)
+        return first
 
     def _step_of(self, tenant: str) -> Step | None:
         hosted = self._hosted if not tenant else self._of_tenant(tenant)
@@ -165,11 +168,12 @@ class _Stream:
         try:
             self._of_tenants[tenant] = self._namespaces.open(namespace)
         except RefusalError as refusal:  # other tenants' entries are served
-            if tenant not in self._refused:
-                log.warning("tenant refused", extra={"tenant": tenant, "reason": str(refusal)})
-            self._refused.add(tenant)
+            if self._is_first(f"tenant {refusal.code.name}"):
+                log.warning(
+                    "tenant refused, and no other of this stream will be told for this code",
+                    extra={"tenant": tenant, "code": refusal.code.name, "reason": str(refusal)},
+                )
             return None
-        self._refused.discard(tenant)
         return self._of_tenants[tenant]
 
     def _namespace(self, request: pb.DraftRequest) -> HostedNamespace:

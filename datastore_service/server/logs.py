@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from opentelemetry import trace
 from opentelemetry.trace import format_span_id, format_trace_id
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+# Loggers of what callers cause, as often as they like: refused calls and entries, errors in gRPC's own threads.
+OF_CALLERS = ("datastore_service.server.calls", "datastore_service.server.drafting", "grpc")
+MOST_LINES, PERIOD_SECONDS = 20, 60.0
 
 
 class JsonFormatter(logging.Formatter):
@@ -33,7 +40,33 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, default=str)
 
 
+class CallersLimit(logging.Filter):
+    """What callers cause has MOST_LINES lines of each kind (a place in the code) in each period. The next period's first line has
+    the number that were left out, in the field `left_out`."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now, self._lock = now, threading.Lock()
+        self._begun: dict[
+            tuple[str, int], tuple[float, int]
+        ] = {}  # kind -> when its period began, lines in it
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(OF_CALLERS):
+            return True
+        kind, now = (record.pathname, record.lineno), self._now()
+        with self._lock:
+            begun, lines = self._begun.get(kind, (now, 0))
+            if now - begun >= PERIOD_SECONDS:
+                if lines > MOST_LINES:
+                    record.left_out = lines - MOST_LINES
+                begun, lines = now, 0
+            self._begun[kind] = begun, lines + 1
+        return lines < MOST_LINES
+
+
 def log_to_stderr(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
+    handler.addFilter(CallersLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

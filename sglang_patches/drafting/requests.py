@@ -81,9 +81,16 @@ def _wishes(req: Req) -> dict:
     """`custom_params["specstore"]`: {"conversation": name, "publish": bool, "sources": bool, "tenant": name}."""
     wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
     if not isinstance(wishes, dict):
-        logger.warning("specstore: custom_params.specstore of %s is not an object, ignored", req.rid)
+        _report_no_object()
         return {}
     return {name: wish for name, wish in wishes.items() if wish is not None}
+
+
+@functools.cache  # a client may send as many as it likes
+def _report_no_object() -> None:
+    logger.warning(
+        "specstore: a request's custom_params.specstore is no object: it is ignored, and no other is told of"
+    )
 
 
 def request_opening(req: Req, publish: bool) -> Opening:

@@ -1,5 +1,6 @@
 """ResilientDatastore over a primary whose behaviour the test chooses."""
 
+import logging
 import time
 from dataclasses import replace
 
@@ -287,6 +288,15 @@ def test_ids_outside_the_vocabulary_stay_here(datastore, primary):
     datastore.post([Entry("image", closing=True)])
     datastore.post([opened("image")])
     assert ask(datastore, "image")[0].tree is REMOTE_TREE
+
+
+def test_the_log_names_the_first_session_outside_the_vocabulary(datastore, caplog):
+    """A client may send any number."""
+    caplog.set_level(logging.INFO)
+    for number in range(20):
+        datastore.post([opened(f"image {number}", np.array([5000], np.int32))])
+        datastore.post([Entry(f"image {number}", closing=True)])
+    assert len([record for record in caplog.records if "token ids outside" in record.getMessage()]) == 1
 
 
 def test_nothing_of_a_session_outlives_it_here(primary):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sglang_patches.drafting import requests
 from sglang_patches.drafting.requests import Step, end_tokens, request_opening
 from tests.unit.drafting.texts import make_book, make_req, make_tree
 
@@ -144,6 +145,16 @@ def test_a_null_names_no_conversation():
         make_req(custom_params={"specstore": {"conversation": None, "publish": None}}), True
     )
     assert opening.conversation == "" and opening.publish
+
+
+def test_what_is_no_object_is_told_of_once(caplog):
+    """A client may send any number."""
+    requests._report_no_object.cache_clear()
+    for number in range(20):
+        opening = request_opening(make_req(f"r{number}", custom_params={"specstore": "on"}), True)
+        assert opening.conversation == ""
+    (record,) = caplog.records
+    assert "custom_params.specstore is no object" in record.getMessage()
 
 
 def test_several_samples_of_one_prompt_have_sessions_of_their_own():
