@@ -4,20 +4,33 @@ only report a failed handshake."""
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 File = Path | str | None
+
+SOON = timedelta(days=14)
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
     """PEM files of one side. certificate, key: its own, None for a client without. ca: the authority that it trusts, None
-    for a service that asks for no certificate."""
+    for a service that asks for no certificate. ends: when the first of the own certificates does."""
 
     certificate: bytes | None
     key: bytes | None
     ca: bytes | None
+    ends: datetime | None = None
+
+    def ends_soon(self, now: datetime) -> bool:
+        """Whether the own certificate has ended or is about to."""
+        return self.ends is not None and self.ends - now < SOON
 
 
 def server_tls(certificate: File, key: File, client_ca: File = None) -> Tls | None:
@@ -26,8 +39,9 @@ def server_tls(certificate: File, key: File, client_ca: File = None) -> Tls | No
     Raises ValueError naming the option of a missing, unreadable or unsuitable file."""
     if client_ca and not certificate:
         raise ValueError("tls-client-ca: needs tls-certificate and tls-key")
-    certificate_pem, key_pem = _pair(certificate, key)
-    return Tls(certificate_pem, key_pem, _authority("tls-client-ca", client_ca)) if certificate else None
+    if not (pair := _pair(certificate, key)):
+        return None
+    return replace(pair, ca=_authority("tls-client-ca", client_ca))
 
 
 def client_tls(ca: File, certificate: File = None, key: File = None) -> Tls | None:
@@ -37,17 +51,19 @@ def client_tls(ca: File, certificate: File = None, key: File = None) -> Tls | No
     Raises ValueError naming the option of a missing, unreadable or unsuitable file."""
     if (certificate or key) and not ca:
         raise ValueError(f"tls-{'certificate' if certificate else 'key'}: needs tls-ca")
-    certificate_pem, key_pem = _pair(certificate, key)
-    return Tls(certificate_pem, key_pem, _authority("tls-ca", ca)) if ca else None
+    pair = _pair(certificate, key) or Tls(None, None, None)
+    return replace(pair, ca=_authority("tls-ca", ca)) if ca else None
 
 
-def _pair(certificate: File, key: File) -> tuple[bytes | None, bytes | None]:
+def _pair(certificate: File, key: File) -> Tls | None:
     if not certificate and not key:
-        return None, None
+        return None
     if not certificate or not key:
         given, missing = ("certificate", "key") if certificate else ("key", "certificate")
         raise ValueError(f"tls-{given}: needs tls-{missing}")
-    certificate_pem = _certificates("tls-certificate", certificate)
+    pem, chain = _certificates("tls-certificate", certificate)
+    if fault := next(_out_of_date(chain), None):
+        raise ValueError(f"tls-certificate: {certificate}: {fault}")
     key_pem = _read("tls-key", key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -58,20 +74,38 @@ def _pair(certificate: File, key: File) -> tuple[bytes | None, bytes | None]:
         mismatch = error.reason == "KEY_VALUES_MISMATCH"
         why = f"not the key of {certificate}" if mismatch else "not a PEM private key without a passphrase"
         raise ValueError(f"tls-key: {key}: {why}") from None
-    return certificate_pem, key_pem
+    return Tls(pem, key_pem, None, min(each.not_valid_after_utc for each in chain))
 
 
 def _authority(option: str, path: File) -> bytes | None:
-    return _certificates(option, path) if path else None
+    """One that has ended may stand beside its successor."""
+    if not path:
+        return None
+    pem, trusted = _certificates(option, path)
+    faults = list(_out_of_date(trusted))
+    if len(faults) == len(trusted):
+        raise ValueError(f"{option}: {path}: {faults[-1]}")
+    return pem
 
 
-def _certificates(option: str, path: Path | str) -> bytes:
+def _certificates(option: str, path: Path | str) -> tuple[bytes, list[Certificate]]:
+    from cryptography.x509 import load_pem_x509_certificates
+
     pem = _read(option, path)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
-    except ssl.SSLError:
+        return pem, load_pem_x509_certificates(pem)
+    except ValueError:
         raise ValueError(f"{option}: {path}: no PEM certificate in it") from None
-    return pem
+
+
+def _out_of_date(certificates: Iterable[Certificate]) -> Iterator[str]:
+    """The fault of each that is not valid now. A peer would refuse it in the handshake."""
+    now = datetime.now(UTC)
+    for certificate in certificates:
+        if now > (end := certificate.not_valid_after_utc):
+            yield f"a certificate in it ended on {end:%Y-%m-%d %H:%M} UTC"
+        elif now < (begin := certificate.not_valid_before_utc):
+            yield f"a certificate in it begins on {begin:%Y-%m-%d %H:%M} UTC"
 
 
 def _read(option: str, path: Path | str) -> bytes:

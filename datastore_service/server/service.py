@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -106,6 +107,7 @@ class Service:
         log.info("serving", extra={"endpoint": self.endpoint, "tls": self._tls is not None})
         if not self._tls and not self._address.local:
             log.warning("no TLS: texts and the admin token cross the network readable")
+        self._warn_of_certificate()
         return self.endpoint
 
     def stop(self) -> None:
@@ -159,6 +161,14 @@ class Service:
     def _keep_checked(self) -> None:
         while not self._stopping.wait(CHECK_SECONDS):
             self.namespaces.check_segments()
+            self._warn_of_certificate()
+
+    def _warn_of_certificate(self) -> None:
+        if self._tls and self._tls.ends_soon(datetime.now(UTC)):
+            log.warning(
+                "the TLS certificate ends soon: a renewed one takes effect at the next start",
+                extra={"ends": self._tls.ends},
+            )
 
 
 def serve(service: Service, metrics_port: int | None = None, metrics_host: str = LOOPBACK) -> None:

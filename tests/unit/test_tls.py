@@ -1,5 +1,7 @@
 """What is said of TLS files that do not fit, before anything uses them."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
@@ -84,3 +86,55 @@ def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(files, tmp_pat
     )
     with pytest.raises(ValueError, match=f"^tls-key: {locked}: not a PEM private key without a passphrase$"):
         server_tls(files.certificate, locked)
+
+
+NOW = datetime.now(UTC)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(
+    params=[(NOW - 2 * DAY, NOW - DAY, "ended"), (NOW + DAY, NOW + 2 * DAY, "begins")], ids=["past", "future"]
+)
+def out_of_date(request, tmp_path):
+    begins, ends, word = request.param
+    day = ends if word == "ended" else begins
+    files = issue(tmp_path, trustme.CA(), "dated", begins, ends)
+    return files, f"a certificate in it {word} on {day:%Y-%m-%d %H:%M} UTC"
+
+
+def test_a_certificate_out_of_date_is_refused_on_both_sides(out_of_date):
+    files, fault = out_of_date
+    for make in (
+        lambda: server_tls(files.certificate, files.key),
+        lambda: client_tls(files.ca, files.certificate, files.key),
+    ):
+        with pytest.raises(ValueError) as refused:
+            make()
+        assert str(refused.value) == f"tls-certificate: {files.certificate}: {fault}"
+
+
+def test_one_of_a_chain_out_of_date_is_refused(out_of_date, files):
+    dated, fault = out_of_date
+    chain = dated.ca.with_name("chain.pem")
+    chain.write_bytes(files.certificate.read_bytes() + dated.certificate.read_bytes())
+    with pytest.raises(ValueError, match=f"^tls-certificate: {chain}: {fault}$"):
+        server_tls(chain, files.key)
+
+
+def test_an_authority_out_of_date_is_refused_unless_its_successor_is_there(out_of_date, files):
+    dated, fault = out_of_date
+    with pytest.raises(ValueError, match=f"^tls-ca: {dated.certificate}: {fault}$"):
+        client_tls(dated.certificate)
+    with pytest.raises(ValueError, match=f"^tls-client-ca: {dated.certificate}: {fault}$"):
+        server_tls(files.certificate, files.key, dated.certificate)
+    both = dated.ca.with_name("both.pem")
+    both.write_bytes(dated.certificate.read_bytes() + files.ca.read_bytes())
+    assert client_tls(both).ca == both.read_bytes()
+
+
+@pytest.mark.parametrize(("days", "soon"), [(13, True), (15, False)])
+def test_the_end_of_the_own_certificate_is_foreseen(tmp_path, days, soon):
+    files = issue(tmp_path, trustme.CA(), "short", NOW - DAY, NOW + days * DAY)
+    assert server_tls(files.certificate, files.key).ends_soon(NOW) is soon
+    assert server_tls(files.certificate, files.key).ends_soon(NOW + 2 * DAY)
+    assert not client_tls(files.ca).ends_soon(NOW)

@@ -1,6 +1,7 @@
 """A service with TLS: who gets in, and what is said of one without."""
 
 import logging
+from datetime import UTC, datetime, timedelta
 
 import grpc
 import numpy as np
@@ -20,6 +21,7 @@ from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from tests.unit.certificates import Files, issue
 from tests.unit.server.service import VOCAB, running
+from tests.waiting import eventually
 
 SECONDS = 60.0
 
@@ -114,3 +116,32 @@ def test_a_remote_listener_without_tls_warns_once(with_tls, files, caplog):
         anywhere.stop()
     warnings = [record for record in caplog.records if record.message.startswith("no TLS")]
     assert len(warnings) == (0 if with_tls else 1)
+
+
+@pytest.mark.parametrize("days", [10, 100])
+def test_a_certificate_that_ends_soon_is_told_of_at_the_start_and_later(
+    days, authority, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr("datastore_service.server.service.CHECK_SECONDS", 0.05)
+    now = datetime.now(UTC)
+    short = issue(tmp_path, authority, "short", now - timedelta(days=1), now + timedelta(days=days))
+
+    def warnings():
+        return [record for record in caplog.records if "ends soon" in record.message]
+
+    with running(tls=server_tls(short.certificate, short.key)) as service:
+        if days == 10:
+            eventually(lambda: len(warnings()) > 1, "it is not told of again", SECONDS)
+            assert abs(warnings()[0].ends - now - timedelta(days=days)) < timedelta(seconds=1)
+        else:
+            assert answers(service, client_tls(short.ca)) and not warnings()
+
+
+def test_the_command_refuses_a_certificate_that_has_ended(authority, tmp_path):
+    now = datetime.now(UTC)
+    old = issue(tmp_path, authority, "old", now - timedelta(days=2), now - timedelta(days=1))
+    words = ["serve", "--listen", "127.0.0.1:0", "--tls-certificate", old.certificate, "--tls-key", old.key]
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"specstore: tls-certificate: {old.certificate}: a certificate in it ended")
+    assert done.stderr.count("\n") == 1
