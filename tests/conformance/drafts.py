@@ -36,7 +36,7 @@ def start_liar(
     lie, not used."""
     program = [sys.executable, "-m", "tests.support.draft_programs", LYING, str(vocabulary), str(SEED)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    log = Path(tempfile.gettempdir()) / f"specstore-liar-{os.getpid()}.log"
+    log = Path(tempfile.mkdtemp(prefix="specstore-liar-")) / "log"
     return ProcessChannel(program, {"PYTHONPATH": path}, log, backoff)
 
 

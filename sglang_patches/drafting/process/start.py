@@ -26,5 +26,5 @@ def start_draft_process(settings: DraftSettings) -> DraftChannel:
         environment |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         if "OMP_NUM_THREADS" not in os.environ:
             environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
-    log = Path(tempfile.gettempdir()) / f"specstore-draft-{os.getpid()}.log"
+    log = Path(tempfile.mkdtemp(prefix="specstore-draft-")) / "log"  # a folder that nobody else can write to
     return ProcessChannel([*PROGRAM, *settings.flags()], environment, log)
