@@ -12,6 +12,7 @@ import typer
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
+from datastore_service.cli.calls import open_service
 from datastore_service.cli.options import (
     DEFAULT_ENDPOINT,
     FINGERPRINT,
@@ -20,11 +21,9 @@ from datastore_service.cli.options import (
     NamespaceOptions,
     ServiceOptions,
     TlsOptions,
-    expand_groups,
 )
 from datastore_service.cli.output import print_json, print_reply, progress, table_of
 from datastore_service.cli.stats_tables import print_stats
-from datastore_service.client.channel import open_channel
 from datastore_service.client.wire import namespace_message
 from datastore_service.protocol.types import MAX_VOCAB
 from proto_gen.specstore.v1 import admin_pb2 as pb
@@ -35,15 +34,9 @@ CALL_SECONDS = 30.0
 LONG_CALL_SECONDS = 3600.0
 HEALTH_SECONDS = 3.0
 DOCUMENTS_A_MESSAGE = 64
+FLUSHABLE = ("live", "session", "rejected")
 
 SnapshotName = Annotated[str, typer.Argument(help="the snapshot's name")]
-
-
-def add_commands(app: typer.Typer) -> None:
-    for command in (
-        stats, namespaces, sessions, flush, warmup, compact, drop_namespace, snapshot, snapshots, restore, health,
-    ):  # fmt: skip
-        app.command()(expand_groups(command))
 
 
 def stats(service: ServiceOptions) -> None:
@@ -151,7 +144,7 @@ def warmup(
 ) -> None:
     """Adds documents to the live tier of a running service."""
     if bool(sources) == bool(server_file):
-        raise ValueError("warmup: either SOURCES or --server-file is required")
+        raise ValueError(f"warmup: SOURCES or --server-file{', not both' if sources else ' is required'}")
     if sources:
         reply = add_documents(service, namespace, sources, field)
     else:
@@ -167,7 +160,7 @@ def health(endpoint: Endpoint = DEFAULT_ENDPOINT, as_json: AsJson = False, *, tl
     """Exits with status 0 if the service is serving, 1 if not."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with open_channel(endpoint, tls.files) as channel:
+    with open_service(endpoint, tls.files) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS
         )
@@ -185,7 +178,7 @@ def _admin(service: ServiceOptions) -> Iterator[tuple[AdminStub, tuple[tuple[str
     """A stub of the Admin service and the metadata for its calls."""
     token = service.token()
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    with open_channel(service.endpoint, service.tls.files) as channel:
+    with open_service(service.endpoint, service.tls.files, service.token_source if token else "") as channel:
         yield AdminStub(channel), metadata
 
 
@@ -200,7 +193,7 @@ def add_documents(
 ) -> pb.WarmupReply:
     """Adds the documents of files to the live tier. field: as of `storage.corpus.read_documents`.
 
-    Raises StorageError for a file or a tokenizer that cannot be used, grpc.RpcError."""
+    Raises StorageError for a file or a tokenizer that cannot be used, DatastoreError."""
     message = _message(namespace)
     documents = _documents(sources, namespace.tokenizer, field)
     with _admin(service) as (stub, metadata), progress(BarColumn(), MofNCompleteColumn()) as bar:
@@ -209,10 +202,9 @@ def add_documents(
 
 
 def _tier_number(name: str) -> pb.Tier:
-    try:
-        return pb.Tier.Value(f"TIER_{name.upper()}")
-    except ValueError:
-        raise ValueError(f"tier: {name!r} is not live, session or rejected") from None
+    if name not in FLUSHABLE:
+        raise ValueError(f"tier: {name!r} is not {', '.join(FLUSHABLE[:-1])} or {FLUSHABLE[-1]}")
+    return pb.Tier.Value(f"TIER_{name.upper()}")
 
 
 def _documents(sources: list[Path], tokenizer: str, field: str) -> list[pb.Document]:

@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn
 
 from datastore_service.cli.admin import add_documents
 from datastore_service.cli.options import (
+    FINGERPRINT,
     Model,
     NamespaceOptions,
     ServiceOptions,
     Tenant,
     TokenizerOption,
-    expand_groups,
 )
 from datastore_service.cli.output import errors, progress
 from datastore_service.cli.prior import BuiltPrior, build_shown
@@ -85,6 +85,8 @@ class TargetOptions:
             raise ValueError("model: --live needs it")
         if not self.live and (self.model or endpoint_given):
             raise ValueError(f"{'model' if self.model else 'endpoint'}: is for --live")
+        if self.prior and FINGERPRINT.fullmatch(self.tokenizer):
+            raise ValueError("tokenizer: a fingerprint reads no text; --prior needs the model's folder")
         if self.prior:
             tokenizer_fingerprint(self.tokenizer)
             load_tokenizer(self.tokenizer)
@@ -119,10 +121,6 @@ class Corpus:
     def __str__(self) -> str:
         held = "not all with token ids" if self.tokens is None else f"{self.tokens:,} tokens"
         return f"{self.file}: {self.answers:,} answers, {held}"
-
-
-def add_command(app: typer.Typer) -> None:
-    app.command()(expand_groups(distil))
 
 
 def distil(

@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from enum import StrEnum, auto
+from functools import partial
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
-import grpc
 import typer
 from typer.core import TyperGroup
 
-from datastore_service.cli import admin, distil, query
-from datastore_service.cli.options import TOKEN_VARIABLE, AsJson, admin_token
+from datastore_service.cli.admin import (
+    compact,
+    drop_namespace,
+    flush,
+    health,
+    namespaces,
+    restore,
+    sessions,
+    snapshot,
+    snapshots,
+    stats,
+    warmup,
+)
+from datastore_service.cli.distil import distil
+from datastore_service.cli.options import (
+    TOKEN_VARIABLE,
+    AsJson,
+    TokenizerArgument,
+    TokenizerFolder,
+    admin_token,
+    expand_groups,
+)
 from datastore_service.cli.output import errors, visible, write_what_the_terminal_lacks_as_escapes
 from datastore_service.cli.prior import build_shown
+from datastore_service.cli.query import query
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
 from datastore_service.distil.errors import ModelServerError
 from datastore_service.endpoint import Endpoint, parse_endpoint
@@ -41,25 +63,36 @@ class LogLevel(StrEnum):
     ERROR = auto()
 
 
+Limit = partial(typer.Option, metavar="N", rich_help_panel="Limits")
+TlsFile = partial(typer.Option, metavar="FILE", rich_help_panel="TLS")
+
+
 class OneLineErrors(TyperGroup):
     """Reports errors that a user can cause in one line: status 2 for a bad argument, 1 for other errors."""
 
-    def invoke(self, ctx):
+    def main(self, *args: Any, **named: Any) -> NoReturn:
         try:
-            return super().invoke(ctx)
+            sys.exit(super().main(*args, **named | {"standalone_mode": False}))
+        except typer.TyperException as error:
+            _fail(_usage(error), error.exit_code)
         except ValueError as error:
             _fail(error, 2)
         except (StorageError, DatastoreError, ModelServerError) as error:
             _fail(error, 1)
         except OSError as error:
             _fail(_without_errno(error), 1)
-        except grpc.RpcError as error:
-            _fail(f"{error.code().name}: {error.details()}", 1)
 
 
-def _fail(error: object, status: int) -> None:
+def _fail(error: object, status: int) -> NoReturn:
     errors.print(f"specstore: {visible(error)}", style="red", markup=False)
-    raise typer.Exit(status)
+    sys.exit(status)
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Typer's words in one line, with where to read more."""
+    words = " ".join(error.format_message().split()).removesuffix(".")
+    context: typer.Context | None = getattr(error, "ctx", None)
+    return f"{words}; see '{context.command_path} --help'" if context else words
 
 
 def _without_errno(error: OSError) -> str:
@@ -71,13 +104,9 @@ def _without_errno(error: OSError) -> str:
 app = typer.Typer(
     cls=OneLineErrors,
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help=__doc__,
+    help="Serves drafts from text that a model and its users have written, and looks after that text.",
 )
-admin.add_commands(app)
-query.add_command(app)
-distil.add_command(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -86,24 +115,26 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options_of_all_commands(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     write_what_the_terminal_lacks_as_escapes()
     check_processor()
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
-@app.command()
 def build(
     sources: Annotated[
         list[Path],
         typer.Argument(help="JSONL or Parquet (see --field), plain text, or .npy token ids"),
     ],
     out: Annotated[Path, typer.Option(help="directory of the prior; a finished one is appended to")],
-    tokenizer: Annotated[Path, typer.Option(help="the model's folder, for its tokenizer.json")],
+    tokenizer: TokenizerFolder,
     field: Annotated[str, typer.Option(help="field of a JSONL line, column of a Parquet file")] = "text",
     ray: Annotated[
         str | None,
@@ -118,7 +149,6 @@ def build(
     print(json.dumps(built.fields) if as_json else built)
 
 
-@app.command()
 def upgrade(
     directory: Annotated[Path, typer.Argument(help="directory of a prior")],
     as_json: AsJson = False,
@@ -130,80 +160,98 @@ def upgrade(
     print(json.dumps({"rewritten": rewritten}) if as_json else f"{directory}: {rewritten} segments rewritten")
 
 
-@app.command()
 def serve(
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT (0: any free port) or unix:PATH")
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT (0: any free port) or unix:PATH")
     ] = "127.0.0.1:50061",
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="permit an address that other machines reach")
+    ] = False,
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"holds the admin token; else the environment's {TOKEN_VARIABLE}"),
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="the least that is logged")] = LogLevel.INFO,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="the service's directory, made if there is none: keeps the live tiers in DIR/live (without it they are in "
+            "memory alone), uses a prior in DIR/prior, and files to warm up from in DIR/corpora",
+            rich_help_panel="Data",
+        ),
+    ] = None,
     prior: Annotated[
-        Path | None, typer.Option(help="directory of a prior, as `specstore build` makes it")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="directory of a prior, as `specstore build` makes it", rich_help_panel="Data"
+        ),
     ] = None,
     tenant_prior: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TENANT=DIR", help="a further prior, which this tenant alone reads; may be repeated"
+            metavar="TENANT=DIR",
+            help="a further prior, which this tenant alone reads; may be repeated",
+            rich_help_panel="Data",
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
+    fusion: Annotated[
+        Fusion,
         typer.Option(
-            help="the service's directory: keeps the live tiers in DATA/live (without it they are in memory alone), uses a "
-            "prior in DATA/prior, and files to warm up from in DATA/corpora"
+            help="weighted: a tree from all that was found; priority: the text after the longest match",
+            rich_help_panel="Data",
         ),
-    ] = None,
-    allow_remote: Annotated[bool, typer.Option(help="permit an address that other machines reach")] = False,
-    admin_token_file: Annotated[
-        Path | None, typer.Option(help=f"file with the admin token; else the environment's {TOKEN_VARIABLE}")
-    ] = None,
+    ] = Fusion.WEIGHTED,
+    namespaces: Annotated[
+        int,
+        Limit(help="most namespaces: models, tokenizers and tenants", min=1, max=4096),
+    ] = 256,
+    sessions: Annotated[int, Limit(help="most open sessions of a namespace")] = 4096,
+    tokens: Annotated[
+        int, Limit(help="most tokens of its open sessions and kept conversations, up to 90 bytes each")
+    ] = 1 << 26,
+    live_tokens: Annotated[
+        int, Limit(help="most tokens of its live tier, about 6 bytes each; 0: none is kept")
+    ] = 1 << 24,
+    refusals: Annotated[int, Limit(help="most refused tokens kept of a session; 0: no rejected tier")] = 0,
+    streams: Annotated[
+        int, Limit(help="most connected workers, each of which takes a thread", min=1, max=4096)
+    ] = 64,
+    grace: Annotated[
+        float, Limit(help="seconds a broken stream's sessions wait for their worker", min=0)
+    ] = 60.0,
+    conversation_seconds: Annotated[
+        float, Limit(help="how long a conversation is kept for its next request")
+    ] = 3600.0,
+    vocab_size: Annotated[
+        int, Limit(help="token ids are smaller; a small one saves memory", min=1, max=MAX_VOCAB)
+    ] = MAX_VOCAB,
     tls_certificate: Annotated[
         Path | None,
-        typer.Option(help="listen with TLS: the service's certificate, then intermediate ones (PEM)"),
+        TlsFile(help="listen with TLS: the service's certificate, then intermediate ones (PEM)"),
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="its private key (PEM)")] = None,
+    tls_key: Annotated[Path | None, TlsFile(help="its private key (PEM)")] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option(help="clients must show a certificate signed by one of these (PEM)")
+        Path | None, TlsFile(help="clients must show a certificate signed by one of these (PEM)")
     ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            help="HTTP port: a status page at /, Prometheus at /metrics, without a token", min=0, max=65535
+            metavar="PORT",
+            help="HTTP port: a status page at /, Prometheus at /metrics, without a token",
+            min=0,
+            max=65535,
+            rich_help_panel="Metrics",
         ),
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option(help="its IPv4 address; other machines reach it only with --allow-remote")
-    ] = "127.0.0.1",
-    vocab_size: Annotated[
-        int, typer.Option(help="token ids are smaller; a small one saves memory", min=1, max=MAX_VOCAB)
-    ] = MAX_VOCAB,
-    namespaces: Annotated[
-        int, typer.Option(help="most namespaces: models, tokenizers and tenants", min=1, max=4096)
-    ] = 256,
-    sessions: Annotated[int, typer.Option(help="most open sessions of a namespace")] = 4096,
-    tokens: Annotated[
-        int, typer.Option(help="most tokens of its open sessions and kept conversations, up to 90 bytes each")
-    ] = 1 << 26,
-    live_tokens: Annotated[
-        int, typer.Option(help="most tokens of its live tier, about 6 bytes each; 0: none is kept")
-    ] = 1 << 24,
-    conversation_seconds: Annotated[
-        float, typer.Option(help="how long a conversation is kept for its next request")
-    ] = 3600.0,
-    refusals: Annotated[
-        int, typer.Option(help="most refused tokens kept of a session; 0: no rejected tier")
-    ] = 0,
-    fusion: Annotated[
-        Fusion,
+        str,
         typer.Option(
-            help="weighted: a tree from all that was found; priority: the text after the longest match"
+            metavar="ADDRESS",
+            help="its IPv4 address; other machines reach it only with --allow-remote",
+            rich_help_panel="Metrics",
         ),
-    ] = Fusion.WEIGHTED,
-    grace: Annotated[
-        float, typer.Option(help="seconds a broken stream's sessions wait for their worker", min=0)
-    ] = 60.0,
-    streams: Annotated[
-        int, typer.Option(help="most connected workers, each of which takes a thread", min=1, max=4096)
-    ] = 64,
-    log_level: Annotated[LogLevel, typer.Option(help="the least that is logged")] = LogLevel.INFO,
+    ] = "127.0.0.1",
 ) -> None:
     """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
     from datastore_service.engine.limits import Limits
@@ -277,18 +325,29 @@ def _prior_in(data: Path | None, given: Path | None) -> Path | None:
     return given or (data / "prior" if data is not None and has_manifest(data / "prior") else None)
 
 
-@app.command()
 def fingerprint(
-    tokenizer: Annotated[Path, typer.Argument(help="the model's folder, or its tokenizer.json")],
+    tokenizer: TokenizerArgument,
 ) -> None:
     """Prints the tokenizer's fingerprint: the `tokenizer` of a namespace."""
     print(tokenizer_fingerprint(tokenizer))
 
 
-@app.command()
 def version() -> None:
     """Prints the version."""
     _print_version(True)
+
+
+# In the order in which a newcomer needs them, which is that of --help.
+COMMANDS: dict[str, Sequence[Callable[..., None]]] = {
+    "Serve": (serve, health),
+    "Fill": (build, distil, warmup, upgrade),
+    "Look": (query, stats, namespaces, sessions),
+    "Keep and forget": (snapshot, snapshots, restore, flush, compact, drop_namespace),
+    "Names": (fingerprint, version),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(expand_groups(command))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeGuard, get_type_hints
 
@@ -19,35 +19,75 @@ import typer
 
 from datastore_service.client import tokenizer_fingerprint
 from datastore_service.protocol.types import Namespace
+from datastore_service.storage.fingerprint import TOKENIZER_FILE, tokenizer_path
 from datastore_service.tls import Tls, client_tls
 
 TOKEN_VARIABLE = "SPECSTORE_ADMIN_TOKEN"
 ENDPOINT_VARIABLE = "SPECSTORE_ENDPOINT"
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
+
+def _folder_or_fingerprint(tokenizer: str) -> str:
+    """ "" for an option that is not given."""
+    if tokenizer and not FINGERPRINT.fullmatch(tokenizer):
+        _check_tokenizer(tokenizer, "a fingerprint (64 hex digits)")
+    return tokenizer
+
+
+def _folder_or_file(tokenizer: Path) -> Path:
+    _check_tokenizer(tokenizer, "that file")
+    return tokenizer
+
+
+def _check_tokenizer(folder: Path | str, otherwise: str) -> None:
+    if not tokenizer_path(folder).is_file():
+        raise ValueError(f"tokenizer: {folder} is neither a folder with {TOKENIZER_FILE} nor {otherwise}")
+
+
+OfService = partial(typer.Option, rich_help_panel="Service")  # an option that says how the service is asked
 Endpoint = Annotated[
-    str, typer.Option(help="HOST:PORT or unix:PATH of a running service", envvar=ENDPOINT_VARIABLE)
+    str,
+    OfService(
+        metavar="ADDRESS", help="HOST:PORT or unix:PATH of a running service", envvar=ENDPOINT_VARIABLE
+    ),
 ]
 Model = Annotated[
     str, typer.Option(help="model part of the namespace: the model folder's name, as SGLang's plugin has it")
 ]
-TokenizerOption = Annotated[str, typer.Option("--tokenizer", help="the model's folder, or a fingerprint")]
 Tenant = Annotated[str, typer.Option(help="tenant part of the namespace")]
 TokenFile = Annotated[
-    Path | None, typer.Option("--admin-token-file", help=f"file with the admin token; else {TOKEN_VARIABLE}")
+    Path | None,
+    OfService("--admin-token-file", metavar="FILE", help=f"holds the admin token; else {TOKEN_VARIABLE}"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 TlsAuthority = Annotated[
     Path | None,
-    typer.Option(help="TLS: certificates (PEM) of who signed the service's", envvar="SPECSTORE_TLS_CA"),
+    OfService(
+        metavar="FILE",
+        help="TLS: certificates (PEM) of who signed the service's",
+        envvar="SPECSTORE_TLS_CA",
+    ),
 ]
 TlsCertificate = Annotated[
     Path | None,
-    typer.Option(
-        help="certificate (PEM) to show to a service that asks for one", envvar="SPECSTORE_TLS_CERTIFICATE"
+    OfService(
+        metavar="FILE",
+        help="certificate (PEM) to show to a service that asks for one",
+        envvar="SPECSTORE_TLS_CERTIFICATE",
     ),
 ]
-TlsKey = Annotated[Path | None, typer.Option(help="its private key", envvar="SPECSTORE_TLS_KEY")]
+TlsKey = Annotated[Path | None, OfService(metavar="FILE", help="its private key", envvar="SPECSTORE_TLS_KEY")]
+TokenizerOption = Annotated[
+    str,
+    typer.Option("--tokenizer", help="the model's folder, or a fingerprint", callback=_folder_or_fingerprint),
+]
+TokenizerFolder = Annotated[
+    Path,
+    typer.Option("--tokenizer", help="the model's folder, for its tokenizer.json", callback=_folder_or_file),
+]
+TokenizerArgument = Annotated[
+    Path, typer.Argument(help="the model's folder, or its tokenizer.json", callback=_folder_or_file)
+]
 DEFAULT_ENDPOINT = "127.0.0.1:50061"
 
 
@@ -91,6 +131,11 @@ class ServiceOptions:
     def token(self) -> str:
         """As `admin_token`."""
         return admin_token(self.admin_token_file)
+
+    @property
+    def token_source(self) -> str:
+        """The option or the variable that the token is from, if there is one."""
+        return f"--admin-token-file {self.admin_token_file}" if self.admin_token_file else TOKEN_VARIABLE
 
 
 def admin_token(file: Path | None) -> str:

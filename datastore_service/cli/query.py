@@ -15,15 +15,16 @@ from rich.text import Text
 from rich.tree import Tree
 from tokenizers import Tokenizer
 
+from datastore_service.cli.calls import open_service
 from datastore_service.cli.options import (
     DEFAULT_ENDPOINT,
+    FINGERPRINT,
     AsJson,
     Endpoint,
     Model,
     Tenant,
     TlsOptions,
     TokenizerOption,
-    expand_groups,
     namespace_of,
 )
 from datastore_service.client import Datastore
@@ -34,10 +35,6 @@ from datastore_service.storage.tokenizer import check_text, encode, load_tokeniz
 from datastore_service.tls import Tls
 
 ANSWER_SECONDS = 10.0
-
-
-def add_command(app: typer.Typer) -> None:
-    app.command()(expand_groups(query))
 
 
 def query(
@@ -64,6 +61,10 @@ def query(
     if prior and source and source.name == "COMMANDLINE":
         raise ValueError("query: either --prior or --endpoint, not both")
     namespace = namespace_of(model, tokenizer, tenant)
+    if not ids and FINGERPRINT.fullmatch(tokenizer):
+        raise ValueError(
+            "tokenizer: a fingerprint reads no text; give the model's folder, or token ids with --ids"
+        )
     encoder = None if ids else load_tokenizer(tokenizer)
     tokens = _token_ids(context) if encoder is None else _encoded(context, encoder)
     datastore = _over_prior(prior, namespace) if prior else _over_service(endpoint, namespace, tls.files)
@@ -114,14 +115,13 @@ def _over_service(endpoint: str, namespace: Namespace, tls: Tls | None) -> Datas
 
 
 def _check_existing(endpoint: str, namespace: Namespace, tls: Tls | None) -> None:
-    """Raises grpc.RpcError if the service does not have the namespace: a question must not make one."""
-    from datastore_service.client.channel import open_channel
+    """Raises DatastoreError if the service does not have the namespace: a question must not make one."""
     from datastore_service.client.wire import namespace_message
     from proto_gen.specstore.v1.drafting_pb2 import DraftRequest
     from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 
     greeting = DraftRequest(namespace=namespace_message(namespace), existing=True)
-    with open_channel(endpoint, tls) as channel:
+    with open_service(endpoint, tls) as channel:
         next(DraftingStub(channel).Draft(iter([greeting]), timeout=ANSWER_SECONDS))
 
 

@@ -19,6 +19,7 @@ from datastore_service.client import wire
 from datastore_service.client.base import Datastore, DatastoreError
 from datastore_service.client.channel import open_channel
 from datastore_service.client.metrics import DAMAGED_TREES, RECONNECTS
+from datastore_service.client.reasons import why_failed
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.protocol.types import MAX_VOCAB, Entry, Namespace, Reply
 from datastore_service.tls import Tls
@@ -214,7 +215,7 @@ class GrpcDatastore(Datastore):
             except grpc.RpcError as error:
                 # Who cancels a stream has said why.
                 cancelled = self._call.cancelled()
-                reason = self._disconnect_reason if cancelled else f"{error.code().name}: {error.details()}"
+                reason = self._disconnect_reason if cancelled else why_failed(error)
             except DatastoreError as error:
                 reason = str(error)
             with self._state:

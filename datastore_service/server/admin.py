@@ -178,9 +178,8 @@ class Admin(AdminServicer):
             return
         given = dict(context.invocation_metadata()).get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            raise RefusalError(
-                grpc.StatusCode.UNAUTHENTICATED, "authorization: missing or wrong bearer token"
-            )
+            fault = "another admin token than the service's" if given else "no admin token"
+            raise RefusalError(grpc.StatusCode.UNAUTHENTICATED, f"authorization: {fault}")
 
     def _existing(self, message: drafting_pb2.Namespace) -> HostedNamespace:
         return self._namespaces.existing(wire.read_namespace(message, self._limits))
@@ -206,7 +205,7 @@ def _flush_session(hosted: HostedNamespace, session: str) -> None:
 
 def _flushable(number: int) -> Tier:
     if number not in (Tier.LIVE, Tier.SESSION, Tier.REJECTED):
-        raise invalid(f"tier: {number} cannot be flushed; live (2), session (3) and rejected (4) can")
+        raise invalid("tier: live, session and rejected can be flushed, no other")
     return Tier(number)
 
 

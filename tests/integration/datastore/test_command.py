@@ -112,7 +112,9 @@ def test_bad_endpoints(tmp_path):
     assert_one_line(specstore("serve", "--listen", "nowhere"), 2, "listen: 'nowhere' is not HOST:PORT")
     assert_one_line(specstore("serve", "--listen", "0.0.0.0:0"), 2, "--allow-remote")
     assert_one_line(specstore("serve", "--listen", "0.0.0.0:0", "--allow-remote"), 2, "admin token: required")
-    assert_one_line(specstore("stats", "--endpoint", "127.0.0.1:1"), 1, "UNAVAILABLE")
+    assert_one_line(
+        specstore("stats", "--endpoint", "127.0.0.1:1"), 1, "no datastore at 127.0.0.1:1 (connection refused)"
+    )
     (tmp_path / "file").touch()
     assert_one_line(specstore("serve", "--data", tmp_path / "file"), 2, "data: ")
     for given in ("acme", "acme=", "=x"):
@@ -154,7 +156,16 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         assert warmed.stdout == "added 1 documents, 100 tokens\n"
         nodes = drafted(specstore("query", context, "--ids", *name, *at, "--json"))
         assert [node["token"] for node in nodes[:4]] == document[8:12]
-        assert_one_line(specstore("stats", *at), 1, "UNAUTHENTICATED")
+        assert_one_line(specstore("stats", *at), 1, "the service asks for its admin token: give --admin")
+        (tmp_path / "other").write_text("other")
+        assert_one_line(
+            specstore("stats", *at, "--admin-token-file", tmp_path / "other"),
+            1,
+            f"token than --admin-token-file {tmp_path}",
+        )
+        assert_one_line(
+            specstore("stats", *at, SPECSTORE_ADMIN_TOKEN="x"), 1, "token than SPECSTORE_ADMIN_TOKEN"
+        )
         nodes = drafted(specstore("query", "120 121 122 123", "--ids", *name, *at, "--json"))
         assert {"token": 124, "tier": "live"}.items() <= nodes[0].items()
         stats = json.loads(specstore("stats", "--json", *at, "--admin-token-file", token).stdout)
@@ -175,7 +186,7 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         assert_one_line(other, 1, "the service already holds 1, its limit")
         assert specstore("compact", *name, *at, *secret).stdout == "live tier: 0 tokens in 0 segments\n"
         assert specstore("drop-namespace", *name, *at, *secret).stdout == "dropped\n"
-        assert_one_line(specstore("drop-namespace", *name, *at, *secret), 1, "NOT_FOUND")
+        assert_one_line(specstore("drop-namespace", *name, *at, *secret), 1, "there is no model 'm'")
         service.signal(signal.SIGTERM)
         assert service.wait(60) == 0
     eventually(lambda: "stopped" in service.logs().splitlines()[-1])
@@ -218,7 +229,7 @@ def test_a_service_with_tls_a_data_directory_and_a_status_page(corpus, tokenizer
         (node, *_) = drafted(specstore("query", context, "--ids", "--json", *at, *mine))
         assert (node["token"], node["tier"]) == (corpus[1][1][8], "live")
         refused = specstore("query", context, "--ids", *at, "--tls-ca", files.ca)
-        assert refused.returncode == 1 and "specstore: UNAVAILABLE: " in refused.stderr
+        assert_one_line(refused, 1, "or a client's certificate")
         events = [json.loads(line) for line in service.logs().splitlines() if line.startswith("{")]
         url = next(event["url"] for event in events if "url" in event)
         with urlopen(url) as page, urlopen(url + "metrics") as metrics:

@@ -97,7 +97,7 @@ def test_a_bad_corpus_is_named_by_warmup_here_and_there(corpora, service, name, 
     words = ("warmup", "--model", "m", "--tokenizer", corpora / "tokenizer", "--endpoint", service.endpoint)
     assert_one_line(run(*words, corpora / name), f"{name}: {message}")
     there = ("--server-file", name, "--server-tokenizer", "tokenizer")
-    assert_one_line(run(*words, *there), "specstore: INVALID_ARGUMENT: file: ", name, message)
+    assert_one_line(run(*words, *there), "specstore: file: ", name, message)
 
 
 @pytest.mark.parametrize(("name", "message"), LOADING.items())
@@ -111,7 +111,7 @@ def test_a_bad_tokenizer_is_named(corpora, service, tmp_path, name, message):
     assert_one_line(run("query", "a", "--tokenizer", corpora / name, *at), expected)
     there = ("--server-file", "mark.txt", "--server-tokenizer", name)
     done = run("warmup", "--tokenizer", "ab" * 32, *there, *at)
-    assert_one_line(done, "specstore: INVALID_ARGUMENT: tokenizer: ", name, message)
+    assert_one_line(done, "specstore: tokenizer: ", name, message)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_tokenizer_that_has_a_fingerprint_and_no_use(corpora, service, tmp_pat
     assert_one_line(run("query", "a", *tokenizer, *at), message, status=2 if name == "wordless.json" else 1)
     there = ("--server-file", "mark.txt", "--server-tokenizer", name)
     done = run("warmup", "--tokenizer", fingerprint, *there, *at)
-    assert_one_line(done, "specstore: INVALID_ARGUMENT: ", message.removeprefix(f"{name}: "))
+    assert_one_line(done, "specstore: ", message.removeprefix(f"{name}: "))
 
 
 @pytest.mark.parametrize("name", ["upper.JSONL", "mixed.JsonL"])
@@ -185,7 +185,7 @@ def test_a_question_makes_no_namespace(service, words):
     at = ("--tokenizer", "ab" * 32, "--endpoint", service.endpoint)
     done = run("query", "--ids", "1 2", *at, *words)
     listed = "none" if "--tenant" in words else f"model 'known' with tokenizer '{known.tokenizer}'"
-    assert_one_line(done, "NOT_FOUND: namespace: there is no model ", listed)
+    assert_one_line(done, "specstore: namespace: there is no model ", listed)
     assert list(service.namespaces) == before
 
 

@@ -37,7 +37,7 @@ def test_version():
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["fingerprint", "/none"], 1, "specstore: /none: file: No such file or directory\n"),
+        (["fingerprint", "/none"], 2, "specstore: tokenizer: /none is neither a folder with tokenizer.json nor that file\n"),
         (["serve", "--listen", "x"], 2, "specstore: listen: 'x' is not HOST:PORT or unix:PATH\n"),
         (["serve", "--listen", "127.0.0.1:0", "--tls-key", "/none"], 2, "specstore: tls-key: needs tls-certificate\n"),
         (["serve", "--listen", "127.0.0.1:0", "--metrics-host", "0.0.0.0"], 2, "specstore: metrics-host: 0.0.0.0 is reachable from other machines; --allow-remote permits that\n"),
@@ -150,6 +150,25 @@ def documented() -> dict[str, str]:
     page = (ROOT / "docs" / "operations.md").read_text()
     rows = [line.split("|") for line in page.split("| `specstore` |")[1].split("\n\n")[0].splitlines()]
     return {name: needs for _, names, needs, *_ in rows[2:] for name in re.findall("`([a-z-]+)`", names)}
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_cuts_no_name_at_80_columns(monkeypatch, command):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    shown = run(*filter(None, [command]), "--help").stdout
+    names = [name for p in COMMANDS[command].params for name in p.opts] if command else list(COMMANDS)
+    assert [name for name in names if not re.search(rf" {name}(\.\.\.)? ", shown)] == []
+    assert "\u2026" not in shown and max(map(len, shown.splitlines())) <= 80
+
+
+def test_help_lists_the_verbs_in_the_order_of_their_use():
+    shown = run("--help").stdout
+    assert run().stdout.split("Options")[1] == shown.split("Options")[1]
+    listed = re.findall(r"^\u2502 ([a-z]+) ", shown, re.MULTILINE)
+    order = [
+        listed.index(verb) for verb in ("serve", "build", "distil", "query", "stats", "flush", "version")
+    ]
+    assert order == sorted(order)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

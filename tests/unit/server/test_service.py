@@ -279,8 +279,16 @@ class TestAdmin:
         [
             ({}, "FAILED_PRECONDITION", "namespace.tokenizer: missing"),
             ({"namespace": NAMESPACE}, "INVALID_ARGUMENT", "target: one of tier, session or all"),
-            ({"namespace": NAMESPACE, "tier": 1}, "INVALID_ARGUMENT", "tier: 1 cannot be flushed"),
-            ({"namespace": NAMESPACE, "tier": 9}, "INVALID_ARGUMENT", "tier: 9 cannot be flushed"),
+            (
+                {"namespace": NAMESPACE, "tier": 1},
+                "INVALID_ARGUMENT",
+                "tier: live, session and rejected can be flushed",
+            ),
+            (
+                {"namespace": NAMESPACE, "tier": 9},
+                "INVALID_ARGUMENT",
+                "tier: live, session and rejected can be flushed",
+            ),
             (
                 {"namespace": NAMESPACE, "session": "é" * 129},
                 "INVALID_ARGUMENT",
