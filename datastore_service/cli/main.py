@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum, auto
@@ -282,16 +283,10 @@ def serve(
     maker = engine_factory(_prior_in(data, prior), vocab_size, limits, weights, of_tenants)
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
-    service = Service(
-        address,
-        maker,
-        ServiceLimits(grace=grace, streams=streams, namespaces=namespaces),
-        token,
-        allow_remote,
-        tls,
-        corpora,
-        directory,
-    )
+    service_limits = ServiceLimits(grace=grace, streams=streams, namespaces=namespaces)
+    bounds = {"bytes": service_limits.most_bytes(limits), "bytes_of_a_namespace": limits.most_bytes}
+    logging.getLogger(__name__).info("memory at most", extra=bounds)
+    service = Service(address, maker, service_limits, token, allow_remote, tls, corpora, directory)
     serve_until_told(service, metrics_port, metrics_host)
 
 

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from datastore_service.engine.session import MAX_TOKENS
 
+# Bytes at most: a session with its last draft and a conversation, beside their tokens; a token of these; a token of the live
+# tier, and its fresh texts; a refused token.
+_SESSION, _SESSION_TOKEN, _LIVE_TOKEN, _FRESH, _REFUSED = 10_240, 90, 6, 8 << 20, 10
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -24,6 +28,17 @@ class Limits:
     conversation_bytes: int = 1 << 30
     conversation_seconds: float = 3600.0
     refusals: int = 0
+
+    @property
+    def most_bytes(self) -> int:
+        """The memory that this permits while merges keep up with what is published, without the prior's, which is the page cache's."""
+        texts = (self.sessions + self.conversations) * _SESSION + self.tokens * _SESSION_TOKEN
+        return (
+            texts
+            + self.sessions * self.refusals * _REFUSED
+            + self.live_tokens * _LIVE_TOKEN
+            + (_FRESH if self.live_tokens else 0)
+        )
 
     def __post_init__(self) -> None:
         for name in ("sessions", "session_tokens", "tokens"):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from datastore_service.engine.checking import MAX_QUERIES, MAX_QUERY_TOKENS
+from datastore_service.engine.limits import Limits
 from datastore_service.protocol.names import MAX_NAME_BYTES
 from datastore_service.protocol.types import MAX_DEPTH, MAX_NODES
+
+PROCESS_BYTES = 512 << 20  # of a service without text, with the one merge that it runs at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +32,7 @@ class ServiceLimits:
     namespaces: int = 256
     streams: int = 64
     grace: float = 60.0
+
+    def most_bytes(self, of_namespace: Limits) -> int:
+        """The memory that the service may take with these limits of each namespace, without the page cache."""
+        return PROCESS_BYTES + self.namespaces * of_namespace.most_bytes

@@ -8,6 +8,7 @@ import os
 import re
 import tomllib
 import typing
+from dataclasses import fields
 from pathlib import Path
 
 import jsonschema
@@ -18,6 +19,8 @@ import yaml
 
 from datastore_service.cli.main import Fusion, app, serve
 from datastore_service.endpoint import parse_endpoints
+from datastore_service.engine.limits import Limits
+from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import END_SECONDS
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from tests.integration.datastore.conftest import SPECSTORE, specstore
@@ -162,6 +165,16 @@ def test_the_pod_may_do_little(tmp_path):
         assert {"requests", "limits"} <= container["resources"].keys()
     mounted = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
     assert mounted["kernels"] == environment(spec, {})["NUMBA_CACHE_DIR"]
+
+
+def test_the_limit_of_memory_is_what_the_service_s_limits_permit(tmp_path):
+    spec = pod(render(tmp_path, {}))
+    given = SERVE.make_context("serve", words_of(spec)[1:]).params
+    of_engine = {field.name: given[field.name] for field in fields(Limits) if field.name in given}
+    most = ServiceLimits(namespaces=given["namespaces"]).most_bytes(Limits(**of_engine))
+    memory = spec["containers"][0]["resources"]["limits"]["memory"]
+    assert memory.endswith("Gi")
+    assert 0.5 < most / (int(memory.removesuffix("Gi")) << 30) < 0.9, "some of it is the page cache's"
 
 
 def test_the_pod_gets_the_time_that_the_service_takes_to_stop(tmp_path):
