@@ -66,12 +66,12 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=self._own_group,  # Ctrl-C reaches the launcher alone, which then stops the children in order
-            text=True,
+            encoding="utf-8",  # whatever this process's locale has
             errors="replace",
         )
 
     def _copy_output(self) -> None:
-        with self.log.open("a") as log:
+        with self.log.open("a", encoding="utf-8") as log:
             for line in self._process.stdout or ():
                 log.write(line)
                 log.flush()
@@ -97,7 +97,9 @@ class Child:
         """The last lines of its log, for the message that says it died or is not ready."""
         if self.status is not None:
             self._reader.join(LOG_SECONDS)
-        return "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-TAIL_LINES:])
+        return "".join(
+            self.log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)[-TAIL_LINES:]
+        )
 
     def kill(self) -> None:
         """Kills its whole process group at once, or the process alone if it has no group of its own."""

@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 
 from datastore_service.cli.main import app
 from datastore_service.client.channel import open_channel
+from datastore_service.storage.data_directory import DataDirectory
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1 import drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
-from tests.unit.server.service import running
+from tests.unit.server.service import VOCAB, running
 
 TOKENIZER = "ab" * 32
 NAME = ("--model", "m", "--tokenizer", TOKENIZER)
@@ -108,17 +109,45 @@ def test_an_error_shows_names_escaped(run):
     assert done.stderr.strip().isprintable()
 
 
-@pytest.mark.parametrize("command", ["namespaces", "stats"])
-def test_a_terminal_that_lacks_a_character_ends_no_command(service, run, command):
-    with open_channel(service.endpoint) as channel:
-        namespace = {"model": "m", "tokenizer": TOKENIZER, "tenant": "müller"}
-        AdminStub(channel).Warmup(iter([pb.WarmupRequest(namespace=namespace)]))
-    words = [sys.executable, "-c", "from datastore_service.cli.main import app; app()", command]
-    words += ["--endpoint", service.endpoint]
-    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
-    done = subprocess.run(words, capture_output=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"m\\xfcller" in done.stdout
+FOREIGN = "müller→漢"
+OF_FOREIGN = ("--model", FOREIGN, "--tokenizer", TOKENIZER, "--tenant", FOREIGN)
+EACH = """
+import json, sys
+from datastore_service.cli.main import app
+for words in json.loads(sys.argv[1]):
+    try:
+        app(words)
+    except SystemExit as end:
+        print("ended", words[0], end.code or 0)
+"""
+
+
+def test_a_terminal_that_lacks_a_character_ends_no_command(tmp_path):
+    with running(data=DataDirectory(tmp_path, VOCAB)) as service, open_channel(service.endpoint) as channel:
+        namespace = {"model": FOREIGN, "tokenizer": TOKENIZER, "tenant": FOREIGN}
+        documents = [{"tokens": [1, 2, 3, 4]}]
+        AdminStub(channel).Warmup(iter([pb.WarmupRequest(namespace=namespace, documents=documents)]))
+        entry = drafting_pb2.Entry(session=FOREIGN, opening={"conversation": FOREIGN})
+        (_,) = DraftingStub(channel).Draft(
+            iter([drafting_pb2.DraftRequest(namespace=namespace, entries=[entry])])
+        )
+        commands = [
+            *(("stats",), ("namespaces",), ("sessions", *OF_FOREIGN)),
+            *(("snapshot", "one", *OF_FOREIGN), ("snapshots", *OF_FOREIGN), ("restore", "one", *OF_FOREIGN)),
+            ("query", "1 2", "--ids", *OF_FOREIGN),
+            *(("compact", *OF_FOREIGN), ("flush", *OF_FOREIGN, "--session", FOREIGN)),
+            *(("drop-namespace", *OF_FOREIGN), ("drop-namespace", *OF_FOREIGN)),
+        ]
+        words = [(*command, "--endpoint", service.endpoint) for command in commands]
+        environment = os.environ | {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
+        done = subprocess.run(
+            [sys.executable, "-c", EACH, json.dumps(words)], capture_output=True, env=environment, timeout=120
+        )
+    ends = [line for line in done.stdout.decode("ascii").splitlines() if line.startswith("ended ")]
+    expected = [f"ended {command[0]} 0" for command in commands[:-1]] + ["ended drop-namespace 1"]
+    assert ends == expected, done.stderr.decode()
+    shown = FOREIGN.encode("ascii", "backslashreplace")
+    assert done.stdout.count(shown) >= 4 and done.stderr.count(shown) == 2, "of the one that is gone"
 
 
 def test_warmup_from_a_file_of_the_service(tmp_path):

@@ -120,6 +120,29 @@ def test_the_configuration_line_is_logged_and_not_shown(tmp_path, capfd):
     child.stop()
 
 
+FOREIGN = r"""
+import sys
+from pathlib import Path
+from sglang_patches.launch.processes import Child
+said = r"import sys; sys.stdout.buffer.write('m\xfcller \u2192\n'.encode() + b'\xff\n')"
+child = Child("foreign", [sys.executable, "-c", said], {}, Path(sys.argv[1]))
+print(child.wait(60), ascii(child.tail()))
+"""
+
+
+def test_a_locale_that_lacks_a_character_ends_no_copying(tmp_path):
+    """A child whose output nobody takes stands still."""
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", FOREIGN, tmp_path / "log"],
+        capture_output=True,
+        env=os.environ | ascii_alone,
+        timeout=60,
+    )
+    assert done.stdout.decode() == "0 'm\\xfcller \\u2192\\n\\ufffd\\n'\n", done.stderr.decode()
+    assert done.stderr.decode() == "foreign | m\\xfcller \\u2192\nforeign | \\ufffd\n"
+
+
 def test_one_without_a_group_of_its_own_is_stopped_alone(tmp_path):
     program = "import time; print('started', flush=True); time.sleep(60)"
     child = Child("child", [sys.executable, "-c", program], {}, tmp_path / "child.log", own_group=False)
