@@ -256,6 +256,7 @@ def serve(
 ) -> None:
     """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
     from datastore_service.engine.limits import Limits
+    from datastore_service.server.descriptors import raise_limit
     from datastore_service.server.engine_factory import engine_factory
     from datastore_service.server.limits import ServiceLimits
     from datastore_service.server.logs import log_to_stderr
@@ -266,6 +267,7 @@ def serve(
     from datastore_service.tls import server_tls
 
     log_to_stderr(log_level)
+    raise_limit()
     export_spans()
     address = parse_endpoint(listen, "listen")
     _check_metrics_host(metrics_host, allow_remote)

@@ -36,7 +36,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_SECONDS * 1000),
+    # gRPC 1.85 waits this long for an answer, not grpc.keepalive_timeout_ms.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_SECONDS * 1000),
     # No limit, or the third ping of an idle stream would wait a minute.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_DELAY * 1000)),

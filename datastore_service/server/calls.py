@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeAlias
 
 import grpc
 from opentelemetry import propagate, trace
@@ -15,6 +16,7 @@ from datastore_service.server.refusal import RefusalError
 
 log = logging.getLogger(__name__)
 
+_Context: TypeAlias = grpc.ServicerContext | grpc.aio.ServicerContext
 _tracer = trace.get_tracer("specstore")
 
 
@@ -32,6 +34,26 @@ def checked_call(method: str, context: grpc.ServicerContext, metrics: ServiceMet
         yield
 
 
+@asynccontextmanager
+async def traced_coroutine(
+    method: str, context: grpc.aio.ServicerContext, metrics: ServiceMetrics
+) -> AsyncIterator[None]:
+    """`traced_call` of a call that is a coroutine."""
+    async with _coroutine_aborting(context):
+        with _span(method, context), _reporting(method, context, metrics):
+            yield
+
+
+@asynccontextmanager
+async def checked_coroutine(
+    method: str, context: grpc.aio.ServicerContext, metrics: ServiceMetrics
+) -> AsyncIterator[None]:
+    """`checked_call` of a call that is a coroutine."""
+    async with _coroutine_aborting(context):
+        with _reporting(method, context, metrics):
+            yield
+
+
 @contextmanager
 def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
     try:
@@ -40,8 +62,16 @@ def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
         context.abort(refusal.code, str(refusal))
 
 
+@asynccontextmanager
+async def _coroutine_aborting(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    try:
+        yield
+    except RefusalError as refusal:
+        await context.abort(refusal.code, str(refusal))
+
+
 @contextmanager
-def _reporting(method: str, context: grpc.ServicerContext, metrics: ServiceMetrics) -> Iterator[None]:
+def _reporting(method: str, context: _Context, metrics: ServiceMetrics) -> Iterator[None]:
     try:
         yield
     except RefusalError as refusal:
@@ -54,7 +84,7 @@ def _reporting(method: str, context: grpc.ServicerContext, metrics: ServiceMetri
 
 
 @contextmanager
-def _span(method: str, context: grpc.ServicerContext) -> Iterator[None]:
+def _span(method: str, context: _Context) -> Iterator[None]:
     """A child of the span in the caller's metadata. By OpenTelemetry's conventions a caller's mistake is no error of the
     server's span."""
     service, _, name = method.partition("/")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import functools
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import grpc
@@ -15,7 +18,7 @@ import grpc
 from datastore_service.protocol.tenants import Step, step_by_tenant
 from datastore_service.protocol.types import Reply, Status, step_without_refused
 from datastore_service.server import wire
-from datastore_service.server.calls import traced_call
+from datastore_service.server.calls import traced_coroutine
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
@@ -30,61 +33,70 @@ GREETING_SECONDS = 10.0
 
 
 class Drafting(DraftingServicer):
-    """Each stream takes one thread of the server's pool, so the number of streams is limited."""
+    """A message takes one thread while it is answered. The number of streams is limited."""
 
     def __init__(self, namespaces: Namespaces, limits: ServiceLimits, metrics: ServiceMetrics) -> None:
         self._namespaces, self._limits, self._metrics = namespaces, limits, metrics
+        self._threads = ThreadPoolExecutor(limits.streams, "specstore-draft")
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # guards `streams` and `_silent`
         self._in_flight = _InFlight()
         self._draining = False
         self.streams = 0
-        self._silent: dict[grpc.ServicerContext, float] = {}  # stream without a message yet -> when it began
         metrics.count_streams(lambda: self.streams)
 
-    def Draft(self, request_iterator: Iterator[pb.DraftRequest], context: grpc.ServicerContext):  # noqa: N802
-        with traced_call(f"{DRAFTING}/Draft", context, self._metrics):
-            self._admit(context)
-            yield from self._replies(request_iterator, context)
+    async def Draft(  # noqa: N802
+        self, requests: AsyncIterator[pb.DraftRequest], context: grpc.aio.ServicerContext
+    ) -> None:
+        async with traced_coroutine(f"{DRAFTING}/Draft", context, self._metrics):
+            if self.streams >= self._limits.streams:
+                raise exhausted(f"Draft: the service already has {self._limits.streams} streams, its limit")
+            self.streams += 1
+            stream = _Stream(next(self._numbers), self._namespaces, self._limits, self._metrics)
+            try:
+                await self._answer_all(stream, requests, context)
+            finally:  # in a thread: it may wait for an answer in progress
+                ending = asyncio.get_running_loop().run_in_executor(self._threads, stream.end)
+                ending.add_done_callback(self._count_ended)
 
-    def _replies(
-        self, requests: Iterator[pb.DraftRequest], context: grpc.ServicerContext
-    ) -> Iterator[pb.DraftReply]:
-        stream = _Stream(next(self._numbers), self._namespaces, self._limits, self._metrics)
-        try:
-            for request in requests:
-                self._silent.pop(context, None)
-                with self._in_flight:
-                    started = time.perf_counter()
-                    reply = stream.answer(request)
-                    self._metrics.step_seconds.observe(time.perf_counter() - started)
-                yield reply
-                if self._draining:
-                    raise RefusalError(grpc.StatusCode.UNAVAILABLE, "the service is shutting down")
-        finally:
-            stream.end()
-            with self._lock:
-                self._silent.pop(context, None)
-                self.streams -= 1
+    async def _answer_all(
+        self, stream: _Stream, requests: AsyncIterator[pb.DraftRequest], context: grpc.aio.ServicerContext
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        in_trace = contextvars.copy_context().run  # log lines carry the call's trace
+        async for request in _greeted(requests):
+            reply = await loop.run_in_executor(self._threads, in_trace, self._answer, stream, request)
+            await context.write(reply)
+            if self._draining:
+                raise RefusalError(grpc.StatusCode.UNAVAILABLE, "the service is shutting down")
 
-    def end_silent(self, now: float) -> int:
-        """Cancels streams that have sent no message for too long: a worker sends one immediately. Returns how many."""
-        late = [context for context, since in list(self._silent.items()) if now - since > GREETING_SECONDS]
-        for context in late:
-            context.cancel()
-        return len(late)
+    def _count_ended(self, _: asyncio.Future) -> None:
+        self.streams -= 1
+
+    def _answer(self, stream: _Stream, request: pb.DraftRequest) -> pb.DraftReply:
+        with self._in_flight:
+            started = time.perf_counter()
+            reply = stream.answer(request)
+            self._metrics.step_seconds.observe(time.perf_counter() - started)
+            return reply
 
     def drain(self, timeout: float) -> bool:
         """Waits until every message has been answered, and ends each stream after its next reply; False on timeout."""
         self._draining = True
         return self._in_flight.wait_for_none(timeout)
 
-    def _admit(self, context: grpc.ServicerContext) -> None:
-        with self._lock:
-            if self.streams >= self._limits.streams:
-                raise exhausted(f"Draft: the service already has {self._limits.streams} streams, its limit")
-            self.streams += 1
-            self._silent[context] = time.monotonic()
+
+async def _greeted(requests: AsyncIterator[pb.DraftRequest]) -> AsyncIterator[pb.DraftRequest]:
+    """The messages. Raises RefusalError if the first takes too long: a worker sends one immediately."""
+    try:
+        yield await asyncio.wait_for(anext(requests), GREETING_SECONDS)
+    except StopAsyncIteration:
+        return
+    except TimeoutError:
+        raise RefusalError(
+            grpc.StatusCode.DEADLINE_EXCEEDED, f"Draft: no message within {GREETING_SECONDS:g} s"
+        ) from None
+    async for request in requests:
+        yield request
 
 
 class _InFlight:
@@ -118,8 +130,13 @@ class _Stream:
         self._hosted: HostedNamespace | None = None
         self._of_tenants: dict[str, HostedNamespace] = {}  # that entries have named
         self._told: set[str] = set()  # kinds of refusals that the log has
+        self._lock = threading.Lock()  # a stream that breaks ends when its last message is answered
 
     def answer(self, request: pb.DraftRequest) -> pb.DraftReply:
+        with self._lock:
+            return self._answer(request)
+
+    def _answer(self, request: pb.DraftRequest) -> pb.DraftReply:
         hosted = self._namespace(request)
         entries = wire.read_entries(request, hosted.engine.vocab_size, self._limits)
         started = time.perf_counter()
@@ -137,9 +154,10 @@ class _Stream:
         return message
 
     def end(self) -> None:
-        for hosted in (self._hosted, *self._of_tenants.values()):
-            if hosted is not None:
-                hosted.leases.stream_broke(self._number, time.monotonic())
+        with self._lock:
+            for hosted in (self._hosted, *self._of_tenants.values()):
+                if hosted is not None:
+                    hosted.leases.stream_broke(self._number, time.monotonic())
 
     def _count_over_budget(self, hosted: HostedNamespace, replies: list[Reply]) -> None:
         """Also 0 of them: Prometheus sees an increase only of a counter that it knows."""

@@ -1,50 +1,48 @@
-"""Parses requests in the call's own thread, so that bytes that are no message are refused like other bad input.
+"""Parses requests in the call itself, so that bytes that are no message are refused like other bad input.
 
-By default gRPC for Python (1.85) parses a request before the call sees it. If that fails in a stream, gRPC ends the
-stream, and ends it once more when the call returns. Its core rejects the second end, gRPC waits for it nevertheless, and
-a server that waits for the call never stops.
+By default gRPC for Python (1.85) parses a request before the call sees it, and answers such bytes with a status of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from datastore_service.server.calls import checked_call
+from datastore_service.server.calls import checked_call, checked_coroutine
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.refusal import invalid
 
 
-class RequestParsing(grpc.ServerInterceptor):
+class RequestParsing(grpc.aio.ServerInterceptor):
     """Methods get messages as usual. Bytes that are no message are answered with INVALID_ARGUMENT."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
 
-    def intercept_service(
+    async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
-        handler = continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
         if handler is None:
             return None
         parser = _Parser(handler_call_details.method, handler.request_deserializer, self._metrics)
         serializer = handler.response_serializer
         if handler.stream_stream:
-            call = parser.stream_stream(handler.stream_stream)
+            call = parser.parsing(handler.stream_stream, parser.each)
             return grpc.stream_stream_rpc_method_handler(call, response_serializer=serializer)
         if handler.stream_unary:
-            call = parser.stream_unary(handler.stream_unary)
+            call = parser.parsing(handler.stream_unary, parser.each)
             return grpc.stream_unary_rpc_method_handler(call, response_serializer=serializer)
         if handler.unary_stream:
-            call = parser.unary_request(handler.unary_stream)
+            call = parser.parsing(handler.unary_stream, parser.one)
             return grpc.unary_stream_rpc_method_handler(call, response_serializer=serializer)
-        call = parser.unary_request(handler.unary_unary)
+        call = parser.parsing(handler.unary_unary, parser.one)
         return grpc.unary_unary_rpc_method_handler(call, response_serializer=serializer)
 
 
@@ -54,34 +52,49 @@ class _Parser:
     def __init__(self, method: str, parse: Callable[[bytes], Any], metrics: ServiceMetrics) -> None:
         self._method, self._parse, self._metrics = method.removeprefix("/"), parse, metrics
 
-    def unary_request(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(behavior)  # keeps the attributes by which grpc_health asks for a callback instead of a thread
-        def call(data: bytes, context: grpc.ServicerContext, *callback: Any) -> Any:
+    def parsing(self, behavior: Callable[..., Any], parsed: Callable[[Any], Any]) -> Callable[..., Any]:
+        """The method of the same kind, which gets what `parsed` makes of its request: gRPC tells a coroutine from what takes a thread by
+        the function's kind."""
+
+        async def coroutine(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            async with self._checked_coroutine(context):
+                return await behavior(parsed(request), context)
+
+        async def writing(request: Any, context: grpc.aio.ServicerContext) -> None:
+            async with self._checked_coroutine(context):
+                async for reply in behavior(parsed(request), context):
+                    await context.write(reply)
+
+        def generator(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             with self._checked(context):
-                request = self._parse_request(data)
-            return behavior(request, context, *callback)
+                yield from behavior(parsed(request), context)
 
-        return call
-
-    def stream_unary(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
-        def call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        def function(request: Any, context: grpc.ServicerContext) -> Any:
             with self._checked(context):
-                return behavior(map(self._parse_request, requests), context)
+                return behavior(parsed(request), context)
 
-        return call
+        if iscoroutinefunction(behavior):
+            return coroutine
+        if isasyncgenfunction(behavior):
+            return writing
+        return generator if isgeneratorfunction(behavior) else function
 
-    def stream_stream(self, behavior: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        def call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-            with self._checked(context):
-                yield from behavior(map(self._parse_request, requests), context)
-
-        return call
-
-    def _checked(self, context: grpc.ServicerContext):
-        return checked_call(self._method, context, self._metrics)
-
-    def _parse_request(self, data: bytes) -> Any:
+    def one(self, data: bytes) -> Any:
         try:
             return self._parse(data)
         except DecodeError:
             raise invalid(f"request: {len(data)} bytes that are no message of {self._method}") from None
+
+    def each(self, requests: Any) -> Any:
+        """requests: an iterator of bytes, asynchronous for a coroutine."""
+        return self._each(requests) if hasattr(requests, "__aiter__") else map(self.one, requests)
+
+    async def _each(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield self.one(data)
+
+    def _checked(self, context: grpc.ServicerContext):
+        return checked_call(self._method, context, self._metrics)
+
+    def _checked_coroutine(self, context: grpc.aio.ServicerContext):
+        return checked_coroutine(self._method, context, self._metrics)

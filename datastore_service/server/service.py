@@ -6,8 +6,6 @@ import faulthandler
 import gc
 import logging
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,17 +16,18 @@ from grpc_reflection.v1alpha import reflection
 from datastore_service.endpoint import Endpoint
 from datastore_service.server.addresses import check_free
 from datastore_service.server.admin import ADMIN, Admin
-from datastore_service.server.call_limit import MAX_OPEN_CALLS, CallLimit
 from datastore_service.server.corpora import Corpora
+from datastore_service.server.descriptors import most_connections
 from datastore_service.server.drafting import DRAFTING, Drafting
 from datastore_service.server.history import History
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import EngineFactory, Namespaces
 from datastore_service.server.request_parsing import RequestParsing
+from datastore_service.server.rpc_server import RpcServer
 from datastore_service.server.shutdown import ShutdownSignals
 from datastore_service.server.status_page import StatusPage
-from datastore_service.server.web import LOOPBACK, application, listen
+from datastore_service.server.web import LOOPBACK, WebServer, application
 from datastore_service.storage.data_directory import DataDirectory
 from datastore_service.tls import Tls
 from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
@@ -36,9 +35,7 @@ from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_ser
 
 log = logging.getLogger(__name__)
 
-SHORT_CALL_THREADS = (
-    8 + 2 * MAX_OPEN_CALLS
-)  # for admin and health calls, warm-ups and reflection; each Draft stream has one more thread
+CONNECTION_CALLS = 128  # that are open on one connection; further ones wait
 HOUSEKEEPING_SECONDS = 1.0
 CHECK_SECONDS = 3600.0  # between two checks of all segments, which are also verified at the start
 SYNC_SECONDS = 1.0  # a power failure may take what was answered since the last sync
@@ -78,15 +75,13 @@ class Service:
         self.drafting = Drafting(self.namespaces, self._limits, self.metrics)
         self.history = History(self.namespaces)
         self.page = StatusPage(self.namespaces, self.history, lambda: self.drafting.streams)
-        self._health = health.HealthServicer()
-        self._address, self._tls = address, tls
-        self._server = grpc.server(
-            ThreadPoolExecutor(self._limits.streams + SHORT_CALL_THREADS, "specstore-rpc"),
-            interceptors=[CallLimit(unbounded=f"/{DRAFTING}/Draft"), RequestParsing(self.metrics)],
-            options=_server_options(self._limits),
+        self._health = health.aio.HealthServicer()
+        self._admin = Admin(
+            self.namespaces, self.drafting, self._limits, self.metrics, token, Corpora(corpora)
         )
-        self._add_servicers(
-            Admin(self.namespaces, self.drafting, self._limits, self.metrics, token, Corpora(corpora))
+        self._address, self._tls = address, tls
+        self._server = RpcServer(
+            self._add_servicers, [RequestParsing(self.metrics)], _server_options(self._limits)
         )
         self._stopping = threading.Event()
         self.endpoint = ""
@@ -95,11 +90,10 @@ class Service:
         """Returns the endpoint (with the port that port 0 became). Raises OSError if the address is not free."""
         check_free(self._address)
         try:
-            port = self._bind()
+            port = self._server.start(self._address, self._tls)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._address}: {error}") from None
         self.endpoint = str(self._address) if self._address.path else f"{self._address.host}:{port}"
-        self._server.start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
         loops = {"housekeeping": self._keep_house, "sync": self._keep_synced, "check": self._keep_checked}
         for name, loop in loops.items():
@@ -111,37 +105,29 @@ class Service:
         return self.endpoint
 
     def stop(self) -> None:
-        """Finishes the replies in progress, ends the streams, closes the listener and the data directory."""
-        self._health.enter_graceful_shutdown()
+        """Finishes the replies in progress, ends the streams, closes the listener and the data directory; once."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
+        self._server.run(self._health.enter_graceful_shutdown())
         log.info("draining", extra={"streams": self.drafting.streams})
         if not self.drafting.drain(DRAIN_SECONDS):
             log.warning("drain: messages still unanswered", extra={"seconds": DRAIN_SECONDS})
-        if not self._server.stop(LAST_REPLY_SECONDS).wait(LAST_REPLY_SECONDS + CALL_END_SECONDS):
+        if not self._server.stop(LAST_REPLY_SECONDS, CALL_END_SECONDS):
             log.warning("drain: calls that do not end")
         self.namespaces.close()
         log.info("stopped")
 
-    def _bind(self) -> int:
-        if self._tls is None:
-            return self._server.add_insecure_port(self._address.target)
-        pair = self._tls.key, self._tls.certificate
-        require_client_certificate = self._tls.ca is not None
-        return self._server.add_secure_port(
-            self._address.target,
-            grpc.ssl_server_credentials([pair], self._tls.ca, require_client_auth=require_client_certificate),
-        )
-
-    def _add_servicers(self, admin: Admin) -> None:
-        add_DraftingServicer_to_server(self.drafting, self._server)
-        add_AdminServicer_to_server(admin, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+    def _add_servicers(self, server: grpc.aio.Server) -> None:
+        add_DraftingServicer_to_server(self.drafting, server)
+        add_AdminServicer_to_server(self._admin, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (DRAFTING, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        reflection.enable_server_reflection(names, server)
 
     def _set_health(self, status: int) -> None:
         for name in ("", DRAFTING, ADMIN):
-            self._health.set(name, status)
+            self._server.run(self._health.set(name, status))
 
     def _keep_house(self) -> None:
         while not self._stopping.wait(HOUSEKEEPING_SECONDS):
@@ -150,9 +136,6 @@ class Service:
             closed = self.namespaces.close_expired()
             if closed:
                 log.info("closed sessions nobody came back for", extra={"sessions": closed})
-            silent = self.drafting.end_silent(time.monotonic())
-            if silent:
-                log.warning("ended streams that did not greet", extra={"streams": silent})
 
     def _keep_synced(self) -> None:
         while not self._stopping.wait(SYNC_SECONDS):
@@ -179,7 +162,7 @@ def serve(service: Service, metrics_port: int | None = None, metrics_host: str =
         STDERR
     )  # what ends the process without Python, as a fault in a mapping does, leaves a line
     if metrics_port is not None:
-        listen(application(service.page.html, service.metrics.registry), metrics_port, metrics_host)
+        WebServer(application(service.page.html, service.metrics.registry), metrics_port, metrics_host)
     service.start()
     gc.collect()
     gc.freeze()  # to collect what stays until the end, modules and texts, would hold up all answers for 130 to 410 ms
@@ -207,4 +190,13 @@ def _server_options(limits: ServiceLimits) -> tuple[tuple[str, int], ...]:
         # connection at the third that comes sooner.
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        # The stream of a worker that has stopped, or whose machine has, ends after both: within ten seconds.
+        ("grpc.keepalive_time_ms", 4_000),
+        ("grpc.http2.ping_timeout_ms", 4_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A connection on which nobody speaks HTTP/2, or nobody calls, is closed; a client opens another one.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 300_000),
+        ("grpc.max_concurrent_streams", CONNECTION_CALLS),
+        ("grpc.max_allowed_incoming_connections", most_connections(limits.streams)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +18,7 @@ from proto_gen.specstore.v1 import admin_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+MAX_OPEN_CALLS = 8  # that send documents; each takes a thread for as long as its caller wants
 SEGMENT_TOKENS = 1 << 22  # documents are indexed together in segments of about this size
 
 
@@ -25,8 +27,17 @@ class Warmup:
 
     def __init__(self, namespaces: Namespaces, limits: ServiceLimits, corpora: Corpora) -> None:
         self._namespaces, self._limits, self._corpora = namespaces, limits, corpora
+        self._open_calls = threading.BoundedSemaphore(MAX_OPEN_CALLS)
 
     def from_messages(self, requests: Iterator[pb.WarmupRequest]) -> pb.WarmupReply:
+        if not self._open_calls.acquire(blocking=False):
+            raise exhausted(f"Warmup: {MAX_OPEN_CALLS} such calls are open, the limit")
+        try:
+            return self._from_messages(requests)
+        finally:
+            self._open_calls.release()
+
+    def _from_messages(self, requests: Iterator[pb.WarmupRequest]) -> pb.WarmupReply:
         hosted: HostedNamespace | None = None
         added = pb.WarmupReply()
         waiting: list[np.ndarray] = []

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
+from waitress import create_server  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -17,6 +16,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+CONNECTIONS = 100  # further ones wait in the kernel, without a file descriptor
+SILENT_SECONDS = 5  # after which a connection that says nothing is closed
+_BOUNDS: dict[str, Any] = {
+    "connection_limit": CONNECTIONS,
+    "channel_timeout": SILENT_SECONDS,
+    "cleanup_interval": 1,  # seconds between two looks for silent ones
+    "asyncore_use_poll": True,  # select() takes no descriptor above 1023
+    "ident": None,
+}
 _HEADERS = (
     ("Content-Type", "text/html; charset=utf-8"),
     ("Cache-Control", "no-store"),
@@ -44,24 +52,20 @@ def application(html: Callable[[], str], registry: CollectorRegistry) -> WSGIApp
     return answer
 
 
-def listen(app: WSGIApplication, port: int, host: str = LOOPBACK) -> WSGIServer:
-    """Serves on a thread until `shutdown`. host: an IPv4 address or a name of one.
+class WebServer:
+    """Serves on a thread until it is closed. host: an IPv4 address or a name of one.
 
     Raises OSError naming the option if the port is not free or the address is not this machine's."""
-    try:
-        server = make_server(host, port, app, _Server, _QuietHandler)
-    except OSError as error:
-        option = f"metrics-port: {port}" if host == LOOPBACK else f"metrics-host: {host}:{port}"
-        raise OSError(f"{option}: {error.strerror}") from None
-    threading.Thread(target=server.serve_forever, name="specstore-http", daemon=True).start()
-    log.info("status page and metrics", extra={"url": f"http://{host}:{server.server_port}/"})
-    return server
 
+    def __init__(self, app: WSGIApplication, port: int, host: str = LOOPBACK) -> None:
+        try:
+            self._server = create_server(app, host=host, port=port, **_BOUNDS)
+        except OSError as error:
+            option = f"metrics-port: {port}" if host == LOOPBACK else f"metrics-host: {host}:{port}"
+            raise OSError(f"{option}: {error.strerror}") from None
+        self.url = f"http://{host}:{self._server.effective_port}/"
+        threading.Thread(target=self._server.run, name="specstore-http", daemon=True).start()
+        log.info("status page and metrics", extra={"url": self.url})
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _QuietHandler(WSGIRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Requests are not logged."""
+    def close(self) -> None:
+        self._server.trigger.pull_trigger(self._server.close)  # on the server's own thread

@@ -10,7 +10,7 @@ from datastore_service.engine.limits import Limits
 from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import Service
-from datastore_service.server.web import application, listen
+from datastore_service.server.web import WebServer, application
 
 VOCAB = 1000
 
@@ -35,9 +35,8 @@ def running(
 @contextmanager
 def serving(service: Service) -> Iterator[str]:
     """The URL of its status page; metrics are below it."""
-    server = listen(application(service.page.html, service.metrics.registry), 0)
+    server = WebServer(application(service.page.html, service.metrics.registry), 0)
     try:
-        yield f"http://127.0.0.1:{server.server_port}/"
+        yield server.url
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()

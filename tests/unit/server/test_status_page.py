@@ -10,7 +10,7 @@ import pytest
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
 from datastore_service.server.history import SAMPLE_SECONDS, SAMPLES, History
 from datastore_service.server.service import Service
-from datastore_service.server.web import application, listen
+from datastore_service.server.web import WebServer, application
 from tests.unit.server.service import running, serving
 
 HOSTILE = '<script>alert("1")</script>'
@@ -139,14 +139,14 @@ def test_a_taken_port_names_the_option(service):
     with serving(service) as url:
         port = int(url.rstrip("/").rpartition(":")[2])
         with pytest.raises(OSError, match=f"^metrics-port: {port}: Address already in use$"):
-            listen(lambda *_: [], port)
+            WebServer(lambda *_: [], port)
 
 
 def test_another_address_is_listened_on_and_a_foreign_one_names_the_option(service):
-    server = listen(application(service.page.html, service.metrics.registry), 0, "127.0.0.2")
-    with urlopen(f"http://127.0.0.2:{server.server_port}/metrics") as reply:
+    server = WebServer(application(service.page.html, service.metrics.registry), 0, "127.0.0.2")
+    assert server.url.startswith("http://127.0.0.2:")
+    with urlopen(server.url + "metrics") as reply:
         assert b"specstore_streams 0.0" in reply.read()
-    server.shutdown()
-    server.server_close()
+    server.close()
     with pytest.raises(OSError, match=r"^metrics-host: 192\.0\.2\.1:0: Cannot assign requested address$"):
-        listen(lambda *_: [], 0, "192.0.2.1")
+        WebServer(lambda *_: [], 0, "192.0.2.1")
