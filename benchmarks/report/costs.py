@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.report.markdown import in_order, table
+from benchmarks.report.statistics import ratio_of_sums
 
 MILLION = 1e6
 
@@ -34,6 +35,19 @@ def rpc(record: dict) -> list[str]:
     cells = [(*medians, "{1:.2f} [{0:.2f}, {2:.2f}]".format(*ratio))]
     headings = (*(f"{part}, µs" for part in parts), "service / (echo + engine)")
     return ["## Time of a draft over gRPC", "", text, "", *table(headings, cells)]
+
+
+def strangers(record: dict) -> list[str]:
+    settings, rows = record["manifest"]["settings"], record["results"]
+    text = f"{len(rows)} rounds with strangers and as many without, at batch {settings['batch']}."
+    cells = []
+    for share, name in ((50, "median"), (99, "99th percentile")):
+        alone, beside = ([row[f"{which}_{share}"] for row in rows] for which in ("alone", "beside"))
+        cells.append(
+            (name, f"{np.median(alone):.0f}", f"{np.median(beside):.0f}", str(ratio_of_sums(beside, alone)))
+        )
+    headings = ("of a draft", "alone, µs", "beside strangers, µs", "ratio")
+    return ["## Drafts while strangers hold the ports", "", text, "", *table(headings, cells)]
 
 
 def upkeep(record: dict) -> list[str]:

@@ -7,6 +7,7 @@ from benchmarks.report import beside, carrying, costs, drafting, pipelining, rep
 COSTS = {
     "engine": costs.engine,
     "rpc": costs.rpc,
+    "strangers": costs.strangers,
     "load": carrying.load,
     "upkeep": costs.upkeep,
     "host_time": costs.host_time,

@@ -180,6 +180,12 @@ def test_every_cost_has_tables():
     assert "- odds: 3" in tables.of(made_by("weights") | scores | {"weights": {"odds": 3}})
 
 
+def test_strangers_are_compared_round_by_round():
+    row = {"alone_50": 500.0, "alone_99": 1000.0, "beside_50": 510.0, "beside_99": 1030.0}
+    text = "\n".join(tables.of(made_by("strangers", batch=8) | {"results": [row] * 12}))
+    assert "| 99th percentile | 1000 | 1030 | 1.03 [1.03, 1.03] |" in text
+
+
 def test_the_rooflines_record_has_a_page_of_its_own(tmp_path):
     roofline.main(["--batch", "1", "--json", str(tmp_path / "roofline.json")])
     main([str(tmp_path)])

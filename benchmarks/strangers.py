@@ -1,0 +1,181 @@
+"""`python -m benchmarks.strangers`: what a worker's drafts take while strangers hold the service's ports, and while they do not.
+
+Rounds alternate. Strangers are a process that holds calls whose requests do not come, connections on which nothing is said on both
+ports, and a worker that has stopped. A step's time is from making the message to having read the answer.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+import numpy as np
+from tokenizers import Tokenizer
+
+from benchmarks.engine import PROMPT, STEPS
+from benchmarks.options import add_tokenizer, options
+from benchmarks.report.records import finish
+from benchmarks.rpc import FINGERPRINT, SECONDS, START_SECONDS, Recorded, record
+from benchmarks.sources import source_documents
+from datastore_service.client.remote import GrpcDatastore
+from datastore_service.protocol.types import Budget, Entry, Namespace
+from sglang_patches.launch.datastore import DatastoreService
+from sglang_patches.launch.processes import free_port
+
+HALF_SENT, IDLE, IDLE_METRICS = 100, 1100, 1005
+UNFINISHED = ("/specstore.v1.Admin/Stats", "/grpc.health.v1.Health/Check")
+SETTLE_SECONDS = 1.0
+STOPS = """
+import sys
+from datastore_service.client.remote import GrpcDatastore
+from datastore_service.protocol.types import Namespace
+datastore = GrpcDatastore(sys.argv[1], Namespace("stranger", "0" * 64))
+sys.exit(0 if datastore.wait_connected(60) and print("connected", flush=True) is None and sys.stdin.read() else 1)
+"""
+
+
+def hold(endpoint: str, metrics_port: int, told: Connection) -> None:
+    """The strangers' process: told True they hold the ports, told False they leave them."""
+    while told.recv():
+        with ExitStack() as held:
+            host, port = endpoint.rsplit(":", 1)
+            ends = [_idle(int(port)) for _ in range(IDLE)] + [
+                _idle(metrics_port) for _ in range(IDLE_METRICS)
+            ]
+            for end in ends:
+                held.callback(end.close)
+            channel = held.enter_context(grpc.insecure_channel(endpoint))
+            never: queue.SimpleQueue = queue.SimpleQueue()
+            for number in range(HALF_SENT):
+                channel.stream_stream(UNFINISHED[number % len(UNFINISHED)])(iter(never.get, None))
+            held.enter_context(_stopped_worker(endpoint))
+            told.send(len(ends))
+            told.recv()
+            for _ in range(HALF_SENT):
+                never.put(None)
+        told.send(0)
+
+
+def _idle(port: int) -> socket.socket:
+    """The service may leave it in the kernel's queue, so nobody waits for it."""
+    end = socket.socket()
+    end.setblocking(False)
+    end.connect_ex(("127.0.0.1", port))
+    return end
+
+
+@contextmanager
+def _stopped_worker(endpoint: str) -> Iterator[None]:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", STOPS, endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        if worker.stdout is None or worker.stdout.readline() != b"connected\n":
+            raise RuntimeError("the worker that is to stop did not connect")
+        os.kill(worker.pid, signal.SIGSTOP)
+        yield
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+@contextmanager
+def strangers(endpoint: str, metrics_port: int) -> Iterator[Callable[[bool], None]]:
+    """What makes them come and go."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=hold, args=(endpoint, metrics_port, theirs), daemon=True
+    )
+    process.start()
+
+    def present(wanted: bool) -> None:
+        ours.send(wanted)
+        ours.recv()
+
+    try:
+        yield present
+    finally:
+        process.kill()
+        process.join()
+
+
+def measure(service: GrpcDatastore, rounds: Sequence[Sequence[Recorded]]) -> np.ndarray:
+    """Microseconds of each step."""
+    times = []
+    for steps in rounds:
+        for step in steps:
+            started = time.perf_counter()
+            if service.step(step.entries, SECONDS) is None:
+                raise RuntimeError(f"the service did not answer: {service.disconnect_reason}")
+            times.append(1e6 * (time.perf_counter() - started))
+        service.step([Entry(entry.session, closing=True) for entry in steps[0].entries], SECONDS)
+    return np.array(times)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = options("strangers", __doc__)
+    add_tokenizer(parser)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20, help="with strangers, and as many without")
+    parser.add_argument("--texts", type=int, default=20, help=f"batches a round, of {STEPS} steps each")
+    given = parser.parse_args(argv)
+    tokenizer = Tokenizer.from_file(str(given.tokenizer))
+    wanted = given.batch * given.texts
+    texts = [
+        text
+        for text in source_documents(tokenizer, 4000 * wanted)
+        if len(text) > PROMPT + STEPS * (given.nodes + 1)
+    ][:wanted]
+    batches = [
+        record(tokenizer.get_vocab_size(), texts[first : first + given.batch], Budget(given.nodes))
+        for first in range(0, len(texts) - given.batch + 1, given.batch)
+    ]
+    metrics_port, results = free_port(), []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        DatastoreService(
+            Path(folder) / "log", "--log-level", "warning", "--metrics-port", metrics_port
+        ) as running,
+        strangers(running.endpoint, metrics_port) as present,
+    ):
+        connected = GrpcDatastore(running.endpoint, Namespace("benchmark", FINGERPRINT))
+        if not connected.wait_connected(START_SECONDS):
+            sys.exit(f"the service did not answer: {connected.disconnect_reason}")
+        measure(connected, batches)  # what loads late is loaded
+        for number in range(given.rounds):
+            times = {}
+            for there in (True, False) if number % 2 else (False, True):
+                if there:
+                    present(True)
+                time.sleep(SETTLE_SECONDS)
+                times[there] = measure(connected, batches)
+                if there:
+                    present(False)
+            results.append(_row(times[False], times[True]))
+        connected.close()
+    finish("strangers", given, results=results)
+
+
+def _row(alone: np.ndarray, beside: np.ndarray) -> dict[str, float]:
+    return {
+        f"{name}_{share}": float(np.percentile(times, share))
+        for name, times in (("alone", alone), ("beside", beside))
+        for share in (50, 99)
+    }
+
+
+if __name__ == "__main__":
+    main()
