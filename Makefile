@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test test-long lint serve serve-pd demo bench peers packages dist lock clean
+.PHONY: help env test test-long lint serve serve-pd demo bench peers packages settings dist lock clean
 
 # Every target runs in the environment of the lock file, which is made on first use.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
@@ -15,6 +15,7 @@ help:
 	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served"
 	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks"
 	echo "make packages  draws docs/packages.svg: which package imports which"
+	echo "make settings  writes docs/settings.md from the table in docs/settings.py"
 	echo "make dist    wheel and sdist in dist/"
 	echo "make env     makes the environment and prints its path"
 	echo "make lock    resolves pyproject.toml into requirements/lock.txt, and for each earlier SGLang that is tested"
@@ -54,6 +55,9 @@ peers:
 
 packages:
 	$(IN_ENV) python docs/packages.py $(ARGS)
+
+settings:
+	$(IN_ENV) python docs/settings.py
 
 # The wheel is built from the sdist, so the sdist has what a build needs.
 dist:

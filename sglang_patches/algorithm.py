@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sglang.srt.arg_groups.overrides import resolved_view
@@ -136,9 +137,7 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
         for value in (server_args._raw_input[field], getattr(view, field)):
             if value != supported:
                 raise ValueError(f"{method.name}: {_flag(field)} {value} is not supported, only {supported}")
-    for field, default in _WITHOUT_EFFECT.items():  # SGLang may set some of them itself
-        if (value := server_args._raw_input[field]) != default:
-            raise ValueError(f"{method.name}: {_flag(field)} {value} would have no effect, leave it out")
+    _refuse_without_effect(method.name, server_args)
     for field, refused in _REFUSED.items():
         if getattr(view, field) == refused:
             raise ValueError(f"{method.name}: {_flag(field)} {refused} is not supported")
@@ -149,26 +148,54 @@ _ONLY_SUPPORTED = {
     "pp_size": 1,
     "dcp_size": 1,
     "enable_two_batch_overlap": False,
-    "speculative_adaptive": False,  # for EAGLE; --specstore-length is ours
     # From a session's second turn on its last token counts as cached, whose KV no verification has written.
     "enable_streaming_session": False,
     "tokenizer_worker_num": 1,  # SGLang loads no plugins in these processes, and waits for them for ever
+    "use_ray": False,  # it loads none in Ray's actors either
     "enable_pdmux": False,  # prefills around the worker
     "attn_cp_size": 1,  # splits a prompt among ranks
     # A verified tree has a row a node, an answer's buffer a row a token.
     "enable_return_routed_experts": False,
     "enable_return_indexer_topk": False,
 }
-# Fields -> their defaults. A batch is either of prompts or of decode steps, and a draft is accepted where the target draws it alone.
-_WITHOUT_EFFECT = {
-    "enable_mixed_chunk": False,
-    "speculative_accept_threshold_single": 1.0,
-    "speculative_accept_threshold_acc": 1.0,
-    "speculative_use_rejection_sampling": False,
-    "speculative_token_map": None,
-}
+# What SGLang's speculation reads, by the beginnings of names: other methods, and draft models in SGLang's own process.
+_SPECULATION = (
+    "speculative_",
+    "decoupled_spec_",
+    "spec_trace_dir",
+    "uno_lora_path",
+    "enable_multi_layer_eagle",
+)
+# Of these, what has an effect here, or is refused with a reason of its own.
+_HEEDED = frozenset(
+    {
+        "speculative_algorithm",
+        "speculative_attention_mode",
+        "speculative_draft_model_path",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+        "speculative_num_steps",
+    }
+)
 # Fields -> the one value that no method works with.
 _REFUSED = {"grammar_backend": "outlines"}  # a walk over a tree asks for packed bits and a rollback
+
+
+def is_without_effect(field: str) -> bool:
+    """Whether nothing here would read the field."""
+    if field == "enable_mixed_chunk":  # a batch is either of prompts or of decode steps
+        return True
+    return field.startswith(_SPECULATION) and field not in _HEEDED
+
+
+def _refuse_without_effect(algorithm: str, server_args: ServerArgs) -> None:
+    """Of what was given: SGLang sets some of these fields itself."""
+    from sglang.srt.server_args import ServerArgs
+
+    defaults = inspect.signature(ServerArgs).parameters
+    for field, value in server_args._raw_input.items():
+        if is_without_effect(field) and value != defaults[field].default:
+            raise ValueError(f"{algorithm}: {_flag(field)} {value} would have no effect, leave it out")
 
 
 def _refuse_wrong_shape(algorithm: str, server_args: ServerArgs) -> None:

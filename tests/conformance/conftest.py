@@ -1,8 +1,8 @@
 """The suite's parameters: every method of the registry. A method that is added there inherits every test.
 
 `--method NAME` runs it for one. `--draft DRAFT` takes another draft for methods that have a draft process (`drafts.py`).
-`--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS. With DEVICE=cuda in the environment the servers
-run on a GPU.
+`--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS. The servers have `--device cpu` and
+`--sampling-backend pytorch`; with DEVICE=cuda in the environment they run on a GPU.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ def datastore(logs) -> Iterator[DatastoreService]:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a method is served: its scheduler, where its datastore is, its widest tree, its pages, its cache."""
+    """How a method is served: its scheduler (`--disable-overlap-schedule` or not), where its datastore is, its widest tree, its pages,
+    its cache."""
 
     overlap: bool
     embedded: bool

@@ -1,4 +1,4 @@
-"""Prefill and decode on instances of their own, behind SGLang's router, another tenant of the same datastore.
+"""Prefill and decode on instances of their own (`--disaggregation-mode`), behind SGLang's router, another tenant of the same datastore.
 
 Requests with a logit bias or parameters of ours go to the instances: the router passes neither on.
 """

@@ -1,4 +1,5 @@
-"""A server of two tensor-parallel ranks on a CPU: both commit the same tokens, and greedy ones are those of plain decoding by two ranks."""
+"""A server of two tensor-parallel ranks (`--tp-size 2`) on a CPU: both commit the same tokens, and greedy ones are those of plain decoding
+by two ranks."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_device_check_and_python_api(python):
 
 def test_settings(python):
     """Refusals, and which attention backend verifies on an accelerator."""
-    settings = [f"tests/unit/plugin/test_{name}.py" for name in ("refusals", "tree_attention")]
+    settings = [f"tests/unit/plugin/test_{name}.py" for name in ("refusals", "settings", "tree_attention")]
     _run(python, "pytest", "-q", *settings)
 
 

@@ -1,27 +1,16 @@
-"""Settings that the algorithms cannot work with stop the start, by name: SGLang's own resolution is asked."""
-
-from pathlib import Path
+"""What a method needs and a model cannot have stops the start, by name: SGLang's own resolution is asked. `test_settings` asks it for
+each setting that is refused."""
 
 import pytest
-from packaging.version import Version
 
 pytest.importorskip("sglang")
 
-from sglang_patches.algorithm import _ONLY_SUPPORTED, _REFUSED, _WITHOUT_EFFECT, _flag  # noqa: E402
 from sglang_patches.drafting.registry import METHODS  # noqa: E402
-from sglang_patches.versions import INSTALLED, host  # noqa: E402
+from sglang_patches.versions import host  # noqa: E402
 from tests.unit.plugin.resolution import resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plugin")
 
-# Arguments that not every version has, by the first that has them.
-SINCE = {
-    "0.5.21": [({"enable_pd_role_switch": True}, "--enable-pd-role-switch")],
-    "0.5.22": [
-        ({"tp_size": 2, "attn_dp_size": 2}, r"--enable-dp-attention \(--attn-dp-size\)"),
-        ({"enable_watermark": True}, "--enable-watermark"),
-    ],
-}
 HERE = [method for method in METHODS.values() if host.EARLY_EXITS or not method.early_exit]
 
 
@@ -29,44 +18,6 @@ def test_what_it_can_work_with_passes(model_path):
     view = resolve(model_path("dense"), "hopper")
     assert view.speculative_num_draft_tokens == 16
     assert view.speculative_num_steps * view.speculative_eagle_topk <= 16
-
-
-@pytest.mark.parametrize(
-    ("given", "flag"),
-    [
-        ({"speculative_num_draft_tokens": 3}, "--speculative-num-draft-tokens 3"),
-        ({"speculative_num_steps": 3}, "--speculative-num-steps 3"),
-        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4"),
-        ({"pp_size": 2}, "--pp-size 2"),
-        ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention"),
-        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
-        ({"speculative_adaptive": True}, "--speculative-adaptive"),
-        ({"grammar_backend": "outlines"}, "--grammar-backend outlines"),
-        ({"enable_streaming_session": True}, "--enable-streaming-session"),
-        ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num 2"),
-        ({"enable_pdmux": True}, "--enable-pdmux"),
-        ({"tp_size": 2, "attn_cp_size": 2}, "--attn-cp-size 2"),
-        ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
-        ({"enable_return_routed_experts": True}, "--enable-return-routed-experts"),
-        ({"enable_return_indexer_topk": True}, "--enable-return-indexer-topk"),
-        ({"speculative_accept_threshold_single": 0.5}, "--speculative-accept-threshold-single 0.5"),
-        ({"speculative_accept_threshold_acc": 0.5}, "--speculative-accept-threshold-acc 0.5"),
-        ({"speculative_use_rejection_sampling": True}, "--speculative-use-rejection-sampling"),
-        ({"speculative_token_map": "tokens.pt"}, "--speculative-token-map tokens.pt"),
-        *(case for first, cases in SINCE.items() if Version(INSTALLED) >= Version(first) for case in cases),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_what_it_cannot_work_with_is_named(model_path, given, flag):
-    with pytest.raises(ValueError, match=f"^(SSSD: )?{flag}"):
-        resolve(model_path("dense"), "hopper", **given)
-
-
-def test_each_refused_setting_is_in_the_docs():
-    refused = {*_ONLY_SUPPORTED, *_WITHOUT_EFFECT, *host.ONLY_SUPPORTED, *_REFUSED}
-    page = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
-    rows = [row for row in page.splitlines() if row.startswith("|") and "refused" in row]
-    assert not {_flag(field) for field in refused if not any(_flag(field) in row for row in rows)}
 
 
 @pytest.mark.parametrize(
