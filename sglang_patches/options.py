@@ -125,7 +125,7 @@ class Options:
             choices = option.metadata["choices"]
             if choices and getattr(self, option.name) not in choices:
                 raise ValueError(
-                    f"specstore option {option.name}: {getattr(self, option.name)!r} is not one of {choices}"
+                    f"specstore option {option.name}: {getattr(self, option.name)!r} is not one of {', '.join(choices)}"
                 )
 
     @property
@@ -159,7 +159,9 @@ def _from_file(path: str) -> dict[str, Any]:
         if name not in kinds:
             near = difflib.get_close_matches(name, kinds, 1)
             hint = f", did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{path}: unknown specstore option {name}{hint}")
+            raise ValueError(
+                f"{path}: unknown specstore option {name}{hint} (keys stand at the top, with underscores)"
+            )
         # An integer is a number too, but true is not 1 and 3.7 is not 3.
         if type(value) not in (kinds[name], *((int,) if kinds[name] is float else ())):
             raise ValueError(
@@ -203,18 +205,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--specstore-config", metavar="FILE", help="TOML file with these options, without the prefix"
     )
     for option in dataclasses.fields(Options):
+        choices = option.metadata["choices"]
+        # A value is checked where those of the environment and the file are: SGLang's parser would print 500 lines of usage first.
         group.add_argument(
             "--specstore-" + option.name.replace("_", "-"),
             help=f"{option.metadata['help']} (default: {option.default})",
-            choices=option.metadata["choices"] or None,
-            type=type(option.default),
+            metavar=f"{{{','.join(choices)}}}" if choices else None,
         )
 
 
-def export_flags(arguments: argparse.Namespace) -> None:
-    """Makes the given flags visible to this process's `load_options` and to its children's."""
+def export_flags(arguments: argparse.Namespace) -> list[str]:
+    """Makes the given flags visible to this process's `load_options` and to its children's. Returns their names."""
     names = ["config", *(option.name for option in dataclasses.fields(Options))]
-    for name in names:
-        value = getattr(arguments, f"specstore_{name}", None)
-        if value is not None:
-            os.environ[ENVIRONMENT_PREFIX + name.upper()] = str(value)
+    given = {name: getattr(arguments, f"specstore_{name}", None) for name in names}
+    values = {name: value for name, value in given.items() if value is not None}
+    os.environ |= {ENVIRONMENT_PREFIX + name.upper(): value for name, value in values.items()}
+    return ["--specstore-" + name.replace("_", "-") for name in values]

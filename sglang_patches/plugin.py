@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
     from sglang_patches.drafting.registry import Method
+
+logger = logging.getLogger(__name__)
 
 _registered = False
 
@@ -55,18 +58,33 @@ def _register_flags() -> None:
     def before_from_cli_args(cls: type, args: argparse.Namespace) -> None:
         from sglang_patches.options import check_options, export_flags
 
-        export_flags(args)
+        given = export_flags(args)
         try:
             check_options()
         except (ValueError, OSError) as error:
             print(f"specstore: {error}", file=sys.stderr)
             raise SystemExit(2) from None  # as argparse ends for a flag of its own
+        if given and not _is_ours(args.speculative_algorithm):
+            flags = ", ".join(given)
+            logger.warning("specstore: %s: no effect without a --speculative-algorithm of specstore", flags)
 
     server_args = "sglang.srt.server_args.ServerArgs."
     hooks.register({server_args + "add_cli_args": after_add_cli_args}, HookType.AFTER)
     hooks.register(
         {server_args + "from_cli_args": before_from_cli_args} | host.RESOLUTION_HOOKS, HookType.BEFORE
     )
+
+
+def _is_ours(algorithm: str | None) -> bool:
+    """Whether it is made of a Method, which another plugin may have registered."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_patches.algorithm import TreeAlgorithm
+
+    try:
+        return isinstance(SpeculativeAlgorithm.from_string(algorithm), TreeAlgorithm)
+    except ValueError:  # SGLang ends for a name that nobody has
+        return False
 
 
 def _register_algorithms() -> None:

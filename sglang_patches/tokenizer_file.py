@@ -19,5 +19,8 @@ def tokenizer_file(model: str, revision: str | None = None) -> Path:
 
     try:
         return Path(hf_hub_download(model, TOKENIZER, revision=revision))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise ValueError(f"{model} is neither a folder nor a hub model with {TOKENIZER}: {error}") from error
+    except HFValidationError:
+        raise ValueError(f"{model} is neither a folder nor a name that a hub's model can have") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{model} is neither a folder nor a hub model with {TOKENIZER}: {reason}") from error

@@ -167,7 +167,7 @@ def main() -> int:
         asyncio.run(_serve_until_stopped(port, read_groups(os.environ), sys.argv[1:]))
     except (ValueError, ChildDiedError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError) else 1
     return 0
 
 

@@ -6,6 +6,7 @@ until both processes are healthy, and stops both on Ctrl-C, on SIGTERM and when 
 """
 
 import argparse
+import difflib
 import hashlib
 import os
 import signal
@@ -36,6 +37,7 @@ HOST = "127.0.0.1"
 DATASTORE_PORT = 50061
 DEVICES = ("cpu", "cuda")
 ROLES = ("prefill", "decode")
+PATH_STARTS = ("/", "./", "../", "~")  # no hub has such a name
 BOOTSTRAP_PORT = 8998  # SGLang's own default
 # A single CPU serves few requests at a time. Without a bound SGLang sizes its KV pool by the machine's whole memory.
 CPU_FLAGS = (
@@ -156,6 +158,40 @@ def _choice(environment: Mapping[str, str], variable: str, choices: tuple[str, .
     if value not in choices:
         raise SettingsError(f"{variable}={value!r}: give one of {', '.join(c for c in choices if c)}")
     return value
+
+
+def refuse_unknown_algorithm(algorithm: str) -> None:
+    """Raises `SettingsError` for one that neither specstore nor SGLang has, nor another of its plugins."""
+    if algorithm == "NONE" or algorithm in METHODS:
+        return
+    # In a process of its own: plugins change SGLang where they are loaded.
+    asked = subprocess.run([sys.executable, "-c", UNLESS_KNOWN, algorithm], capture_output=True, text=True)
+    if names := asked.stdout.split():
+        near = difflib.get_close_matches(algorithm, [*METHODS, *names], 1)
+        hint = f", did you mean {near[0]}?" if near else f"; specstore's are {', '.join(METHODS)}"
+        raise SettingsError(f"ALGORITHM={algorithm}: there is no such algorithm{hint}")
+
+
+# Prints SGLang's own names if the one asked for is unknown.
+UNLESS_KNOWN = """
+import sys
+from sglang.srt.plugins import load_plugins
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+load_plugins()
+try:
+    SpeculativeAlgorithm.from_string(sys.argv[1])
+except ValueError:
+    print(*SpeculativeAlgorithm.__members__)
+"""
+
+
+def refuse_missing_files(settings: Settings) -> None:
+    """Raises `SettingsError` for a model or an early exit that is a path to nothing. Names of a hub are looked up later."""
+    for variable, model in (("MODEL", settings.model), ("DRAFT_MODEL", settings.draft_model)):
+        if model.startswith(PATH_STARTS) and not Path(model).is_dir():
+            raise SettingsError(f"{variable}={model}: no such folder")
+    if settings.early_exit and not Path(settings.early_exit).is_file():
+        raise SettingsError(f"EARLY_EXIT={settings.early_exit}: no such file")
 
 
 def refuse_taken_ports(settings: Settings) -> None:
@@ -366,11 +402,13 @@ def main(run: Callable[[Settings, list[str]], NoReturn] = run, datastore_port: i
     signal.signal(signal.SIGTERM, _stop)
     try:
         settings = replace(read_settings(os.environ), datastore_port=datastore_port)
+        refuse_unknown_algorithm(settings.algorithm)
+        refuse_missing_files(settings)
         refuse_taken_ports(settings)
         run(settings if settings.device else replace(settings, device=detect_device()), flags)
     except (SettingsError, DemoModelError, ChildDiedError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, SettingsError) else 1
     except BrokenPipeError:
         for stream in (sys.stdout, sys.stderr):  # so that Python does not try again at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

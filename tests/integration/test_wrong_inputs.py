@@ -78,6 +78,14 @@ COMMANDS = [
     ("specstore stats --endpoint {asking}", 1, "asks for its admin token", "--admin-token-file", "SPECSTORE_ADMIN_TOKEN"),
     ("specstore stats --endpoint {asking} --admin-token-file text", 1, "another admin token than --admin-token-file text"),
     ("SPECSTORE_ADMIN_TOKEN=x specstore stats --endpoint {asking}", 1, "another admin token than SPECSTORE_ADMIN_TOKEN"),
+    ("MODEL=/nope python -m sglang_patches.launch.serve", 2, "error: MODEL=/nope: no such folder"),
+    ("ALGORITHM=SAGURAO MODEL=/nope python -m sglang_patches.launch.serve", 2, "ALGORITHM=SAGURAO", "did you mean SAGUARO?"),
+    ("ALGORITHM=SAGUARO MODEL=model python -m sglang_patches.launch.serve", 2, "DRAFT_MODEL='': "),
+    ("ALGORITHM=MIRROR EARLY_EXIT=none python -m sglang_patches.launch.serve", 2, "EARLY_EXIT=none: no such file"),
+    ("PORT=http python -m sglang_patches.launch.demo", 2, "PORT='http': give a port number"),
+    ("DATASTORE=redis python -m sglang_patches.launch.serve_pd", 2, "DATASTORE='redis': give grpc, embedded or HOST:PORT"),
+    ("PREFILLS=0 DEVICE=cpu python -m sglang_patches.launch.serve_pd", 2, "PREFILLS='0': give a number of instances"),
+    ("PREFILL=a python -m sglang_patches.launch.router", 2, "PREFILL: "),
 ]  # fmt: skip
 
 
@@ -90,7 +98,7 @@ def test_a_wrong_input_is_told_in_one_line(place, typed, status, parts):
         cwd=place.folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env=os.environ
         | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(CHECKOUT)},
     )

@@ -143,6 +143,38 @@ def test_flags_given_by_hand_win():
     assert flag(command, "--host") == "0.0.0.0"
 
 
+@pytest.mark.parametrize("algorithm", ["SSSD", "NONE", "NEXTN"])
+def test_an_algorithm_that_there_is(algorithm):
+    serve.refuse_unknown_algorithm(algorithm)
+
+
+def test_an_algorithm_of_nobody_is_refused():
+    with pytest.raises(
+        SettingsError, match="^ALGORITHM=EAGEL: there is no such algorithm, did you mean EAGLE"
+    ):
+        serve.refuse_unknown_algorithm("EAGEL")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"MODEL": "/nope"}, "MODEL=/nope: no such folder"),
+        ({"MODEL": "./nope", "ALGORITHM": "none"}, "MODEL=./nope: no such folder"),
+        ({"DRAFT_MODEL": "../nope", "ALGORITHM": "saguaro"}, "DRAFT_MODEL=../nope: no such folder"),
+        ({"EARLY_EXIT": "nope", "ALGORITHM": "mirror"}, "EARLY_EXIT=nope: no such file"),
+    ],
+)
+def test_a_path_to_nothing_is_refused_before_anything_is_made(variables, message):
+    with pytest.raises(SettingsError) as refused:
+        serve.refuse_missing_files(settings(**variables))
+    assert str(refused.value) == message
+
+
+def test_names_of_a_hub_are_not_paths(tmp_path):
+    serve.refuse_missing_files(settings(MODEL="owner/name"))
+    serve.refuse_missing_files(settings(MODEL=str(tmp_path)))
+
+
 def test_a_taken_port_is_refused_before_anything_starts(free_port):
     with (
         socket.create_server(("127.0.0.1", free_port)),

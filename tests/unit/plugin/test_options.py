@@ -49,7 +49,7 @@ def test_bad_values_name_the_field(values, message):
 def test_unknown_key_in_the_file_is_named(tmp_path):
     file = tmp_path / "specstore.toml"
     file.write_text("endpiont = 'x'\n")
-    with pytest.raises(ValueError, match="unknown specstore option endpiont, did you mean endpoint\\?$"):
+    with pytest.raises(ValueError, match="unknown specstore option endpiont, did you mean endpoint\\? \\("):
         load_options({"SPECSTORE_CONFIG": str(file)})
 
 
@@ -92,6 +92,18 @@ def test_tls_files_are_read_where_they_are_named(tmp_path):
         (("--specstore-config", "none.toml"), "", "No such file or directory: 'none.toml'"),
         (("--specstore-config", "FILE"), "nodes = ", "specstore.toml: Invalid value (at end of document)"),
         (("--specstore-config", "FILE"), "nodes = 3.7", "nodes: 3.7 is not a valid int"),
+        (
+            ("--specstore-config", "FILE"),
+            "[specstore]\nnodes = 3",
+            "unknown specstore option specstore (keys stand at the top",
+        ),
+        (
+            ("--specstore-config", "FILE"),
+            "request-tenant = ''",
+            "did you mean request_tenant? (keys stand at the top, with underscores)",
+        ),
+        (("--specstore-nodes", "many"), "", "specstore option nodes: 'many' is not a valid int"),
+        (("--specstore-publish", "maybe"), "", "specstore option publish: 'maybe' is not one of on, off"),
     ],
 )
 def test_a_bad_option_ends_the_command_line_in_one_line(plugin, tmp_path, capsys, words, file, message):
@@ -105,6 +117,29 @@ def test_a_bad_option_ends_the_command_line_in_one_line(plugin, tmp_path, capsys
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("specstore: ") and message in line
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "warned"), [((), True), (("NGRAM",), True), (("SSSD",), False)], ids=str
+)
+def test_flags_that_no_algorithm_reads_are_warned_of_once(
+    plugin, tmp_path, monkeypatch, capsys, algorithm, warned
+):
+    from sglang.srt.server_args import ServerArgs, prepare_server_args
+
+    monkeypatch.setattr(ServerArgs, "__post_init__", lambda self: None)  # no model is looked for
+    monkeypatch.setenv("SPECSTORE_ENDPOINT", "")
+    words = [word for name in algorithm for word in ("--speculative-algorithm", name)]
+    prepare_server_args(
+        ["--model-path", str(tmp_path), "--specstore-endpoint", "h:1", "--specstore-nodes", "3", *words]
+    )
+    said = [
+        line.partition("specstore: ")[2]
+        for line in capsys.readouterr().err.splitlines()
+        if "specstore: " in line
+    ]
+    given = "--specstore-endpoint, --specstore-nodes"
+    assert said == [f"{given}: no effect without a --speculative-algorithm of specstore"] * warned
 
 
 def test_a_mistyped_variable_is_logged_with_the_option_that_it_resembles(monkeypatch, caplog):
