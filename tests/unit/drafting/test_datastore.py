@@ -47,10 +47,14 @@ def test_every_entry_names_the_request_s_tenant(datastore, feed):
     feed.open(book.open(reqs))
     states, _ = book.read(Step(reqs, [4, 4], [[9], [9]]))
     feed.step(states, [BUDGET] * 2)
+    del reqs[0].output_ids[:]
+    states[0].settled = 0  # all that was sent was taken back
+    feed.taken_back(states[:1])
+    feed.step(states[:1], [BUDGET])
     feed.close([book.close("closed")])
     feed.drop([book.close("dropped")])
     told = datastore.told()
-    assert [entry.closing for entry in told] == [False] * 4 + [True] * 2
+    assert [entry.closing for entry in told] == [False] * 4 + [True, False, True, True]
     assert {entry.tenant for entry in told} == {"acme"}
 
 

@@ -68,6 +68,16 @@ def test_a_draft_process_s_own_datastore_keeps_tenants_apart(datastore):
     assert [tree.tokens.tolist() for tree in found] == [said[8:12], [], []]
 
 
+def test_a_session_of_a_draft_process_s_own_ends_under_its_tenant(datastore):
+    """Else it would stay open for ever."""
+    phrases, draft = OwnDatastorePhrases(datastore, 4, 5.0), make_draft("first", "a", TEXT)
+    phrases.phrases([Row(draft, 0)], 8)
+    sessions = datastore._engines["a"].sessions
+    assert len(sessions()) == 1
+    phrases.forgotten(draft)
+    assert not sessions()
+
+
 def test_the_worker_s_session_is_asked_about_under_its_tenant(datastore):
     draft = make_draft("s", "a", TEXT)
     assert DatastorePhrases(datastore, 4, 5.0)._entry(draft, ()).tenant == "a"

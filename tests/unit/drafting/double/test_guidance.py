@@ -128,6 +128,23 @@ def test_the_end_of_the_draft_is_asked_about():
     assert missed is feed.text
 
 
+def test_a_union_is_made_by_its_tenant_s_experience():
+    feed = Feed(tree_of([(9, -1, 0.3)]), tree_of([(1, -1, 0.9)]))
+    told = []
+
+    def estimate(trees, tenants):
+        told.append(list(zip([len(tree) for tree in trees], tenants, strict=True)))
+        return raw(trees)
+
+    states = [SimpleNamespace(tenant=name) for name in "abc"]
+    Guidance(feed, Budget(NODES), estimate).trees(states, [DRAFTED, EMPTY_TREE, DRAFTED])
+    (asked,) = told
+    assert {tenant for _, tenant in asked} == {"a", "c"}
+    assert [size for size, tenant in asked if tenant == "a"] == [
+        size for size, tenant in asked if tenant == "c"
+    ]
+
+
 def test_a_datastore_that_does_not_answer_leaves_the_draft():
     class Silent:
         def ask(self, states, budgets, queries):

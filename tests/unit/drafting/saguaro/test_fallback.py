@@ -50,7 +50,7 @@ class AtOnce(Fallback):
 @dataclass(eq=False)
 class State:
     plain_reason: str | None = None
-    tenant: str = ""
+    tenant: str = "acme"  # "" would not show what is learned of nobody
 
 
 @dataclass
@@ -120,6 +120,18 @@ def test_it_waits_where_that_is_worth_it(facts, waits):
         load.waits(9, misses=0)
         waited += load.waits(1, misses)[0] > 0
     assert waited >= 2 * PROBE - 2 if waits else 1 <= waited <= 2
+
+
+@pytest.mark.parametrize("follow", [True, False], ids=["hits follow a wait", "no matter"])
+def test_it_waits_for_the_hits_that_follow_too(follow):
+    """A miss alone costs less than the wait. Nine hits follow a wait, and misses the fallback's tree, or hits both."""
+    load, waited = make_load(missed=3, in_time=0.001), []
+    load.waits(2 * ENOUGH)
+    for cycle in range(20 * PROBE):
+        waited.append(load.waits(1)[0] > 0)
+        load.waits(9, misses=int(follow and not waited[-1]))
+        load.in_time = 0.1 if cycle > 10 * PROBE else 0.001
+    assert np.mean(waited[-2 * PROBE :]) > 0.9 if follow else np.mean(waited[-2 * PROBE :]) < 0.1
 
 
 def test_steps_without_misses_never_wait():
