@@ -385,6 +385,23 @@ def test_remote_addresses_need_permission_and_a_token():
         Service(anywhere, maker, allow_remote=True)
 
 
+def test_an_unknown_namespace_is_refused_with_its_tenant_s_models_alone():
+    """Any stream may ask."""
+    with running() as service:
+        for tenant in ("alice", "eve"):
+            stream = Stream(service.endpoint, {"model": f"{tenant}'s", "tokenizer": "t", "tenant": tenant})
+            stream.ask()
+            stream.close()
+        for tenant, known in ("eve", 'model "eve\'s"'), ("nobody", "none"):
+            with grpc.insecure_channel(service.endpoint) as channel:
+                namespace = {"model": "m", "tokenizer": "t", "tenant": tenant}
+                message = pb.DraftRequest(namespace=namespace, existing=True)
+                draft = drafting_pb2_grpc.DraftingStub(channel).Draft
+                code, details = refusal(lambda draft=draft, message=message: next(draft(iter([message]))))
+            assert code is grpc.StatusCode.NOT_FOUND
+            assert f"tenant {tenant!r} has {known}" in details and "alice" not in details
+
+
 def test_taken_port_is_an_error(service):
     with pytest.raises(OSError, match="cannot listen on .*: Address already in use"):
         Service(parse_endpoint(service.endpoint), engine_factory(None, VOCAB)).start()
