@@ -125,9 +125,17 @@ class Page:
         self.evaluate("document.activeElement.select()")
         self.call("Input.insertText", {"text": text})
 
-    def screenshot(self, path: Path) -> None:
-        """Of the whole page, as PNG."""
-        done = self.call("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True})
+    def screenshot(self, path: Path, first: str, last: str) -> None:
+        """A PNG of the page's full width, from the top of one element to the bottom of another. first, last: their selectors."""
+        edges = (
+            f"document.querySelector('{first}').getBoundingClientRect().top + scrollY",
+            f"document.querySelector('{last}').getBoundingClientRect().bottom + scrollY",
+            "innerWidth",
+        )
+        top, bottom, width = (float(self.evaluate(edge)) for edge in edges)
+        clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
+        wanted = {"format": "png", "captureBeyondViewport": True, "clip": clip}
+        done = self.call("Page.captureScreenshot", wanted)
         path.write_bytes(base64.b64decode(done["data"]))
 
     def close(self) -> None:

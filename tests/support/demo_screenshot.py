@@ -33,7 +33,7 @@ def main() -> None:
             ask(page, "#ask", rounds)
         ask(page, "#again", 3)
         page.evaluate("document.activeElement.blur()")
-        page.screenshot(Path(file))
+        page.screenshot(Path(file), "#result", "#method")
 
 
 if __name__ == "__main__":
