@@ -49,6 +49,7 @@ def _entry(entry: Entry, with_rejected: bool) -> pb.Entry:
         start=entry.start + entry.expected,
         tokens=tokens.tolist(),
         closing=entry.closing,
+        withheld=entry.withheld,
     )
     budget = entry.budget
     if budget.nodes:

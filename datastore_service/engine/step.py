@@ -41,7 +41,9 @@ class StepRunner:
             replies = self._draft(entries, sessions, queries, tokens)
             for row, entry in enumerate(entries):
                 session = sessions[row]
-                if entry.closing and session is not None and (failure := self._close(session)):
+                if not entry.closing or session is None:
+                    continue
+                if failure := self._close(session, entry.withheld):
                     replies[row] = replace(replies[row], status=failure, known=0)
         finally:
             self._sessions.release(sessions)
@@ -88,9 +90,9 @@ class StepRunner:
             if refused.position < index.known + new:
                 index.refuse(refused.position, refused.tokens, self._refusals)
 
-    def _close(self, session: OpenSession) -> Status | None:
-        """Ends a session and publishes its output. None, or the status that says why it is not published."""
-        output = session.output()
+    def _close(self, session: OpenSession, withheld: bool) -> Status | None:
+        """Ends a session and publishes its output, unless that is withheld. None, or the status that says why it is not published."""
+        output = EMPTY_TOKENS if withheld else session.output()
         if not self._sessions.close(session):
             return Status.UNKNOWN_SESSION
         return None if self._publish(output) else Status.OVER_BUDGET

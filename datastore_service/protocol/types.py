@@ -106,6 +106,7 @@ class Entry:
     if it turns out to lack them.
     queries: each continues the entry's text. Another stream may have sent more of the session already: a query that agrees
     with that text is still answered, the tree of any other is empty.
+    withheld: with `closing`, the session's output is not published.
     tenant: whose session it is, named by each of its entries; "" where the datastore has one tenant.
 
     Processing order: opening, tokens, rejected, draft, queries, closing.
@@ -121,6 +122,7 @@ class Entry:
     expected: int = 0
     queries: tuple[Query, ...] = ()
     tenant: str = ""
+    withheld: bool = False
 
     def end_of_session(self) -> Entry:
         """The entry that ends this one's session as it is."""

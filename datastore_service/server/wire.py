@@ -83,6 +83,7 @@ def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
         _opening(entry.opening, limits) if entry.HasField("opening") else None,
         entry.closing,
         tenant=read_name(entry.tenant, "tenant", limits),
+        withheld=entry.withheld,
     )
 
 

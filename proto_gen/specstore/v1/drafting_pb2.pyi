@@ -45,7 +45,7 @@ class DraftRequest(_message.Message):
     def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., queries: _Optional[_Union[Queries, _Mapping]] = ..., existing: bool = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing", "tenant")
+    __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing", "tenant", "withheld")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class Entry(_message.Message):
     OPENING_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
     session: str
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -62,7 +63,8 @@ class Entry(_message.Message):
     opening: Opening
     closing: bool
     tenant: str
-    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: bool = ..., tenant: _Optional[str] = ...) -> None: ...
+    withheld: bool
+    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: bool = ..., tenant: _Optional[str] = ..., withheld: bool = ...) -> None: ...
 
 class Queries(_message.Message):
     __slots__ = ("counts", "tokens", "lengths", "nodes", "depths", "children")

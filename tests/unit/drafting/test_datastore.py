@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
-from datastore_service.protocol.tree import EMPTY_TREE
-from datastore_service.protocol.types import NO_DRAFT, Budget, Reply, Status
+from datastore_service.client import open_datastore
+from datastore_service.protocol.tree import EMPTY_TREE, Tier
+from datastore_service.protocol.types import NO_DRAFT, Budget, Namespace, Reply, Status
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
 from sglang_patches.drafting.requests import Step
 from tests.unit.drafting.texts import make_book, make_req, make_tree
+from tests.unit.server.service import running
+from tests.waiting import eventually
 
 BUDGET = Budget(nodes=4)
 
@@ -159,6 +162,29 @@ def test_nothing_is_told_of_a_step_that_was_taken_back(datastore, feed):
     feed.step(states, [BUDGET])
     entry = datastore.told()[-1]
     assert (entry.start, entry.tokens.tolist(), entry.rejected) == (3, [9, 77], ())
+
+
+@pytest.mark.parametrize("over_a_stream", [False, True])
+def test_an_answer_that_is_said_again_is_published_once(over_a_stream):
+    """SGLang drops the output of a request with `input_embeds` when it retracts it."""
+    with running() as service:
+        endpoint = service.endpoint if over_a_stream else "embedded"
+        datastore = open_datastore(endpoint, Namespace("m", "0" * 64), 100)
+        feed, book, req, answer = DatastoreFeed(datastore, 60.0), make_book(), make_req(), [9, 8, 7]
+        feed.open(book.open([req]))
+        for dropped in (True, False):
+            for at, token in enumerate(answer):
+                states, taken_back = book.read(Step([req], [4 + at], [[token]]))
+                feed.taken_back(taken_back)
+                feed.step(states, [BUDGET])
+                req.output_ids.append(token)
+            if dropped:
+                del req.output_ids[:]
+        feed.close([book.close("r")])
+        engine = next(iter(service.namespaces)).engine if over_a_stream else datastore._engines[""]
+        eventually(lambda: engine.stats().sessions == 0)
+        assert engine.stats().tiers[Tier.LIVE].tokens == len(answer) + 1, "with its separator"
+        datastore.close()
 
 
 def test_a_session_that_another_instance_began_is_gone_on_with_under_its_name(datastore, feed):

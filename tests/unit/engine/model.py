@@ -128,7 +128,7 @@ class EngineModel:
         answers = [self._answer(*each) for each in zip(entries, opened, statuses, strict=True)]
         for entry, session in zip(entries, opened, strict=True):
             if entry.closing and session:
-                self._close(entry.session)
+                self._close(entry.session, entry.withheld)
         return answers
 
     def _find_or_open(self, entry: Entry) -> ModelSession | None:
@@ -197,14 +197,14 @@ class EngineModel:
         texts = {Tier.SESSION: tuple(session.before), Tier.LIVE: self.live, Tier.PRIOR: self.prior}
         return Sight(text, texts, session.refused)
 
-    def _close(self, name: str) -> None:
+    def _close(self, name: str, withheld: bool) -> None:
         session = self.sessions.pop(name)
         session.refused = ()
         opening = session.opening
         if opening.conversation and session.tokens:
             self._keep(opening.conversation, session)
         output = session.text[opening.prompt_length :]
-        if opening.publish and output and self.limits.live_tokens:
+        if opening.publish and not withheld and output and self.limits.live_tokens:
             self.fresh += (output,)
 
     # Conversations

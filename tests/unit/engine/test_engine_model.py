@@ -59,6 +59,7 @@ def plans(draw) -> dict:
         "publish": draw(st.sampled_from((True, True, False))),
         "conversation": draw(conversations),
         "closing": draw(st.sampled_from((True, False, False))),
+        "withheld": draw(st.sampled_from((True, False, False, False))),
         "budget": draw(budgets),
         "rejected": draw(st.lists(st.integers(0, 4), max_size=2)),
         "queries": draw(st.lists(st.tuples(token_indices, budgets), max_size=2)),
@@ -197,7 +198,7 @@ class EngineMachine(RuleBasedStateMachine):
         return tuple(self.ids[indices].tolist())
 
     def _entry(
-        self, session, back, faithful, new, opening, prompt, publish, conversation, closing, budget, rejected, queries, ahead
+        self, session, back, faithful, new, opening, prompt, publish, conversation, closing, withheld, budget, rejected, queries, ahead
     ) -> Entry:  # fmt: skip
         known = self.model.sessions[session].text if session in self.model.sessions else ()
         start = max(0, len(known) - back)
@@ -211,6 +212,7 @@ class EngineMachine(RuleBasedStateMachine):
             budget=budget,
             opening=Opening(conversation, publish, prompt) if opening else None,
             closing=closing,
+            withheld=withheld,
             queries=tuple(
                 Query(np.array(beyond + self._text(tokens), dtype=np.int32), budget)
                 for tokens, budget in queries

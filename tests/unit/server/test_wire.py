@@ -39,6 +39,7 @@ entries = st.builds(
     budget=st.builds(Budget, st.integers(0, 256), st.integers(1, 64), st.integers(1, 256)),
     opening=st.none() | st.builds(Opening, st.text(max_size=50), st.booleans(), st.integers(0, 1 << 30)),
     closing=st.booleans(),
+    withheld=st.booleans(),
     queries=st.lists(
         st.builds(
             Query,
