@@ -76,7 +76,7 @@ def test_field_numbers_stay():
     numbers = {field.name: field.number for field in drafting_pb2.Entry.DESCRIPTOR.fields}
     assert numbers == {
         "session": 1, "start": 2, "tokens": 3, "rejected": 4, "budget": 5, "opening": 6, "closing": 7,
-        "tenant": 8,
+        "tenant": 8, "withheld": 9,
     }  # fmt: skip
     numbers = {field.name: field.number for field in drafting_pb2.DraftReply.DESCRIPTOR.fields}
     assert numbers == {

@@ -176,6 +176,7 @@ def test_an_answer_that_is_said_again_is_published_once(over_a_stream):
             for at, token in enumerate(answer):
                 states, taken_back = book.read(Step([req], [4 + at], [[token]]))
                 feed.taken_back(taken_back)
+                book.settle(states)
                 feed.step(states, [BUDGET])
                 req.output_ids.append(token)
             if dropped:
