@@ -6,6 +6,7 @@ Every field of SGLang's `ServerArgs` stands in one row of SETTINGS, every field 
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -577,4 +578,5 @@ def _value(value: Any) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     Path(__file__).with_suffix(".md").write_text(page())

@@ -4,6 +4,8 @@ The tokenizer and the target are the demo model's, the datastore is the embedded
 the target's forward is made by transformers in place of SGLang: in float32, over the whole text, without a KV cache.
 """
 
+import argparse
+
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -82,4 +84,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -6,8 +6,8 @@ Generated code refuses runtimes older than its generator, so what is committed c
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,5 +37,7 @@ def _below_this_package(code: str) -> str:
 
 
 if __name__ == "__main__":
-    for file in generate(Path(sys.argv[1]) if len(sys.argv) > 1 else PACKAGE):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", type=Path, nargs="?", default=PACKAGE, help="folder to write to")
+    for file in generate(parser.parse_args().target):
         print(file)

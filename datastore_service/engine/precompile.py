@@ -5,6 +5,8 @@ An image is built with it, so that none of its containers compiles anything.
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 from numba.core import config
 
@@ -34,5 +36,6 @@ def compiled() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     precompile()
     print(f"{len(KERNELS)} kernels, {compiled()} compiled, for {config.CPU_NAME or 'this processor'}")

@@ -36,7 +36,8 @@ def test_every_page_is_in_the_table_of_contents():
     assert pages == set(re.findall(r"\]\(([^)]+\.md)\)", contents))
 
 
-def test_the_worked_example_is_what_the_script_prints(demo_model):
+def test_the_worked_example_is_what_the_script_prints(demo_model, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["worked_example.py"])
     (shown,) = re.findall(r"^```text\n(.*?)^```", ARCHITECTURE, re.MULTILINE | re.DOTALL)
     assert printed(lambda: runpy.run_path(f"{CHECKOUT}/docs/worked_example.py", run_name="__main__")) == shown
 
