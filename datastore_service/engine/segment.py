@@ -117,16 +117,22 @@ class Segment:
                     return f"{self.origin.path}: {part}: checksum does not match, the file is damaged"
         return ""
 
+    def check_bounds(self) -> None:
+        """Raises ValueError naming the first part that would let a query read past the text or draft an id that no model has. Reads
+        the text once."""
+        _check_shape(self)
+        if self.separator > self.vocab_size:
+            raise ValueError(f"separator: {self.separator} is above {self.vocab_size}")
+        if (self.tokens[self.offsets[1:] - 1] != self.separator).any():
+            raise ValueError("tokens: a document does not end with the separator")
+        largest = int(self.tokens.max()) if len(self.tokens) else 0
+        if largest >= self.vocab_size and largest != self.separator:
+            raise ValueError(f"tokens: id {largest} outside the vocabulary of {self.vocab_size}")
+
     def check_integrity(self) -> None:
         """Raises ValueError naming the first invariant that does not hold. Takes linear time, longer for long repeats."""
-        _check_shape(self)
+        self.check_bounds()
         size = len(self.tokens)
-        ends = self.offsets[1:] - 1
-        if (self.tokens[ends] != self.separator).any():
-            raise ValueError("tokens: a document does not end with the separator")
-        inner = np.delete(self.tokens, ends)
-        if len(inner) and int(inner.max()) >= self.vocab_size:
-            raise ValueError(f"tokens: id {int(inner.max())} outside the vocabulary of {self.vocab_size}")
         suffix_array = self.suffix_array()
         if (np.bincount(suffix_array, minlength=size) != 1).any():
             raise ValueError("suffixes: not a permutation of the positions")
@@ -275,5 +281,5 @@ def _check_shape(segment: Segment) -> None:
     offsets = segment.offsets
     if offsets.dtype != np.int64 or offsets[0] != 0 or offsets[-1] != size or (np.diff(offsets) < 1).any():
         raise ValueError(f"offsets: not int64 rising from 0 to {size}")
-    if segment.keys.dtype != np.uint64:
-        raise ValueError("keys: not uint64")
+    if segment.keys.dtype != np.uint64 or len(segment.keys) != -(-size // BLOCK):
+        raise ValueError(f"keys: not one uint64 for each {BLOCK} positions")

@@ -52,14 +52,20 @@ class SegmentFile:
         self.segment = self._map()
 
     def verify(self) -> None:
-        """Compares every byte after the header with its checksum. Raises StorageError naming the part that differs.
+        """Compares every byte after the header with its checksum, and checks the bounds that queries rely on: a checksum says nothing of
+        who wrote the file. Raises StorageError naming the part that differs.
 
-        It reads the file and not the mapping: a read error in a mapping would end the process."""
+        It first reads the file and not the mapping: a read error in a mapping would end the process."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 self._verify(file)
         except OSError as error:
             raise StorageError(self.path, "file", error.strerror or str(error)) from error
+        try:
+            self.segment.check_bounds()
+        except ValueError as error:
+            field, _, reason = str(error).partition(": ")
+            raise StorageError(self.path, field, reason) from None
 
     def _verify(self, file: RawIOBase) -> None:
         layout, end = _layout(self.vocab_size, *self._sizes)

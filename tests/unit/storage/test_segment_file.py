@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import errno
 import os
 import resource
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.segment import PARTS, build_segment
+from datastore_service.engine.segment import PARTS, Segment, build_segment
 from datastore_service.protocol.types import Budget, Entry, Opening
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.segment_file import HEADER_BYTES, SegmentFile, write_segment
@@ -138,6 +139,32 @@ def test_a_header_that_lies_with_a_right_checksum_is_refused(tmp_path):
             SegmentFile(path)
 
 
+def replaced(segment: Segment, part: str, value: int | list[int]) -> Segment:
+    if isinstance(value, list):
+        value = np.array(value, getattr(segment, part).dtype)
+    return dataclasses.replace(segment, **{part: value})
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "message"),
+    [
+        ("tokens", [1, 2, 3, 100, 254, 100], "tokens: id 254 outside the vocabulary of 100"),
+        ("tokens", [1, 2, 3, 100, 4, 5], "tokens: a document does not end with the separator"),
+        ("offsets", [0, 0, 6], "offsets: not int64 rising from 0 to 6"),
+        ("offsets", [0, 1 << 40, 6], "offsets: not int64 rising from 0 to 6"),
+        ("offsets", [0, -9, 6], "offsets: not int64 rising from 0 to 6"),
+        ("separator", 254, "separator: 254 is above 100"),
+        ("keys", [], "keys: not one uint64 for each 16 positions"),
+    ],
+)
+def test_what_a_query_would_read_past_is_refused_whatever_its_checksum(tmp_path, part, values, message):
+    segment = build_segment([np.array([1, 2, 3]), np.array([4])], 100)
+    path = tmp_path / "a.seg"
+    write_segment(path, replaced(segment, part, values), FINGERPRINT)
+    with pytest.raises(StorageError, match=rf"a\.seg: {message}"):
+        SegmentFile(path).verify()
+
+
 def test_a_fingerprint_has_64_digits(tmp_path):
     with pytest.raises(ValueError, match="fingerprint has 64"):
         write_segment(tmp_path / "a.seg", build_segment([], 5), "abc")
@@ -148,7 +175,7 @@ def _killed_at(call, path, number):
     program = f"""
         import os, signal
         import numpy as np
-        from datastore_service.engine.segment import PARTS, build_segment
+        from datastore_service.engine.segment import PARTS, Segment, build_segment
         from datastore_service.storage.segment_file import write_segment
         def die(*_):
             os.kill(os.getpid(), signal.SIGKILL)
