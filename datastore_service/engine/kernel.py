@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any
 
 from numba import njit
+from numba.core import event
 
 from datastore_service.engine import SOURCES_DIGEST
 
@@ -45,3 +46,22 @@ def _compiled(function: Callable[..., Any]) -> Any:
 @cache
 def _report_uncached() -> None:
     log.warning("no directory for compiled kernels, so each start compiles them: set NUMBA_CACHE_DIR")
+
+
+@cache
+def _report_compilation() -> None:
+    log.info("compiling kernels, about 40 s; the next start on this machine finds them compiled")
+
+
+class _Compilation(event.Listener):
+    """Told by Numba when it begins to compile, which it does not for what is in its cache."""
+
+    def on_start(self, event: event.Event) -> None:
+        if event.data["dispatcher"] in KERNELS:
+            _report_compilation()
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+event.register("numba:compile", _Compilation())

@@ -96,6 +96,14 @@ def test_an_edit_of_another_module_is_compiled_and_nothing_else_is(package):
     assert unpacked(package) == [[1, 2, 3], 0]
 
 
+def test_a_start_that_compiles_says_so_once(package):
+    said = [
+        python(package, f"import logging\nlogging.basicConfig(level='INFO')\n{UNPACK}").stderr
+        for _ in range(2)
+    ]
+    assert [text.count("compiling kernels, about 40 s") for text in said] == [1, 0]
+
+
 def test_the_largest_kernel_is_compiled_once():
     """Compiling it takes half a minute: each service and each server would wait for it."""
     exec(QUERY, {})
