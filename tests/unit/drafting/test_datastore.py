@@ -164,6 +164,35 @@ def test_nothing_is_told_of_a_step_that_was_taken_back(datastore, feed):
     assert (entry.start, entry.tokens.tolist(), entry.rejected) == (3, [9, 77], ())
 
 
+def test_two_requests_of_one_name_keep_a_session_each(datastore, feed):
+    """A client may give its next request the name of one that it has aborted and that still runs."""
+    gone, next_one, waiting, book = make_req(), make_req(prompt=(5, 6)), make_req(), make_book()
+    for req in (gone, next_one):
+        feed.open(book.open([req]))
+    for at, token in enumerate((9, 8, 7)):
+        step = Step([gone, next_one], [4 + at, 3 + at], [[token], [token + 10]])
+        feed.step(book.read(step)[0], [BUDGET] * 2)
+        gone.output_ids.append(token)
+        next_one.output_ids.append(token + 10)
+    assert book.end(waiting) is None, "it never began"
+    feed.close([book.close("r")])
+    assert next_one.rid == "r" and book.close("r").req is next_one
+    said: dict[str, list[int]] = {}
+    entries = datastore.told()
+    for entry in entries:
+        said.setdefault(entry.session, []).extend(entry.tokens.tolist())
+    assert sum(entry.opening is not None for entry in entries) == 2
+    assert said == {"r": [1, 2, 3, 9, 8, 7], "r#2": [5, 6, 19, 18, 17]}
+    assert [entry.session for entry in entries if entry.closing] == ["r"]
+
+
+def test_of_two_requests_of_one_name_the_finished_one_ends():
+    older, newer, book = make_req(), make_req(), make_book()
+    book.open([older, newer])
+    newer.finished_len = 0
+    assert book.close("r").req is newer and book.close("r").req is older and book.close("r") is None
+
+
 @pytest.mark.parametrize("over_a_stream", [False, True])
 def test_an_answer_that_is_said_again_is_published_once(over_a_stream):
     """SGLang drops the output of a request with `input_embeds` when it retracts it."""
