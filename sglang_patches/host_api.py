@@ -89,6 +89,7 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "hooked: the first end in an accepted run is the request's",
     ),
     row(_PROCESSOR + "_resolve_spec_v2_tokens", "self result batch", "as above"),
+    row(_PROCESSOR + "advance_grammar_fsm", "self result batch", "where a grammar ends an accepted run"),
     row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.note_request_finished",
         "self rid natural_stop",

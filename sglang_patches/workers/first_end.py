@@ -27,7 +27,7 @@ JUDGE = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
 def tokens_through_end(req: Req, run: Sequence[int]) -> int:
     """How many tokens of the run plain decoding emits: all, or those through the first that ends the request.
 
-    req: without the run, and not changed. Its grammar is left out: SGLang itself cuts a run where the grammar ends.
+    req: without the run, and not changed. Its grammar is left out: it is asked of the tokens that are left.
     """
     settled, grammar = len(req.output_ids), req.grammar
     state = req.finished_reason, req.finished_len, req.to_finish
@@ -54,9 +54,18 @@ def _before_runs(
         length if req.finished() or req.is_retracted else tokens_through_end(req, row[:length])
         for req, row, length in zip(batch.reqs, tokens, lens, strict=True)
     ]
-    if kept != lens:
+    _cut(result, kept)
+    # A grammar that ends before, where the request ignores the end token, cuts the run as well; SGLang would count the rest of it.
+    processor.advance_grammar_fsm(result, batch)
+    if result.grammar_retained_tokens is not None:
+        runs = zip(kept, result.grammar_retained_tokens, strict=True)
+        _cut(result, [length if run is None else max(len(run), 1) for length, run in runs])
+
+
+def _cut(result: GenerationBatchResult, lengths: list[int]) -> None:
+    if lengths != result.accept_lens.tolist():
         # A new tensor: on a CPU the next step's draft input has the old one.
-        result.accept_lens = torch.tensor(kept, dtype=result.accept_lens.dtype)
+        result.accept_lens = torch.tensor(lengths, dtype=result.accept_lens.dtype)
 
 
 def _around_judge(judge: Callable, req: Req, new_accepted_len: int = 1) -> None:

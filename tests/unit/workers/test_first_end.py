@@ -15,6 +15,7 @@ from sglang.srt.managers.scheduler_components.batch_result_processor import (  #
     SchedulerBatchResultProcessor,
 )
 from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
+from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 
 from sglang_patches.workers.first_end import register_first_end, tokens_through_end  # noqa: E402
@@ -52,6 +53,13 @@ def request(conditions: dict) -> Req:
     return req
 
 
+class Processor(SimpleNamespace):
+    """What takes a step's runs from SGLang's scheduler, with grammars as SGLang has them."""
+
+    advance_grammar_fsm = SchedulerBatchResultProcessor.advance_grammar_fsm
+    _accept_grammar_tokens = SchedulerBatchResultProcessor._accept_grammar_tokens
+
+
 def take(reqs: list[Req], runs: list[list[int]]) -> list[int]:
     """A decode step that accepts these runs, as SGLang's scheduler takes it. Returns how many drafts SGLang counts as accepted."""
     width = max(map(len, runs))
@@ -61,12 +69,12 @@ def take(reqs: list[Req], runs: list[list[int]]) -> list[int]:
         speculative_num_draft_tokens=width,
     )
     told = result.accept_lens
-    processor = SimpleNamespace(
+    processor = Processor(
         metrics_reporter=SimpleNamespace(snapshot_spec_decode_metrics=lambda *_: None),
         model_worker=SimpleNamespace(on_verify_complete_cpu=lambda *_, **__: None),
-        advance_grammar_fsm=lambda *_: None,
     )
-    batch = SimpleNamespace(reqs=reqs)
+    constrained = any(req.grammar is not None for req in reqs)
+    batch = SimpleNamespace(reqs=reqs, has_grammar=constrained, forward_mode=ForwardMode.DECODE)
     emitted = SchedulerBatchResultProcessor._resolve_spec_v2_tokens(processor, result, batch)
     for req, tokens in zip(reqs, emitted, strict=True):
         if not req.finished():
@@ -130,6 +138,41 @@ def test_an_abort_ends_a_request_within_its_run():
     req.to_finish = FINISH_ABORT("gone")
     take([req], [[0, 1, 2]])
     assert req.finished() and list(req.output_ids) == [0] and req.to_finish is None
+
+
+class Count:
+    """A grammar of so many tokens, none of which is refused."""
+
+    def __init__(self, tokens: int) -> None:
+        self._left = tokens
+
+    def accept_token(self, token: int) -> None:
+        self._left -= 1
+
+    def is_terminated(self) -> bool:
+        return self._left == 0
+
+
+@pytest.mark.parametrize(
+    ("conditions", "tokens", "through"), [({}, 2, 2), ({"stop": ["a"]}, 2, 1), ({"stop": ["aa"]}, 3, 3)]
+)
+def test_a_run_is_cut_where_its_grammar_ends(conditions, tokens, through):
+    """The request ignores the end token, so that nothing but the grammar ends it there."""
+    constrained, free = request({"ignore_eos": True} | conditions), request({"ignore_eos": True})
+    constrained.grammar = Count(tokens)
+    assert take([free, constrained], [[1, 1, 1], [0, EOS, 1, 7]]) == [2, through - 1]
+    assert len(constrained.output_ids) == through == constrained.kv.kv_committed_len
+    assert constrained.finished() and not free.finished()
+
+
+def test_a_run_that_its_grammar_refuses_has_no_accepted_draft():
+    def refuse(token: int) -> None:
+        raise ValueError("not in the grammar")
+
+    req = request({})
+    req.grammar = SimpleNamespace(accept_token=refuse, is_terminated=lambda: False)
+    assert take([req], [[0, 1, 2]]) == [0]
+    assert req.finished() and not req.output_ids
 
 
 def test_what_a_grammar_says_is_asked_of_whole_runs_alone():
