@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from sglang_patches.check.greedy import PROMPTS, ROUNDS
 
 
 def main() -> None:
-    out, tokens, *flags = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("tokens", type=int)
+    parser.add_argument("flags", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
     import sglang
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
 
     load_plugins()  # some versions of SGLang resolve the arguments at once
-    engine = sglang.Engine(server_args=prepare_server_args(flags))
+    engine = sglang.Engine(server_args=prepare_server_args(given.flags))
     answers = []
     for _ in range(ROUNDS):
         answers += engine.generate(
             list(PROMPTS),
-            {"temperature": 0, "max_new_tokens": int(tokens)},
+            {"temperature": 0, "max_new_tokens": given.tokens},
             return_logprob=True,
             top_logprobs_num=2,
         )
     dtype = str(engine.tokenizer_manager.model_config.dtype).removeprefix("torch.")
-    Path(out).write_text(json.dumps(_summary(answers, dtype)))
+    given.out.write_text(json.dumps(_summary(answers, dtype)))
     engine.shutdown()
 
 

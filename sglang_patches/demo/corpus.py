@@ -3,6 +3,7 @@
 `corpus.jsonl` ships with the package; `python -m sglang_patches.demo.corpus` writes it again (minutes on a CPU).
 """
 
+import argparse
 import json
 from pathlib import Path
 
@@ -41,4 +42,5 @@ def write(path: Path = CORPUS) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     write()

@@ -3,6 +3,7 @@
 `python -m sglang_patches.demo.noise` measures again what `STRENGTHS` says (minutes on a CPU).
 """
 
+import argparse
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -92,5 +93,6 @@ def measure(strengths: Sequence[float]) -> Iterator[tuple[float, float]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for strength, found in measure(list(STRENGTHS.values())):
         print(f"{strength:.3f} {found:.3f}", flush=True)

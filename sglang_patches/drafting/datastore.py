@@ -39,14 +39,14 @@ class DatastoreFeed:
 
     def taken_back(self, states: Iterable[RequestState]) -> None:
         """Their last step did not happen. Its tokens were not sent: a step begins with tokens that are confirmed. Where more was
-        taken back, the session ends, and the next entry begins another."""
+        taken back, the session ends, its output withheld, because it is said again, and the next entry begins another."""
         states = list(states)
         for state in states:
             self._refused.pop(state, None)
         anew = [state for state in states if self._sent.get(state, 0) > state.settled]
         for state in anew:
             del self._sent[state]
-        self._post([Entry(state.session, closing=True, tenant=state.tenant) for state in anew])
+        self._post([Entry(state.session, closing=True, tenant=state.tenant, withheld=True) for state in anew])
 
     def has_news(self, states: Iterable[RequestState]) -> bool:
         """Whether the next entries tell more than tokens: that a draft was verified, or that a request is here."""

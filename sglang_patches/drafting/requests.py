@@ -7,6 +7,7 @@ the batch's relay. A request's true length follows from its cached KV, which hol
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -128,7 +129,7 @@ def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
 
 
 class RequestBook:
-    """One per worker, keyed by request id."""
+    """One per worker. A client may give its next request the name of one that it has aborted and that still runs, so names are no keys."""
 
     def __init__(
         self,
@@ -144,15 +145,16 @@ class RequestBook:
         self._tenant_of = tenant_of
         self._needs_plain_step = needs_plain_step
         self._begun_elsewhere = begun_elsewhere
-        self._states: dict[str, RequestState] = {}
-        self._replaced: list[RequestState] = []
+        self._states: dict[
+            int, RequestState
+        ] = {}  # by the identity of the request, which the state keeps alive
         self._of_step: list[RequestState] = []
 
     def __len__(self) -> int:
         return len(self._states)
 
     def __contains__(self, state: RequestState) -> bool:
-        return self._states.get(state.req.rid) is state
+        return self._state_of(state.req) is state
 
     def open(self, reqs: Iterable[Req]) -> list[RequestState]:
         """Begins with the requests that are new, with their prompts as text; returns those."""
@@ -204,11 +206,16 @@ class RequestBook:
         return outcomes
 
     def close(self, rid: str) -> RequestState | None:
+        """Ends with a request of that name: of several with the one that has finished, or else with the oldest."""
+        named = [state for state in self._states.values() if state.req.rid == rid]
+        ended = [state for state in named if state.req.finished()] or named
+        return self.end(ended[0].req) if ended else None
+
+    def end(self, req: Req) -> RequestState | None:
         """Ends with a request, its text brought up to its end; None if it is not there."""
-        state = self._states.pop(rid, None)
+        state = self._states.pop(id(req), None)
         if state is None:
             return None
-        req = state.req
         output = req.output_ids if req.finished_len is None else req.output_ids[: req.finished_len]
         length = len(req.origin_input_ids) + len(output)
         if length and _has_begun_anew(state, length, _listed(req, length - 1, length, ())[0]):
@@ -217,15 +224,10 @@ class RequestBook:
         state.text.rewrite(start, self._in_vocabulary(_listed(req, start, length, ())))
         return state
 
-    def take_replaced(self) -> list[RequestState]:
-        """Requests whose name another one has taken before SGLang told of their end; each is returned once."""
-        replaced, self._replaced = self._replaced, []
-        return replaced
-
-    def unseen(self) -> list[str]:
+    def unseen(self) -> list[Req]:
         """Requests that vanished."""
         limit = time.monotonic() - UNSEEN_SECONDS
-        return [rid for rid, state in self._states.items() if state.last_seen < limit]
+        return [state.req for state in self._states.values() if state.last_seen < limit]
 
     def clear(self) -> list[RequestState]:
         """Forgets all requests; returns them."""
@@ -234,22 +236,16 @@ class RequestBook:
         return states
 
     def _state_of(self, req: Req) -> RequestState | None:
-        """A client may give its next request the name of one that it has aborted and that still runs."""
-        state = self._states.get(req.rid)
-        return state if state is not None and state.req is req else None
+        return self._states.get(id(req))
 
     def _open(self, req: Req, length: int, pending: Sequence[int] = ()) -> RequestState:
-        before = self._states.pop(req.rid, None)
-        if before is not None:
-            before.ended = True
-            self._replaced.append(before)
         opening = request_opening(req, self._publish)
         begun = self._begun_elsewhere(req)
         if begun and any(state.session == begun for state in self._states.values()):
             begun = None  # several samples of one prompt
         state = RequestState(
             req,
-            begun or bounded_name(req.rid),
+            begun or self._own_session(req.rid),
             opening,
             self._tenant_of(req),
             self._needs_plain_step(req),
@@ -264,8 +260,14 @@ class RequestBook:
         )
         setattr(req, USAGE, state.usage)
         if not state.ended:
-            self._states[req.rid] = state
+            self._states[id(req)] = state
         return state
+
+    def _own_session(self, rid: str) -> str:
+        """A name that no session of this worker has."""
+        taken = {state.session for state in self._states.values()}
+        names = itertools.chain([rid], (f"{rid}#{number}" for number in itertools.count(2)))
+        return next(name for name in map(bounded_name, names) if name not in taken)
 
     def _write(self, states: Sequence[RequestState], step: Step, rows: Sequence[int]) -> None:
         """Writes the texts of these rows from where they are confirmed to the step's lengths; one conversion for all."""

@@ -24,7 +24,11 @@ INTERRUPTED = 130  # exit status: 128 and the number of SIGINT, as shells have i
 
 def arguments() -> argparse.Namespace:
     lines = (__doc__ or "").splitlines()
-    parser = argparse.ArgumentParser(description=lines[0].partition(": ")[2], epilog=" ".join(lines[2:]))
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_patches.early_exit",
+        description=lines[0].partition(": ")[2],
+        epilog=" ".join(lines[2:]),
+    )
     parser.add_argument("--model", required=True, help="the target: a folder, or a name in the hub's cache")
     parser.add_argument(
         "--answers", required=True, nargs="+", type=Path, help="JSONL files with `prompt` and `answer`"

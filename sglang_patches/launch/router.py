@@ -22,6 +22,7 @@ import requests
 from .direct import PROXIES
 from .halves import proxy
 from .processes import Child, ChildDiedError, require_running
+from .serve import sglang_flags
 
 BOOTSTRAP_PORT = "8998"  # SGLang's own default
 POLL_SECONDS = 2.0
@@ -162,9 +163,10 @@ async def _serve_until_stopped(port: int, groups: list[Group], words: list[str])
 
 
 def main() -> int:
+    words = sglang_flags(sys.argv[1:])
     try:
         port = _port(os.environ.get("PORT") or "30000", "PORT")
-        asyncio.run(_serve_until_stopped(port, read_groups(os.environ), sys.argv[1:]))
+        asyncio.run(_serve_until_stopped(port, read_groups(os.environ), words))
     except (ValueError, ChildDiedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

@@ -45,7 +45,7 @@ from sglang_patches.workers.row_cost import measure_row_seconds
 from sglang_patches.workers.width_graphs import MOST_ROWS, WidthGraphs, captures_decode_graphs
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
 
@@ -168,25 +168,24 @@ class DecodeWorker(TreeWorker):
     def observe_prefill(self, batch: ScheduleBatch) -> None:
         self.policy.interrupted()
         opened = self.book.open(batch.reqs)
-        self._close_replaced()
         for feed in self._feeds:
             feed.open(opened)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
-        state = self.book.close(rid)
-        if state is not None:
-            self._not_learned += self.book.settle([state])
-            self._count()
-            self._close([state])
+        """SGLang's own call, for the ends that a decode step brings."""
+        self._closed(self.book.close(rid))
 
-    def _close_replaced(self) -> None:
-        replaced = self.book.take_replaced()
-        if replaced:
-            self._close(replaced)
+    def request_ended(self, req: Req) -> None:
+        """For all other ends, also of requests that have not begun."""
+        self._closed(self.book.end(req))
 
-    def _close(self, states: list[RequestState]) -> None:
+    def _closed(self, state: RequestState | None) -> None:
+        if state is None:
+            return
+        self._not_learned += self.book.settle([state])
+        self._count()
         for feed in self._feeds:
-            feed.close(states)
+            feed.close([state])
 
     def clear_cache_pool(self) -> None:
         states = self.book.clear()
@@ -196,14 +195,13 @@ class DecodeWorker(TreeWorker):
     def _sweep(self) -> None:
         if time.monotonic() - self._last_sweep > SWEEP_SECONDS:
             self._last_sweep = time.monotonic()
-            for rid in self.book.unseen():
-                self.note_request_finished(rid=rid, natural_stop=False)
+            for req in self.book.unseen():
+                self.request_ended(req)
 
     # A decode step, in this order
 
     def draft_batch(self, batch: ScheduleBatch, step: Step) -> np.ndarray:
         states, taken_back = self.book.read(step)
-        self._close_replaced()
         for feed in self._feeds if taken_back else ():
             feed.taken_back(taken_back)
         self._settle(states)

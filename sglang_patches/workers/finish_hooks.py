@@ -17,13 +17,13 @@ from sglang_patches.versions import host
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
-    from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+    from sglang_patches.workers.decode import DecodeWorker
+
+_told: DecodeWorker  # once there is one
 
 
-_told: BaseSpecWorker  # once there is one
-
-
-def tell(worker: BaseSpecWorker) -> None:
+def tell(worker: DecodeWorker) -> None:
     """This process's worker hears of aborts."""
     global _told
     _told = worker
@@ -32,7 +32,7 @@ def tell(worker: BaseSpecWorker) -> None:
 def _after_abort(result: object, *call: Any, **named: Any) -> None:
     req = host.aborted(*call, **named)
     if req is not None:
-        _told.note_request_finished(rid=req.rid, natural_stop=False)
+        _told.request_ended(req)
 
 
 def _after_batch(
@@ -40,7 +40,7 @@ def _after_batch(
 ) -> None:
     for req in batch.reqs:
         if req.finished():
-            processor.draft_worker.note_request_finished(rid=req.rid, natural_stop=False)
+            processor.draft_worker.request_ended(req)
 
 
 _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."

@@ -12,8 +12,8 @@ from sglang_patches.drafting.process.settings import DraftSettings
 
 
 def main() -> None:
-    connection = ParentConnection()
     settings = DraftSettings.parse(argparse.ArgumentParser(description=__doc__))
+    connection = ParentConnection()
     if settings.cores:
         os.sched_setaffinity(0, map(int, settings.cores.split(",")))
     logging.basicConfig(

@@ -36,3 +36,16 @@ def test_the_better_tree_is_taken():
     taken = Acceptance().better(trees, others, [""] * len(pairs))
     assert list(map(id, taken)) == list(map(id, [good, good, bad, bad, none, good]))
     assert Acceptance().better([none], [bad], [""]) == [bad]
+
+
+def test_of_two_trees_each_tenant_s_own_experience_chooses():
+    acceptance, pair = Acceptance(), (tree([0.5], DRAFT_MODEL), tree([0.5], 1))
+    for tenant, right in ("a", DRAFT_MODEL), ("b", 1):
+        for one in pair:
+            request = SimpleNamespace(tenant=tenant)
+            accepted = np.array([one.sources[0] == right])
+            acceptance.learn([SimpleNamespace(request=request, tree=one, accepted=accepted)] * 99)
+    drafted, retrieved = pair
+    for tenants in ("a", "b"), ("b", "a"):
+        taken = acceptance.better([drafted, drafted], [retrieved, retrieved], tenants)
+        assert [one.sources[0] == DRAFT_MODEL for one in taken] == [tenant == "a" for tenant in tenants]

@@ -30,9 +30,7 @@ def worker() -> DecodeWorker:
     worker._trees = lambda states, depths: [CHAIN] * len(states)
     worker.policy = SimpleNamespace(choose=lambda trees, tenants: WIDTH)
     state = SimpleNamespace(tenant="")
-    worker.book = SimpleNamespace(
-        read=lambda step: ([state] * len(step.reqs), []), take_replaced=list, settle=lambda states: []
-    )
+    worker.book = SimpleNamespace(read=lambda step: ([state] * len(step.reqs), []), settle=lambda states: [])
     worker.broadcast_from_first_rank = lambda array: array
     return worker
 

@@ -18,8 +18,8 @@ def hooked() -> SimpleNamespace:
     """A worker, after two of its kind have asked to be told; `ended`: what it was told."""
     register_finish_hooks()
     register_finish_hooks()
-    ended: list[dict] = []
-    worker = SimpleNamespace(ended=ended, note_request_finished=lambda **request: ended.append(request))
+    ended: list[str] = []
+    worker = SimpleNamespace(ended=ended, request_ended=lambda req: ended.append(req.rid))
     tell(worker)
     return worker
 
@@ -46,7 +46,7 @@ def test_of_an_abort_once_and_the_client_too(hooked, monkeypatch):
     )
     assert not Scheduler._set_or_validate_priority(host, req)
     assert [(abort.rid, of) for abort, of in told] == [("r", req)]
-    assert hooked.ended == [{"rid": "r", "natural_stop": False}]
+    assert hooked.ended == ["r"]
 
 
 def test_of_a_request_that_had_to_finish_when_it_joined_the_batch(hooked, monkeypatch):
@@ -78,4 +78,4 @@ def test_of_a_request_that_had_to_finish_when_it_joined_the_batch(hooked, monkey
     batch = SimpleNamespace(reqs=reqs, return_logprob=False)
     batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_prebuilt(processor, batch)
     assert released == ["left"]
-    assert hooked.ended == [{"rid": "left", "natural_stop": False}]
+    assert hooked.ended == ["left"]
