@@ -89,7 +89,7 @@ def run(settings: Settings, extra: list[str]) -> NoReturn:
 
 def announce(settings: Settings, seconds: float, logs: Path) -> None:
     print(
-        f"\nready in {seconds:.0f} s on {settings.device}: http://{HOST}:{settings.port}/ "
+        f"\nready in {seconds:.0f} s on {serve.where(settings)}: http://{HOST}:{settings.port}/ "
         f"(plain decoding and {settings.algorithm}); logs in {logs}\n\n"
         "Open it in a browser of this machine. Ctrl-C stops it.",
         flush=True,
@@ -97,4 +97,5 @@ def announce(settings: Settings, seconds: float, logs: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve.main(run, free_port()))  # `make serve` may have the usual one
+    # `make serve` may have the usual port. The page says whether the two answers are identical, which they are in float32.
+    sys.exit(serve.main(run, free_port(), cpu_dtype="float32"))

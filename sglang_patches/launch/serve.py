@@ -42,7 +42,7 @@ BOOTSTRAP_PORT = 8998  # SGLang's own default
 # A single CPU serves few requests at a time. Without a bound SGLang sizes its KV pool by the machine's whole memory.
 CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch"),
-    *("--dtype", "float32", "--max-total-tokens", "16384", "--max-running-requests", "8"),
+    *("--max-total-tokens", "16384", "--max-running-requests", "8"),
 )
 
 # Instances that share cores must not spin while they wait: they would slow each other down tenfold and more.
@@ -69,6 +69,7 @@ class Settings:
     bootstrap_port: int  # BOOTSTRAP_PORT: where decode instances reach a prefill instance
     ib_device: str  # IB_DEVICE: InfiniBand devices, separated by commas; "" for those that Mooncake finds
     datastore_port: int = DATASTORE_PORT  # of a service started here
+    dtype: str = ""  # of weights and KV cache; "" for the model's own
 
     @property
     def has_draft_process(self) -> bool:
@@ -240,6 +241,8 @@ def engine_command(settings: Settings, prior: Path | None, extra: list[str]) -> 
     command += ["--model-path", settings.model, "--host", HOST, "--port", str(settings.port)]
     if settings.device == "cpu":
         command += CPU_FLAGS
+    if settings.dtype:
+        command += ["--dtype", settings.dtype]
     if settings.role:
         command += role_flags(settings.role, settings.device, settings.bootstrap_port)
         command += ["--disaggregation-ib-device", settings.ib_device] if settings.ib_device else []
@@ -284,6 +287,18 @@ def detect_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def on_this_machine(settings: Settings, flags: list[str], cpu_dtype: str) -> Settings:
+    """The settings with a device and a dtype. flags: SGLang's, whose --dtype wins. cpu_dtype: on a CPU, "" for what it multiplies
+    fastest."""
+    from .servers import suitable_dtype  # imports torch
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dtype", default="")
+    device = settings.device or detect_device()
+    default = (cpu_dtype or suitable_dtype(device)) if device == "cpu" else ""
+    return replace(settings, device=device, dtype=parser.parse_known_args(flags)[0].dtype or default)
 
 
 def model_tokenizer(model: str) -> Path:
@@ -359,6 +374,11 @@ def engine_part(name: str, settings: Settings, prior: Path | None, extra: list[s
     return Part(name, command, engine_environment(settings), lambda: http_healthy(settings.port))
 
 
+def where(settings: Settings) -> str:
+    """The device, and the dtype unless it is the model's own."""
+    return f"{settings.device} in {settings.dtype}" if settings.dtype else settings.device
+
+
 def announce(settings: Settings, seconds: float, logs: Path) -> None:
     drafting = (
         "plain decoding"
@@ -367,7 +387,7 @@ def announce(settings: Settings, seconds: float, logs: Path) -> None:
     )
     url = f"http://{HOST}:{settings.port}/v1"
     print(
-        f"\nready in {seconds:.0f} s on {settings.device}: {url} ({drafting}); logs in {logs}\n\n"
+        f"\nready in {seconds:.0f} s on {where(settings)}: {url} ({drafting}); logs in {logs}\n\n"
         f"  curl {url}/chat/completions -H 'Content-Type: application/json' \\\n"
         """    -d '{"model": "default", "max_tokens": 64, "temperature": 0,"""
         """ "messages": [{"role": "user", "content": "Why do leaves change color in autumn?"}]}'\n\n"""
@@ -394,9 +414,13 @@ def sglang_flags(words: list[str]) -> list[str]:
     return parser.parse_known_args(words)[1]
 
 
-def main(run: Callable[[Settings, list[str]], NoReturn] = run, datastore_port: int = DATASTORE_PORT) -> int:
+def main(
+    run: Callable[[Settings, list[str]], NoReturn] = run,
+    datastore_port: int = DATASTORE_PORT,
+    cpu_dtype: str = "",
+) -> int:
     """Runs what the environment asks for. Returns the exit status and prints an error on standard error. datastore_port: of a
-    service that it starts."""
+    service that it starts. cpu_dtype: as of `on_this_machine`."""
     flags = sglang_flags(sys.argv[1:])
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
@@ -405,7 +429,7 @@ def main(run: Callable[[Settings, list[str]], NoReturn] = run, datastore_port: i
         refuse_unknown_algorithm(settings.algorithm)
         refuse_missing_files(settings)
         refuse_taken_ports(settings)
-        run(settings if settings.device else replace(settings, device=detect_device()), flags)
+        run(on_this_machine(settings, flags, cpu_dtype), flags)
     except (SettingsError, DemoModelError, ChildDiedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1

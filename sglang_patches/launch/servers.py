@@ -29,10 +29,10 @@ CPU_FLAGS = ("--attention-backend", "specstore_cpu", "--sampling-backend", "pyto
 ARCHITECTURE = "llama"  # SGLang's module for every model the tests and benchmarks start
 
 
-def suitable_dtype() -> str:
+def suitable_dtype(device: str = DEVICE) -> str:
     """bfloat16 on a GPU and if this processor multiplies it, else float32: with bfloat16 in software each row of a step costs as much as
     the first, so that neither a batch nor speculation gains anything."""
-    if DEVICE != "cpu":
+    if device != "cpu":
         return "bfloat16"
     from sglang_patches.cpu.packed_weights import multiplies_bfloat16
 

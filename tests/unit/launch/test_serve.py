@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,33 @@ def test_a_path_to_nothing_is_refused_before_anything_is_made(variables, message
 def test_names_of_a_hub_are_not_paths(tmp_path):
     serve.refuse_missing_files(settings(MODEL="owner/name"))
     serve.refuse_missing_files(settings(MODEL=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "cpu_dtype", "multiplies", "served"),
+    [
+        ("cpu", [], "", True, "bfloat16"),
+        ("cpu", [], "", False, "float32"),
+        ("cpu", [], "float32", True, "float32"),
+        ("cpu", ["--page-size", "4", "--dtype", "float16"], "float32", True, "float16"),
+        ("cuda", [], "float32", True, ""),
+        ("cuda", ["--dtype=bfloat16"], "", True, "bfloat16"),
+    ],
+)
+def test_the_dtype_is_what_the_processor_multiplies(
+    monkeypatch, device, flags, cpu_dtype, multiplies, served
+):
+    monkeypatch.setattr("sglang_patches.cpu.packed_weights.multiplies_bfloat16", lambda: multiplies)
+    found = serve.on_this_machine(settings(DEVICE=device), flags, cpu_dtype)
+    assert found.dtype == served
+    assert flag(engine_command(found, None, []), "--dtype") == (served or None)
+
+
+def test_the_ready_line_says_device_and_dtype(capsys):
+    serve.announce(replace(settings(), dtype="bfloat16"), 30.2, Path("logs"))
+    assert "ready in 30 s on cpu in bfloat16: http://127.0.0.1:30000/v1 (SSSD, " in capsys.readouterr().out
+    serve.announce(settings(DEVICE="cuda"), 30.2, Path("logs"))
+    assert "ready in 30 s on cuda: http" in capsys.readouterr().out
 
 
 def test_a_taken_port_is_refused_before_anything_starts(free_port):
