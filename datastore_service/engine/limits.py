@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from datastore_service.engine.live.merge_policy import MOST_FRESH_TOKENS
 from datastore_service.engine.session import MAX_TOKENS
 
-# Bytes at most: a session with its last draft and a conversation, beside their tokens; a token of these; a token of the live
-# tier, and its fresh texts; a refused token.
-_SESSION, _SESSION_TOKEN, _LIVE_TOKEN, _FRESH, _REFUSED = 10_240, 90, 6, 8 << 20, 10
+# Bytes at most: a session with its last draft and a conversation, beside their tokens; a token of these, of the live tier sorted
+# and not yet sorted, and one that was refused.
+_SESSION, _SESSION_TOKEN, _LIVE_TOKEN, _FRESH_TOKEN, _REFUSED = 10_240, 90, 6, 120, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,11 @@ class Limits:
 
     @property
     def most_bytes(self) -> int:
-        """The memory that this permits while merges keep up with what is published, without the prior's, which is the page cache's."""
-        texts = (self.sessions + self.conversations) * _SESSION + self.tokens * _SESSION_TOKEN
-        return (
-            texts
-            + self.sessions * self.refusals * _REFUSED
-            + self.live_tokens * _LIVE_TOKEN
-            + (_FRESH if self.live_tokens else 0)
-        )
+        """The memory that this permits, without the prior's, which is the page cache's."""
+        sessions = (self.sessions + self.conversations) * _SESSION + self.tokens * _SESSION_TOKEN
+        refused = self.sessions * self.refusals * _REFUSED
+        fresh = MOST_FRESH_TOKENS * _FRESH_TOKEN if self.live_tokens else 0
+        return sessions + refused + self.live_tokens * _LIVE_TOKEN + fresh
 
     def __post_init__(self) -> None:
         for name in ("sessions", "session_tokens", "tokens"):

@@ -36,7 +36,7 @@ class ServiceMetrics:
         )
         self.over_budget = Counter(
             "specstore_over_budget",
-            "Entries that a limit on sessions, tokens or tenants refused, or a disk that did not take their output",
+            "Entries that a limit on sessions, tokens or tenants refused, or whose output the disk or the live tier did not take",
             ["model"],
             registry=self.registry,
         )

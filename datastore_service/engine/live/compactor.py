@@ -30,11 +30,16 @@ class Compactor:
         self._limit = limit
         self._policy = MergePolicy(largest=limit // 4)
         self.lock = threading.Lock()
+        self._scheduling = threading.Lock()
+        self._next: Future[None] | None = None
         self.failures = 0  # merges that raised
 
     def schedule(self) -> Future[None]:
-        """Has the background thread do all that is due."""
-        return _background.submit(self.run)
+        """Has the background thread do all that is due. A run that has not begun will do it."""
+        with self._scheduling:
+            if self._next is None or self._next.running() or self._next.done():
+                self._next = _background.submit(self.run)
+            return self._next
 
     def run(self) -> None:
         """Does all that is due in the caller's thread."""

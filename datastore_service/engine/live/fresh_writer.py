@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from datastore_service.engine.live.durable_view import DurableView
-from datastore_service.engine.live.merge_policy import fresh_capacity
+from datastore_service.engine.live.merge_policy import MOST_FRESH_TOKENS, fresh_capacity
+from datastore_service.engine.live.view import LiveView
 
 log = logging.getLogger(__name__)
 
@@ -22,16 +23,20 @@ class FreshWriter:
         self._view = view
         self._capacity = fresh_capacity(limit)
         self._full = full
+        self._floods = _ErrorLog("an output is not published")
         self._append_errors = _ErrorLog("an output cannot be logged, so it is not published")
         self._sync_errors = _ErrorLog("logged text cannot be synced, a power failure may take it")
         self.failures = 0  # outputs that could not be logged, and failed syncs
 
     def append(self, output: np.ndarray) -> bool:
-        """Adds an output, int32, which the next query finds. False if it cannot be logged: then it is not added."""
+        """Adds an output, int32, which the next query finds. False if it cannot be logged, or if too much waits to be sealed: then it
+        is not added."""
         size = len(output) + 1  # with its separator
         with self._view.lock:
             view = self._view.current
             full = not view.fresh or not view.fresh[0].has_room(size)
+            if full and not self._keeps_up(view, size):
+                return False
             if not self._log(view.next_log if full else view.fresh[0].log, output):
                 return False
             if full:
@@ -40,6 +45,17 @@ class FreshWriter:
         if full:
             self._full()
         return True
+
+    def _keeps_up(self, view: LiveView, size: int) -> bool:
+        """Whether a text of that size may join those that wait to be sealed. Callers publish as fast as they like, and each step looks
+        through what waits."""
+        if len(view.fresh) < 2:  # not sooner, or a flood would be told of again and again
+            self._floods.succeeded()
+        if len(view.fresh) < 2 or view.fresh_tokens + size <= MOST_FRESH_TOKENS:
+            return True
+        self._floods.failed(f"{view.fresh_tokens} tokens are not sorted yet")
+        self._full()  # the last run may have failed
+        return False
 
     def begin_new(self) -> None:
         """Begins a new fresh text unless the newest is empty, so that all text so far can be sealed."""
@@ -81,7 +97,7 @@ class _ErrorLog:
     def __init__(self, what: str) -> None:
         self._what, self._failing = what, False
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: object) -> None:
         if not self._failing:
             log.error("live tier: %s: %s", self._what, error)
         self._failing = True

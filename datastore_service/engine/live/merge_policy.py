@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 FRESH_TOKENS = 1 << 16  # of a fresh text, 3.5 MB with its index
+MOST_FRESH_TOKENS = 32 * FRESH_TOKENS  # of all fresh texts, while the older ones wait to be sorted
 _CLASS_RATIO = 4  # between two size classes; also how many segments of one class are merged
 _MOST_SEGMENTS = 24
 

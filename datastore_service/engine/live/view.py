@@ -49,7 +49,11 @@ class LiveView:
     @property
     def tokens(self) -> int:
         """Fresh text counts a separator for each document."""
-        return sum(map(len, self.fresh)) + sum(map(len, self.segments))
+        return self.fresh_tokens + sum(map(len, self.segments))
+
+    @property
+    def fresh_tokens(self) -> int:
+        return sum(map(len, self.fresh))
 
     @property
     def nbytes(self) -> int:

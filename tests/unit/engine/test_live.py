@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from datastore_service.engine.batch import source_table
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.limits import Limits
-from datastore_service.engine.live import compactor, merge_policy
+from datastore_service.engine.live import compactor, fresh_writer, merge_policy
 from datastore_service.engine.live.merge_policy import FRESH_TOKENS, MergePolicy
 from datastore_service.engine.live.tier import LiveTier
 from datastore_service.engine.retrieval import (
@@ -24,9 +24,10 @@ from datastore_service.engine.retrieval import (
 from datastore_service.engine.segment import build_segment
 from datastore_service.engine.session import GRAMS, LEVELS, SEPARATOR, SessionIndex
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import Budget, Entry, Opening
+from datastore_service.protocol.types import Budget, Entry, Opening, Status
 from tests.live_text import documents_in
 from tests.unit.engine.oracles import match_length, occurrences
+from tests.waiting import eventually
 
 documents_of_few_ids = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=20), min_size=1, max_size=5)
 ASK = Budget(nodes=8, depth=8, children=4)
@@ -146,6 +147,50 @@ def test_a_merge_that_fails_loses_nothing_and_is_tried_again(small_fresh_text, m
     tier.settle()
     assert documents_in(views[-1]) == [[i] * 10 for i in range(40)]
     assert len(views[-1].fresh) == 1
+
+
+@pytest.fixture
+def no_merges(small_fresh_text, monkeypatch):
+    """Nothing is sealed while the event is not set, as during a long merge of another namespace."""
+    monkeypatch.setattr(fresh_writer, "MOST_FRESH_TOKENS", 640)
+    go_on = threading.Event()
+    compactor._background.submit(go_on.wait)
+    yield go_on
+    go_on.set()
+
+
+def test_what_is_published_faster_than_it_is_sorted_is_refused(no_merges, caplog):
+    """Each step looks through what is not sorted, and its index is fifteen times as large."""
+    engine = Engine(1000, limits=Limits(live_tokens=1 << 20))
+
+    def publish(number):
+        text = np.full(9, number, dtype=np.int32)
+        (reply,) = engine.step([Entry("s", tokens=text, opening=Opening(), closing=True)])
+        return reply.status
+
+    statuses = [publish(number) for number in range(900)]
+    kept = statuses.index(Status.OVER_BUDGET)
+    assert 50 <= kept <= 77 and set(statuses[kept:]) == {Status.OVER_BUDGET}
+    assert engine.stats().tiers[Tier.LIVE].tokens == 10 * kept
+    assert compactor._background._work_queue.qsize() <= 1, "one run does all"
+    no_merges.set()
+    engine.settle()
+    assert [publish(number) for number in range(7)] == [Status.OK] * 7
+    assert documents_in(engine._live.view) == [[number] * 9 for number in (*range(kept), *range(7))]
+    assert [record.message.count("not published") for record in caplog.records] == [1, 1]
+
+
+def test_a_seal_that_failed_is_tried_again_when_text_is_refused(small_fresh_text, monkeypatch):
+    monkeypatch.setattr(fresh_writer, "MOST_FRESH_TOKENS", 640)
+    tier = LiveTier(1000, 1 << 20, lambda view: None)
+    with monkeypatch.context() as broken:
+        broken.setattr(compactor, "build_segment", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        while tier.publish(np.full(9, 1, dtype=np.int32)):
+            pass
+        tier.settle()
+    assert len(tier.view.fresh) > 1
+    tier.publish(np.full(9, 1, dtype=np.int32))
+    eventually(lambda: tier.publish(np.full(9, 1, dtype=np.int32)), "it is never sealed")
 
 
 def test_the_oldest_text_leaves_first(small_fresh_text):
