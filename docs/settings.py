@@ -96,6 +96,12 @@ SETTINGS = (
         "both halves, on a CPU over TCP",
         "conformance/test_split",
     ),
+    right("reasoning_parser", "", "e2e/test_settings"),
+    right(
+        "enable_return_hidden_states enable_custom_logit_processor",
+        "what requests ask for then is in the second table",
+        "conformance/conftest",
+    ),
     refused(
         "verification over a tree asks a grammar for packed bits and for a rollback, and `outlines` has neither; `xgrammar`, the default, "
         "is right, also with penalties and stops; `llguidance` is untested",
@@ -223,19 +229,25 @@ SETTINGS = (
         disaggregation_decode_enable_radix_cache=True,
     ),
     # Accepted, and not compared
+    untested(
+        "who is served when, and from which cache",
+        "disable_radix_cache schedule_policy prefill_max_requests max_prefill_tokens prefill_decode_interval scheduler_recv_interval "
+        "enable_priority_scheduling priority_scheduling_preemption_threshold default_priority_value retraction_policy "
+        "radix_eviction_policy skip_tokenizer_init stream_interval incremental_streaming_output",
+    ),
     untested("which of two attention backends verifies; that one is checked", "speculative_attention_mode"),
     untested(
         "order of requests, and when prefill gives way to decoding",
-        "schedule_policy enable_priority_scheduling disable_priority_preemption default_priority_value "
-        "abort_on_priority_when_disabled schedule_low_priority_values_first priority_scheduling_preemption_threshold "
-        "retraction_policy prefill_decode_interval prefill_decode_interval_min_bs max_prefill_tokens prefill_max_requests "
-        "scheduler_recv_interval min_free_slots_delay enable_prefill_delayer prefill_delayer_max_delay_passes "
+        "disable_priority_preemption "
+        "abort_on_priority_when_disabled schedule_low_priority_values_first "
+        "prefill_decode_interval_min_bs  "
+        "min_free_slots_delay enable_prefill_delayer prefill_delayer_max_delay_passes "
         "prefill_delayer_token_usage_low_watermark prefill_delayer_forward_passes_buckets prefill_delayer_wait_seconds_buckets "
         "prefill_delayer_queue_min_ratio prefill_delayer_max_delay_ms",
     ),
     untested(
         "cached prompts, and caches behind the GPU's",
-        "disable_radix_cache radix_eviction_policy radix_eviction_policy_config radix_cache_backend enable_session_radix_cache "
+        "radix_eviction_policy_config radix_cache_backend enable_session_radix_cache "
         "strip_thinking_cache disable_chunked_prefix_cache enable_page_major_kv_layout swa_full_tokens_ratio swa_prefix_tails "
         "disable_hybrid_swa_memory enable_hierarchical_cache hicache_host_memory_mode hicache_ratio hicache_size "
         "hicache_host_memory_fraction hicache_write_policy hicache_io_backend hicache_mem_layout hicache_storage_backend "
@@ -245,20 +257,19 @@ SETTINGS = (
         "enable_flexkv flexkv_config_file enable_kv_cache_sharding",
     ),
     untested(
-        "streams, and requests without a tokenizer",
-        "stream_interval incremental_streaming_output skip_tokenizer_init allow_auto_truncate",
-    ),
-    untested(
-        "reasoning, and what a grammar allows",
-        "reasoning_parser enable_strict_thinking constrained_json_whitespace_pattern constrained_json_max_whitespace_cnt "
-        "disable_outlines_disk_cache",
+        "what a grammar allows; SGLang has no kernels for strict thinking on a CPU",
+        "enable_strict_thinking constrained_json_whitespace_pattern constrained_json_max_whitespace_cnt disable_outlines_disk_cache",
     ),
     untested(
         "what a request may ask for",
-        "enable_custom_logit_processor enable_return_hidden_states return_hidden_states_mode return_aux_hidden_state_layer_ids "
-        "sampling_mask_max_tokens enable_mis is_embedding prefill_only_disable_kv_cache",
+        "return_hidden_states_mode return_aux_hidden_state_layer_ids "
+        "allow_auto_truncate sampling_mask_max_tokens enable_mis is_embedding prefill_only_disable_kv_cache",
     ),
-    untested("seeds of sampling", "random_seed enable_deterministic_inference rl_on_policy_target"),
+    untested(
+        "seeds of sampling; the first is no promise that a server repeats its sampled answers: how many numbers a step draws "
+        "depends on what was drafted",
+        "random_seed enable_deterministic_inference rl_on_policy_target",
+    ),
     untested(
         "numbers: quantised weights and KV, precision of single layers; answers change with any speculation as with a batch",
         "quantization quantization_param_path kv_cache_dtype qsa_indexer_dtype prefill_kv_cache_dequant_dtype modelopt_quant "
@@ -403,10 +414,11 @@ SETTINGS = (
 # A name that several kinds of requests have stands once.
 REQUESTS = (
     right(
-        "max_new_tokens max_tokens min_new_tokens stop stop_token_ids stop_regex ignore_eos",
+        "max_new_tokens max_tokens max_completion_tokens max_output_tokens min_new_tokens min_tokens stop stop_token_ids stop_regex "
+        "ignore_eos no_stop_trim",
         "several conditions may hold in one accepted run: the first in the text ends the answer",
+        "conformance/test_requests",
         "conformance/test_features",
-        "unit/workers/test_first_end",
     ),
     right(
         "frequency_penalty presence_penalty repetition_penalty logit_bias",
@@ -414,19 +426,31 @@ REQUESTS = (
         "conformance/test_features",
     ),
     right(
-        "temperature top_p top_k min_p sampling_seed",
+        "temperature top_p top_k min_p sampling_seed seed",
         "sampled answers have plain decoding's distribution; seeds are heeded under `--enable-deterministic-inference` alone, as without "
         "speculation",
         "conformance/test_in_process",
     ),
     right(
-        "return_logprob logprob_start_len top_logprobs_num token_ids_logprob",
-        "within 0.002",
-        "conformance/test_features",
-        "unit/verification/test_verifier",
+        "return_logprob logprob_start_len top_logprobs_num token_ids_logprob logprobs top_logprobs echo include return_text_in_logprobs "
+        "return_flat_raw_top_logprobs return_flat_raw_output_top_logprobs",
+        "within 0.002, and nothing of a token that nobody asked for (`max_new_tokens: 0`)",
+        "conformance/test_requests",
     ),
-    right("n stream stream_interval rid", "", "conformance/test_features"),
-    right("json_schema", "with `xgrammar`", "conformance/test_features"),
+    refused(
+        "scores at places of a prompt need `--disable-radix-cache` and `--chunked-prefill-size -1`",
+        token_indices_to_pool=[3],
+    ),
+    right("return_hidden_states", "within 0.03", "conformance/test_requests"),
+    right(
+        "n best_of stream stream_interval rid", "", "conformance/test_requests", "conformance/test_features"
+    ),
+    right(
+        "json_schema regex ebnf structural_tag response_format",
+        "with `xgrammar`",
+        "conformance/test_requests",
+    ),
+    right("require_reasoning", "and the count of thoughts in an answer's usage", "e2e/test_settings"),
     right(
         "session_params session_id",
         "sessions without streaming; they belong to the tenant that opened them",
@@ -446,30 +470,31 @@ REQUESTS = (
         "name is answered 400, a null is as if not given",
         "unit/workers/test_request_tenants",
     ),
+    right(
+        "return_routed_experts routed_experts_start_len return_indexer_topk",
+        "answered as if not asked for, as by any server without `--enable-return-routed-experts`",
+        "conformance/test_requests",
+    ),
     right("return_spec_tokens_details", "counts what was verified", "conformance/test_features"),
+    right(
+        "skip_special_tokens spaces_between_special_tokens continue_final_message return_prompt_token_ids return_token_ids "
+        "return_meta_info return_input_ids_in_sglext return_output_ids_in_sglext return_cached_tokens_details reasoning_effort",
+        "",
+        "conformance/test_requests",
+    ),
+    right(
+        "priority extra_key cache_salt routing_key routed_dp_rank",
+        "on a server without replicas, where no request puts others aside",
+        "conformance/test_requests",
+    ),
     by_sglang("with any speculation", return_sampling_mask=True, beam_width=2),
     by_sglang("they need settings that are refused", lora_path="a", watermark={"enabled": True}),
-    untested("grammars", "regex ebnf ebnf_full_assistant structural_tag response_format tools tool_choice"),
-    untested(
-        "reasoning",
-        "require_reasoning max_thinking_tokens reasoning reasoning_effort thinking",
-    ),
-    untested(
-        "the end of an answer and its log-probabilities, by the names of other interfaces",
-        "max_completion_tokens max_output_tokens min_tokens no_stop_trim logprobs top_logprobs echo best_of seed",
-    ),
-    untested(
-        "what else an answer may hold",
-        "return_hidden_states return_routed_experts routed_experts_start_len return_indexer_topk sampling_logprobs_mode",
-    ),
-    untested(
-        "scores of several texts in one prompt: see above",
-        "multi_item_delimiter_indices token_indices_to_pool score_extraction_token",
-    ),
-    untested(
-        "order, routing and caches",
-        "priority routing_key routed_dp_rank data_parallel_rank extra_key cache_salt kv_hints",
-    ),
+    by_sglang("it needs `return_sampling_mask`", sampling_logprobs_mode="support"),
+    untested("tools", "tools tool_choice ebnf_full_assistant"),
+    untested("bounds of thinking, and other names of it", "max_thinking_tokens reasoning thinking"),
+    untested("scores of several texts in one prompt", "multi_item_delimiter_indices score_extraction_token"),
+    untested("caches behind the GPU's", "kv_hints"),
+    untested("an old name of `routed_dp_rank`", "data_parallel_rank"),
     untested(
         "prefill and decode on separate instances: their router sets them",
         "bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key decode_tp_size disagg_prefill_dp_rank need_wait_for_mm_inputs "
@@ -483,15 +508,15 @@ REQUESTS = (
     ),
     no_part(
         "the prompt, and what is made of it before it is scheduled",
-        "text input_ids prompt messages input instructions model sampling_params suffix chat_template_kwargs continue_final_message "
+        "text input_ids prompt messages input instructions model sampling_params suffix chat_template_kwargs "
         "parallel_tool_calls max_tool_calls previous_response_id truncation task language file input_file_id purpose",
     ),
     no_part(
         "what is made of the tokens after they are chosen",
-        "skip_special_tokens spaces_between_special_tokens separate_reasoning stream_reasoning stream_options include "
-        "return_text_in_logprobs return_flat_raw_top_logprobs return_flat_raw_output_top_logprobs return_flat_raw_top_logprobs_b64 "
-        "return_prompt_token_ids return_token_ids return_meta_info return_input_ids_in_sglext return_output_ids_in_sglext "
-        "return_cached_tokens_details return_bytes return_entropy timestamp_granularities",
+        "separate_reasoning stream_reasoning stream_options "
+        "return_flat_raw_top_logprobs_b64 "
+        ""
+        "return_bytes return_entropy timestamp_granularities",
     ),
     no_part(
         "logs, metrics and housekeeping",
@@ -536,12 +561,7 @@ and try each refusal.
 - **untested**: accepted, and no answer with it was compared.
 - **no part in decoding**: nothing that chooses a token reads it.
 
-No setting of a server is known to be wrong. Two kinds of answers are known to differ from plain decoding's:
-
-- `max_new_tokens: 0` with log-probabilities: one of an output token is told too many, and those at `token_indices_to_pool`
-  (`score_extraction_token` of `/v1/score`) are not told. SGLang turns its path for such requests off under any speculation.
-- Ollama's stream: SGLang's `done` message has no text, so the text of the last step is lost: one token with plain decoding, a whole
-  run here.
+None is known to be wrong.
 """
 
 

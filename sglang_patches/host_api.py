@@ -91,6 +91,11 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     row(_PROCESSOR + "_resolve_spec_v2_tokens", "self result batch", "as above"),
     row(_PROCESSOR + "advance_grammar_fsm", "self result batch", "where a grammar ends an accepted run"),
     row(
+        _SRT + "managers.schedule_batch.Req.is_prefill_only",
+        None,
+        "replaced: requests that want nothing said, under speculation too",
+    ),
+    row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.note_request_finished",
         "self rid natural_stop",
         "overridden: closes the session",

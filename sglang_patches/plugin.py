@@ -114,10 +114,12 @@ def register_method(method: Method) -> None:
         from sglang_patches.workers.decode import DecodeWorker
         from sglang_patches.workers.finish_hooks import register_finish_hooks
         from sglang_patches.workers.first_end import register_first_end
+        from sglang_patches.workers.prefill_only import serve_prefill_only
         from sglang_patches.workers.usage_report import register_streamer
 
         register_finish_hooks()
         register_streamer()
         register_accept_rate()
         register_first_end()
+        serve_prefill_only()
         return host.worker_class(DecodeWorker.of(method))

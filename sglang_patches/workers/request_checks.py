@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookType
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang.srt.server_args import ServerArgs
 
 JSON = (str, int, float, list, dict)
 TOKENIZED = "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object"
@@ -89,6 +91,8 @@ class RequestFields(msgspec.Struct):
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    multi_item_delimiter_indices: list[int] | None = None
+    token_indices_to_pool: list[int] | None = None
 
 
 def _around_tokenized(
@@ -102,6 +106,7 @@ def _around_tokenized(
     except (TypeError, OverflowError) as error:  # of what the client wrote
         raise ValueError(str(error)) from error
     check(tokenized, manager.model_config.vocab_size)
+    _check_places(tokenized, manager.server_args)
     _drop_unsayable_stops(tokenized.sampling_params, manager.model_config.vocab_size)
     if obj.custom_labels and manager.enable_metrics:
         _check_labels(obj.custom_labels, manager.metrics_collector.labels)
@@ -132,6 +137,20 @@ def _check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
     for token in request.sampling_params.stop_token_ids or ():
         if token < 0:
             raise ValueError(f"sampling_params.stop_token_ids: {token} is below 0")
+
+
+def _check_places(request: TokenizedGenerateReqInput, server_args: ServerArgs) -> None:
+    """Of scores: counted from the prompt's beginning, which must be whole in one prefill, as SGLang's own scoring wants it."""
+    places = getattr(request, "token_indices_to_pool", None)  # not before SGLang 0.5.20
+    if places is None:
+        return
+    view = resolved_view(server_args)
+    if not view.disable_radix_cache or view.chunked_prefill_size != -1:
+        raise ValueError("token_indices_to_pool: needs --disable-radix-cache and --chunked-prefill-size -1")
+    length = len(request.input_ids or ())
+    for place in places:
+        if not 0 <= place < length:
+            raise ValueError(f"token_indices_to_pool: {place} is outside [0, {length})")
 
 
 def _drop_unsayable_stops(sampling: SamplingParams, vocab_size: int) -> None:

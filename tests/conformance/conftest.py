@@ -178,6 +178,7 @@ SETUPS = {
 }
 FLAGS = ("--chunked-prefill-size", "64", "--enable-metrics", "--enable-cache-report")
 FLAGS += ("--context-length", str(CONTEXT), "--constrained-json-disable-any-whitespace")
+FLAGS += ("--enable-return-hidden-states", "--enable-custom-logit-processor")
 DRAFTING = ("--specstore-length", "static", "--specstore-deadline-ms", str(DEADLINE_MS))
 DRAFTING += (
     "--schedule-conservativeness",

@@ -21,6 +21,7 @@ from sglang_patches.workers.request_checks import (  # noqa: E402
     RequestFields,
     SamplingFields,
     SessionFields,
+    _check_places,
     _drop_unsayable_stops,
     check,
 )
@@ -78,6 +79,8 @@ def test_what_sglang_serves_passes(request_):
         (tokenized(token_ids_logprob=[-1]), rf"token_ids_logprob: -1 is outside \[0, {VOCAB}\)"),
         (tokenized({"logit_bias": {"5": "x"}}), r"sampling_params.logit_bias\[...\]: Expected"),
         (tokenized(extra_key=["a"]), "extra_key: Expected"),
+        (tokenized(token_indices_to_pool=["a"]), r"token_indices_to_pool\[0\]: Expected"),
+        (tokenized(multi_item_delimiter_indices=3), "multi_item_delimiter_indices: Expected"),
         (tokenized(lora_id=["a"]), "lora_id: Expected"),
         (tokenized(positional_embed_overrides=""), "positional_embed_overrides: not from a client"),
     ],
@@ -97,7 +100,10 @@ def hooked(obj, error=None, **fields):
 
     collector = SimpleNamespace(labels={"model_name": "m"})
     manager = SimpleNamespace(
-        model_config=SimpleNamespace(vocab_size=VOCAB), enable_metrics=True, metrics_collector=collector
+        model_config=SimpleNamespace(vocab_size=VOCAB),
+        server_args=None,
+        enable_metrics=True,
+        metrics_collector=collector,
     )
     return request_checks._around_tokenized(original, manager, obj, "text", [])
 
@@ -115,6 +121,21 @@ def test_embeddings_have_no_tokens_to_generate():
     assert hooked(EmbeddingReqInput(text="a"), input_ids=array("q")) is not None
     with pytest.raises(ValueError, match="no tokens"):
         hooked(GenerateReqInput(text="a"), input_ids=array("q"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "needs --disable-radix-cache"),
+        ({"disable_radix_cache": True}, "needs --disable-radix-cache and --chunked-prefill-size -1"),
+        ({"disable_radix_cache": True, "chunked_prefill_size": -1}, r"2 is outside \[0, 2\)"),
+    ],
+)
+def test_places_of_a_prompt_are_in_what_one_prefill_reads(given, message):
+    view = SimpleNamespace(**{"disable_radix_cache": False, "chunked_prefill_size": 64} | given)
+    with pytest.raises(ValueError, match=f"^token_indices_to_pool: {message}"):
+        _check_places(tokenized(token_indices_to_pool=[0, 2]), view)
+    _check_places(tokenized(), view)
 
 
 def test_labels_are_those_of_the_server_s_metrics():

@@ -1,0 +1,167 @@
+"""What a request may ask for, through each of SGLang's interfaces: the answer is plain decoding's, with all that it tells."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_patches.launch.servers import Endpoint
+from tests.conformance.test_features import ONLY_GRPC
+
+SETTINGS = Path(__file__).parents[2] / "docs" / "settings.py"
+REFUSED = {
+    name: value for row in runpy.run_path(str(SETTINGS))["REQUESTS"] for name, value in row.given.items()
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9999}}, "required": ["a"]}
+TAGS = {
+    "type": "structural_tag",
+    "structures": [{"begin": "q", "schema": SCHEMA, "end": "q"}],
+    "triggers": ["q"],
+}
+NAMED = {"name": "n", "schema": SCHEMA}
+# Of an answer: names, times, and what tells of speculation or of a cache.
+OF_THE_MOMENT = re.compile("id|.*_id|created.*|.*cached.*|.*latency|.*throughput|.*_time|.*_ts|spec.*")
+
+
+def generate(max_new_tokens: int = 24, sampling: dict[str, Any] | None = None, **fields: Any):
+    wanted = {"temperature": 0, "max_new_tokens": max_new_tokens} | (sampling or {})
+    return "/generate", {"sampling_params": wanted} | fields
+
+
+def complete(**fields: Any):
+    return "/v1/completions", {"temperature": 0, "max_tokens": 24} | fields
+
+
+def chat(**fields: Any):
+    messages = [{"role": "user", "content": "name three colours."}]
+    return "/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 24} | fields
+
+
+def respond(**fields: Any):
+    return "/v1/responses", {
+        "input": "name three colours.",
+        "temperature": 0,
+        "max_output_tokens": 24,
+    } | fields
+
+
+ALL_LOGPROBS = {
+    "return_logprob": True,
+    "top_logprobs_num": 2,
+    "token_ids_logprob": [3, 4],
+    "logprob_start_len": 0,
+}
+CASES = {
+    "nothing said": generate(0, **ALL_LOGPROBS),
+    "log-probabilities": generate(**ALL_LOGPROBS, return_text_in_logprobs=True),
+    "flat log-probabilities": generate(
+        **ALL_LOGPROBS, return_flat_raw_top_logprobs=True, return_flat_raw_output_top_logprobs=True
+    ),
+    "experts that no server tells": generate(
+        return_routed_experts=True, routed_experts_start_len=0, return_indexer_topk=True
+    ),
+    "the text as it is": generate(
+        sampling={
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "no_stop_trim": True,
+            "stop": ["3", "e"],
+        },
+        return_prompt_token_ids=True,
+    ),
+    "a regular expression ends it": generate(sampling={"stop_regex": ["[a-e][0-9]", ",."]}),
+    "regular expression": generate(sampling={"regex": "(ab|cd){3,12}[0-9]+"}),
+    "grammar": generate(sampling={"ebnf": 'root ::= "ab" [c-f]+'}),
+    "structural tags": generate(sampling={"structural_tag": json.dumps(TAGS)}),
+    "caches and order": generate(
+        priority=3, routing_key="k", extra_key="e", cache_salt="s", routed_dp_rank=0, require_reasoning=True
+    ),
+    "completion, the prompt too": complete(echo=True, logprobs=2, n=2),
+    "completion, the best": complete(best_of=2, seed=3, suffix="x", user="u"),
+    "completion, tokens": complete(return_token_ids=True, min_tokens=20, stop_token_ids=[4, 44], stop="d"),
+    "completion, JSON": complete(json_schema=json.dumps(SCHEMA)),
+    "completion, format": complete(response_format={"type": "json_schema", "json_schema": NAMED}),
+    "chat, log-probabilities": chat(logprobs=True, top_logprobs=2),
+    "chat, format": chat(response_format={"type": "json_schema", "json_schema": NAMED}),
+    "chat, regular expression": chat(regex="[ab]{3,9}", min_tokens=2),
+    "chat, shorter": chat(max_completion_tokens=7, reasoning_effort="low", stop_regex="[0-9][a-z]"),
+    "chat, all that is told": chat(
+        return_meta_info=True,
+        return_prompt_token_ids=True,
+        return_token_ids=True,
+        return_input_ids_in_sglext=True,
+        return_output_ids_in_sglext=True,
+        return_cached_tokens_details=True,
+    ),
+    "chat, going on": chat(
+        continue_final_message=True,
+        messages=[{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}],
+    ),
+    "response": respond(),
+    "response, penalised": respond(
+        frequency_penalty=0.5, presence_penalty=0.3, repetition_penalty=1.2, stop=["ab"]
+    ),
+    "response, log-probabilities": respond(top_logprobs=2, include=["message.output_text.logprobs"]),
+    "scores": ("/v1/score", {"query": "abc", "items": ["def", "ghi"], "label_token_ids": [3, 4]}),
+}
+
+
+@ONLY_GRPC
+@pytest.mark.parametrize("case", CASES)
+def test_an_answer_tells_what_plain_decoding_s_tells(server, plain, spelling_model, prompts, case):
+    path, body = CASES[case]
+    prompt = {"/generate": {"input_ids": prompts[0]}, "/v1/completions": {"prompt": prompts[0]}}.get(path, {})
+    asked = body | prompt | {"model": str(spelling_model)}
+    expected = told(plain, path, asked)
+    for _ in range(2):  # the live tier drafts what was said
+        assert told(server, path, asked) == _about(expected)
+
+
+def told(server: Endpoint, path: str, body: dict[str, Any]) -> Any:
+    answer = requests.post(server.url + path, json=body, timeout=300)
+    assert answer.ok, answer.text[:300]
+    return _lasting(answer.json())
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _lasting(item) for name, item in value.items() if not OF_THE_MOMENT.fullmatch(name)}
+    return [_lasting(item) for item in value] if isinstance(value, list) else value
+
+
+def _about(value: Any) -> Any:
+    """What equals the value but for rounding."""
+    if isinstance(value, dict):
+        return {name: _about(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_about(item) for item in value]
+    return pytest.approx(value, abs=2e-3) if isinstance(value, float) else value
+
+
+@ONLY_GRPC
+def test_hidden_states_are_those_of_the_tokens_that_are_said(server, plain, prompts):
+    """Those of a prompt are told as far as it is not cached."""
+    asked = generate(return_hidden_states=True)[1] | {"input_ids": prompts[0]}
+    states = []
+    for endpoint in (plain, server, server):
+        answer = told(endpoint, "/generate", asked)
+        states.append(answer["meta_info"]["hidden_states"][1 - len(answer["output_ids"]) :])
+    for ours in states[1:]:
+        assert ours == [pytest.approx(row, abs=3e-2) for row in states[0]]
+
+
+@ONLY_GRPC
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_table_says_is_refused_is_answered_400(server, prompts, name):
+    given = {name: REFUSED[name]}
+    sampling = {"max_new_tokens": 4} | (given if name in SamplingParams.__struct_fields__ else {})
+    body = {"input_ids": prompts[0], "sampling_params": sampling} | ({} if name in sampling else given)
+    answer = requests.post(server.url + "/generate", json=body, timeout=300)
+    assert answer.status_code == 400, answer.text[:300]
