@@ -21,6 +21,7 @@ from sglang_patches.workers import (
     cache_room,
     finish_hooks,
     first_end,
+    ollama_stream,
     request_checks,
     request_tenants,
     usage_report,
@@ -97,6 +98,7 @@ class TreeAlgorithm(CustomSpecAlgo):
             refuse_if_left_out((*usage_report.SCHEDULER_HOOKS, *accept_rate.HOOKS))
             usage_report.register_metrics()
         request_checks.register()
+        ollama_stream.register()
         request_tenants.register(server_args)
         host.declare(server_args, **tree_attention.choose(self.name, server_args))
         width = load_options().nodes + 1

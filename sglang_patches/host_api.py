@@ -127,6 +127,14 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         )
         for name in ("open_session", "close_session")
     ),
+    *(
+        row(
+            _SRT + "entrypoints.ollama.serving.OllamaServing." + name,
+            "self gen_request raw_request model_name",
+            "hooked: the last text of a stream",
+        )
+        for name in ("_stream_chat_response", "_stream_generate_response")
+    ),
     row(_SRT + "environ.envs", None, "servers that are refused where requests have tenants"),
     row(_SRT + "environ.Envs.SGLANG_RUST_SERVER", None, "as above"),
     # A step: draft, forward, commit

@@ -124,6 +124,29 @@ def test_an_answer_tells_what_plain_decoding_s_tells(server, plain, spelling_mod
         assert told(server, path, asked) == _about(expected)
 
 
+OLLAMA = {
+    "/api/chat": {"messages": [{"role": "user", "content": "name three colours."}]},
+    "/api/generate": {"prompt": "name three colours."},
+}
+
+
+@ONLY_GRPC
+@pytest.mark.parametrize("path", OLLAMA)
+def test_the_pieces_of_ollama_s_stream_are_the_whole_answer(server, plain, path):
+    body = {"model": "m", "options": {"temperature": 0, "num_predict": 40}} | OLLAMA[path]
+    whole = _ollama_text(requests.post(plain.url + path, json=body | {"stream": False}, timeout=300).json())
+    for _ in range(2):  # the live tier drafts what was said, so that the last step says more
+        streamed = requests.post(server.url + path, json=body | {"stream": True}, timeout=300)
+        *pieces, end = map(json.loads, streamed.text.splitlines())
+        assert "".join(map(_ollama_text, pieces)) == whole != ""
+        assert [piece["done"] for piece in pieces] == [False] * len(pieces)
+        assert end["done"] and _ollama_text(end) == ""
+
+
+def _ollama_text(answer: dict[str, Any]) -> str:
+    return answer["message"]["content"] if "message" in answer else answer["response"]
+
+
 def told(server: Endpoint, path: str, body: dict[str, Any]) -> Any:
     answer = requests.post(server.url + path, json=body, timeout=300)
     assert answer.ok, answer.text[:300]
