@@ -19,6 +19,7 @@ from datastore_service.server.service import Service
 from datastore_service.tls import Tls, client_tls, server_tls
 from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
+from tests.integration.datastore.conftest import specstore
 from tests.unit.certificates import Files, issue
 from tests.unit.server.service import VOCAB, running
 from tests.waiting import eventually
@@ -140,8 +141,8 @@ def test_a_certificate_that_ends_soon_is_told_of_at_the_start_and_later(
 def test_the_command_refuses_a_certificate_that_has_ended(authority, tmp_path):
     now = datetime.now(UTC)
     old = issue(tmp_path, authority, "old", now - timedelta(days=2), now - timedelta(days=1))
-    words = ["serve", "--listen", "127.0.0.1:0", "--tls-certificate", old.certificate, "--tls-key", old.key]
-    done = CliRunner().invoke(app, list(map(str, words)))
-    assert done.exit_code == 2
+    own = ("--tls-certificate", old.certificate, "--tls-key", old.key)
+    done = specstore("serve", "--listen", "127.0.0.1:0", *own)  # in a process: it sets up logging
+    assert done.returncode == 2
     assert done.stderr.startswith(f"specstore: tls-certificate: {old.certificate}: a certificate in it ended")
     assert done.stderr.count("\n") == 1
