@@ -46,7 +46,9 @@ from datastore_service.endpoint import Endpoint, parse_endpoint
 from datastore_service.engine.fusion import FusionWeights, Policy
 from datastore_service.engine.processor import check_processor
 from datastore_service.protocol.types import MAX_VOCAB
+from datastore_service.server.addresses import check_exposure
 from datastore_service.storage.errors import StorageError
+from datastore_service.tls import server_tls
 
 
 class Fusion(StrEnum):
@@ -255,6 +257,13 @@ def serve(
     ] = "127.0.0.1",
 ) -> None:
     """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
+    address = parse_endpoint(listen, "listen")
+    token = admin_token(admin_token_file)
+    check_exposure(address, token, allow_remote)
+    _check_metrics_host(metrics_host, allow_remote)
+    tls = server_tls(tls_certificate, tls_key, tls_client_ca)
+
+    # After the checks: kernels may be compiled now, which takes a while.
     from datastore_service.engine.limits import Limits
     from datastore_service.server.descriptors import raise_limit
     from datastore_service.server.engine_factory import engine_factory
@@ -264,15 +273,10 @@ def serve(
     from datastore_service.server.service import serve as serve_until_told
     from datastore_service.server.tracing import export_spans
     from datastore_service.storage.data_directory import DataDirectory
-    from datastore_service.tls import server_tls
 
     log_to_stderr(log_level)
     raise_limit()
     export_spans()
-    address = parse_endpoint(listen, "listen")
-    _check_metrics_host(metrics_host, allow_remote)
-    tls = server_tls(tls_certificate, tls_key, tls_client_ca)
-    token = admin_token(admin_token_file)
     limits = Limits(
         sessions=sessions,
         tokens=tokens,

@@ -1,4 +1,4 @@
-"""Checks that an address can be listened on. gRPC alone would only say in its own log why it cannot."""
+"""Checks that an address may and can be listened on. gRPC alone would only say in its own log why it cannot."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ import socket
 from pathlib import Path
 
 from datastore_service.endpoint import Endpoint
+
+
+def check_exposure(address: Endpoint, token: str, allow_remote: bool) -> None:
+    """Raises ValueError if other machines can reach the address and that is not allowed or there is no admin token."""
+    if address.local:
+        return
+    if not allow_remote:
+        raise ValueError(f"listen: {address} is reachable from other machines; --allow-remote permits that")
+    if not token:
+        raise ValueError(f"admin token: required to listen on {address}")
 
 
 def check_free(address: Endpoint) -> None:

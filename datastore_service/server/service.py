@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from datastore_service.endpoint import Endpoint
-from datastore_service.server.addresses import check_free
+from datastore_service.server.addresses import check_exposure, check_free
 from datastore_service.server.admin import ADMIN, Admin
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.descriptors import most_connections
@@ -68,7 +68,7 @@ class Service:
         corpora: Path | None = None,
         data: DataDirectory | None = None,
     ) -> None:
-        _check_exposure(address, token, allow_remote)
+        check_exposure(address, token, allow_remote)
         self._limits = limits or ServiceLimits()
         self.namespaces = Namespaces(new_engine, self._limits, data)
         self.metrics = ServiceMetrics(self.namespaces, self._limits)
@@ -169,15 +169,6 @@ def serve(service: Service, metrics_port: int | None = None, metrics_host: str =
     signals.wait()
     signals.exit_within(END_SECONDS)
     service.stop()
-
-
-def _check_exposure(address: Endpoint, token: str, allow_remote: bool) -> None:
-    if address.local:
-        return
-    if not allow_remote:
-        raise ValueError(f"listen: {address} is reachable from other machines; --allow-remote permits that")
-    if not token:
-        raise ValueError(f"admin token: required to listen on {address}")
 
 
 def _server_options(limits: ServiceLimits) -> tuple[tuple[str, int], ...]:
