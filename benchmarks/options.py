@@ -17,7 +17,13 @@ def options(command: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
+    parser.add_argument("--tokenizer", type=_file, required=True, help="tokenizer.json")
+
+
+def _file(path: str) -> Path:
+    if not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{path}: no such file")
+    return Path(path)
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum, auto
@@ -290,10 +289,9 @@ def serve(
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
     service_limits = ServiceLimits(grace=grace, streams=streams, namespaces=namespaces)
-    bounds = {"bytes": service_limits.most_bytes(limits), "bytes_of_a_namespace": limits.most_bytes}
-    logging.getLogger(__name__).info("memory at most", extra=bounds)
+    most = {"bytes": service_limits.most_bytes(limits), "bytes_of_a_namespace": limits.most_bytes}
     service = Service(address, maker, service_limits, token, allow_remote, tls, corpora, directory)
-    serve_until_told(service, metrics_port, metrics_host)
+    serve_until_told(service, most, metrics_port, metrics_host)
 
 
 def _tenant_priors(given: Sequence[str]) -> dict[str, Path]:

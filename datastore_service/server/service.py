@@ -154,9 +154,12 @@ class Service:
             )
 
 
-def serve(service: Service, metrics_port: int | None = None, metrics_host: str = LOOPBACK) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process immediately. metrics_port: HTTP port
-    of the status page and metrics, None for neither. metrics_host: the address that it listens on."""
+def serve(
+    service: Service, most_bytes: dict[str, int], metrics_port: int | None, metrics_host: str = LOOPBACK
+) -> None:
+    """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process immediately. most_bytes: what the options permit,
+    for the log. metrics_port: HTTP port of the status page and metrics, None for neither. metrics_host: the address that it listens
+    on."""
     signals = ShutdownSignals()
     faulthandler.enable(
         STDERR
@@ -164,6 +167,7 @@ def serve(service: Service, metrics_port: int | None = None, metrics_host: str =
     if metrics_port is not None:
         WebServer(application(service.page.html, service.metrics.registry), metrics_port, metrics_host)
     service.start()
+    log.info("memory at most", extra=most_bytes)
     gc.collect()
     gc.freeze()  # to collect what stays until the end, modules and texts, would hold up all answers for 130 to 410 ms
     signals.wait()

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,8 @@ def main(
     fails."""
     if device is not None and model is None:
         raise typer.BadParameter("--device needs --model")
+    if model is not None and not Path(model).is_dir():
+        raise typer.BadParameter(f"--model: {model}: no such folder")
     if device == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when SGLang is imported, here and in the engines
     table, fine = host_table()

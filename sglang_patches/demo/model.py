@@ -112,7 +112,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help=f"folder to write (default {demo_model_dir()})")
     try:
         print(ensure(parser.parse_args().out))
-    except DemoModelError as error:
+    except (DemoModelError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -87,3 +87,9 @@ def test_kernels_of_a_cpu_pass(found):
 
 def test_kernel_with_a_fault_is_noticed(found):
     assert all(wrong is not None for _, wrong in found.values()), found
+
+
+def test_a_model_that_is_no_folder_is_refused_before_anything_runs():
+    command = [sys.executable, "-m", "sglang_patches.check", "--device", "cpu", "--model", "/nope"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "--model: /nope: no such folder" in done.stderr and done.stdout == ""

@@ -29,7 +29,7 @@ def close_never():
 
 service.start = start
 service.namespaces.close = close_never if sys.argv[2] == "stuck" else close
-module.serve(service)
+module.serve(service, {}, None)
 """
 SECONDS = 60.0  # for what takes a moment
 
