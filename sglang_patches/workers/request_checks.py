@@ -14,6 +14,7 @@ import numpy as np
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookType
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_patches import hooks
 
@@ -107,6 +108,7 @@ def _around_tokenized(
         raise ValueError(str(error)) from error
     check(tokenized, manager.model_config.vocab_size)
     _check_places(tokenized, manager.server_args)
+    _check_processor(tokenized, manager.server_args)
     _drop_unsayable_stops(tokenized.sampling_params, manager.model_config.vocab_size)
     if obj.custom_labels and manager.enable_metrics:
         _check_labels(obj.custom_labels, manager.metrics_collector.labels)
@@ -151,6 +153,17 @@ def _check_places(request: TokenizedGenerateReqInput, server_args: ServerArgs) -
     for place in places:
         if not 0 <= place < length:
             raise ValueError(f"token_indices_to_pool: {place} is outside [0, {length})")
+
+
+def _check_processor(request: TokenizedGenerateReqInput, server_args: ServerArgs) -> None:
+    """A server that takes code from its clients loads it in the scheduler."""
+    given = request.custom_logit_processor
+    if given is None or not resolved_view(server_args).enable_custom_logit_processor:
+        return
+    try:
+        CustomLogitProcessor.from_str(given)
+    except Exception as error:  # of the client's code, whatever it is
+        raise ValueError(f"custom_logit_processor: it cannot be loaded: {error}") from None
 
 
 def _drop_unsayable_stops(sampling: SamplingParams, vocab_size: int) -> None:

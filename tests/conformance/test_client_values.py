@@ -83,6 +83,8 @@ REFUSED = {
     "top_logprobs_num: -1 is outside": {"return_logprob": True, "top_logprobs_num": -1},
     "session_params.id": {"session_params": {"id": {}}},
     "return_hidden_states: Expected": {"return_hidden_states": []},
+    "custom_logit_processor: it cannot be loaded": {"custom_logit_processor": "x"},
+    "custom_logit_processor: it cannot be loaded: ": {"custom_logit_processor": ""},
     "lora_id: Expected": {"lora_id": ["a"]},
     "positional_embed_overrides: not from a client": {"positional_embed_overrides": ""},
     "custom_labels: 'nobody s' is none of": {"custom_labels": {"nobody s": "x"}},
