@@ -417,12 +417,14 @@ REQUESTS = (
         "max_new_tokens max_tokens max_completion_tokens max_output_tokens min_new_tokens min_tokens stop stop_token_ids stop_regex "
         "ignore_eos no_stop_trim",
         "several conditions may hold in one accepted run: the first in the text ends the answer",
+        "conformance/request_cases/stops",
         "conformance/test_requests",
-        "conformance/test_features",
     ),
     right(
         "frequency_penalty presence_penalty repetition_penalty logit_bias",
-        "equal to plain decoding without overlap scheduling; with it, SGLang's own penalties lag a token behind",
+        "equal to plain decoding without overlap scheduling; with it, SGLang's own penalties lag a token behind. Without it, SGLang applies a "
+        "repetition penalty before or after the others as a set of Python happens to be ordered in its process, so the answer to a request "
+        "with both may be another one after a restart. Here it is applied after them, as by SGLang with overlap scheduling",
         "conformance/test_features",
     ),
     right(
@@ -447,7 +449,9 @@ REQUESTS = (
     ),
     right(
         "json_schema regex ebnf structural_tag response_format",
-        "with `xgrammar`",
+        "with `xgrammar`. Beside `ignore_eos` plain decoding notices a grammar's end a token late, so its answer has one more, which the "
+        "grammar does not know; under any speculation SGLang ends the answer with its grammar",
+        "conformance/request_cases/grammars",
         "conformance/test_requests",
     ),
     right("require_reasoning", "and the count of thoughts in an answer's usage", "e2e/test_settings"),

@@ -12,6 +12,8 @@ DRAFTS, DRAFT = ("1", "0.9", "0.6", "0.3", "lying"), "0.9"  # of the conformance
 LONG_FUZZ = "10"  # times the examples of every change
 SHARED = Path(__file__).parents[2] / "shared"
 
+pytest.register_assert_rewrite("tests.conformance.request_cases")  # whose modules assert, as tests do
+
 # A busy machine takes as long as it likes for an example.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")

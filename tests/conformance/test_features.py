@@ -164,35 +164,6 @@ def test_the_openai_endpoints_count_what_was_verified(server):
     assert details["spec_accept_rate"] == pytest.approx(correct / drafted)
 
 
-# What ends an answer whose tokens and text are these. A token is a character here.
-ENDS = {
-    "stop": lambda tokens, text: {"stop": [text[20:22]]},
-    "stop token": lambda tokens, text: {"stop_token_ids": tokens[20:21]},
-    "later stop first": lambda tokens, text: {"stop": [text[22:24], text[20:22]]},
-    "stop token, then stop": lambda tokens, text: {"stop_token_ids": tokens[20:21], "stop": [text[21:23]]},
-    "cap, then stop": lambda tokens, text: {"max_new_tokens": 21, "stop": [text[20:22]]},
-}
-
-
-@pytest.mark.parametrize("kind", ENDS)
-def test_the_end_of_an_answer(server, plain, prompts, kind):
-    """A drafted path may run past an end, and past a second one: the first counts, and nothing after it may show."""
-    visible = {"logit_bias": {"0": -99.0, "1": -99.0}}
-    for ids in prompts[:4]:
-        whole = greedy(plain, ids, **visible)
-        greedy(server, ids, **visible)  # the live tier drafts what comes behind the end
-        ends = ENDS[kind](whole["output_ids"], whole["text"])
-        ours, theirs = (greedy(endpoint, ids, **visible, **ends) for endpoint in (server, plain))
-        assert len(theirs["output_ids"]) < NEW_TOKENS
-        assert ours["output_ids"] == theirs["output_ids"]
-        assert ours["text"] == theirs["text"]
-        ours, theirs = ours["meta_info"], theirs["meta_info"]
-        for field in ("finish_reason", "completion_tokens"):
-            assert ours[field] == theirs[field]
-        counted = ours.get("spec_verify_ct", 0) + ours.get("spec_num_correct_drafts", 0)
-        assert counted + 1 == ours["completion_tokens"] > sum(ours["specstore"]["accepted"].values())
-
-
 def test_several_answers_to_one_prompt(server, plain, prompts):
     alone = greedy(plain, prompts[1])["output_ids"]
     assert [answer["output_ids"] for answer in greedy(server, prompts[1], n=3)] == [alone] * 3

@@ -1,0 +1,93 @@
+"""Requests beside others: more than may run, in chunks, paused, retracted, watched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import requests
+
+from sglang_patches.launch.direct import PROXIES
+from tests.conformance.request_cases.asking import Ask, Client, brief, case
+
+# No penalties: stock SGLang samples the first token after a retraction without.
+PAUSED = {"max_new_tokens": 160, "ignore_eos": True}
+# What an answer says that was underway when generation was paused.
+SHOWN: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "in_place": lambda info: True,
+    "retract": lambda info: info["num_retractions"] > 0,
+    "abort": lambda info: info["finish_reason"]["type"] == "abort",
+}
+TRIES = 5  # at what a fast answer may spoil
+
+
+@case()
+def long_prompts_in_chunks(client: Client) -> Any:
+    """Prompts of several chunks beside running requests, again, and prefixes of each other."""
+    first, second, *_ = client.model.texts
+    base = first * 3 + second
+    asks: dict[str, Ask] = {f"prefix {i}": (base[: len(base) - 31 * i], {}) for i in range(4)}
+    asks["running"] = second, {"max_new_tokens": 60, "ignore_eos": True}
+    together, again = client.briefs(asks, len(asks)), client.briefs(asks)
+    assert together == again
+    top = {"return_logprob": True, "logprob_start_len": 10, "top_logprobs_num": 1}
+    return [together, client.briefs({"logprobs": (base, {"max_new_tokens": 12, "top": top})})]
+
+
+@case(sharp=True)
+def paused_and_continued(client: Client) -> Any:
+    """Generation stands still, is retracted or is aborted, and goes on: every answer is whole, but those that were aborted (sglang#10071,
+    sglang#14180)."""
+    texts = client.model.texts[:3]
+    expected = client.briefs({str(i): (ids, PAUSED) for i, ids in enumerate(texts)})
+    for mode, shown in SHOWN.items():
+        for _ in range(TRIES):
+            answers = _paused(client, texts, mode)
+            for i, answer in enumerate(answers):
+                if mode == "abort" and SHOWN["abort"](answer["meta_info"]):
+                    assert expected[str(i)]["text"].startswith(answer["text"])
+                else:
+                    assert brief(answer) == expected[str(i)], mode
+            if any(shown(answer["meta_info"]) for answer in answers):
+                break
+        else:
+            raise AssertionError(f"{mode}: every answer was whole before the pause")
+    assert brief(client.greedy(texts[0], **PAUSED)) == expected["0"]
+    return expected
+
+
+def _paused(client: Client, texts: list[list[int]], mode: str) -> list[dict[str, Any]]:
+    """Answers that are paused after the first one's first piece."""
+    with ThreadPoolExecutor(len(texts)) as pool:
+        others = [pool.submit(client.greedy, ids, **PAUSED) for ids in texts[1:]]
+        pieces = client.stream(texts[0], temperature=0, **PAUSED)
+        first = next(pieces)
+        client.post("/pause_generation", {"mode": mode})
+        client.post("/continue_generation", {})
+        *_, last = first, *pieces
+        return [last, *(other.result() for other in others)]
+
+
+@case()
+def watched_while_busy(client: Client) -> Any:
+    """Health, metrics and the server's description are answered while it is busy (sglang#22511, sglang#21413)."""
+    done, statuses = threading.Event(), set()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            for path in ("health", "server_info", "metrics"):
+                statuses.add(requests.get(f"{client.url}/{path}", proxies=PROXIES, timeout=60).status_code)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        texts = client.model.texts
+        asks: dict[str, Ask] = {str(i): (texts[i % len(texts)], {"max_new_tokens": 80}) for i in range(12)}
+        answers = client.briefs(asks, len(asks))
+    finally:
+        done.set()
+        watcher.join()
+    assert statuses == {200}
+    return answers
