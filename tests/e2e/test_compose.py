@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,7 @@ def up(
     packages = Path(sglang.__file__).parents[1]
     mounts = {
         "SPECSTORE_LAB_PACKAGES": str(packages),
+        "SPECSTORE_LAB_PLUGIN": str(distribution("specstore").locate_file("")),
         "SPECSTORE_LAB_MODEL": str(demo_model),
         "SPECSTORE_LAB_CACHE": str(cache),
     }

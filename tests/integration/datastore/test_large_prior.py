@@ -2,7 +2,7 @@
 
 import json
 import re
-import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ def large_prior(demo_model, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("large")
     size, corpus = 0, folder / "corpus.jsonl"
     with corpus.open("w") as file:
-        for path in sorted(Path(sysconfig.get_path("purelib"), "torch").rglob("*.py")):
+        for path in sorted(Path(find_spec("torch").origin).parent.rglob("*.py")):
             text = path.read_text(encoding="utf-8", errors="ignore")
             file.write(json.dumps({"text": text}) + "\n")
             size += len(text)

@@ -3,17 +3,26 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 CHECKOUT = Path(__file__).parents[3]
 
+# Packages of a lock are a module and a program that says which code it runs; the project is the module's `own`.
 UV = """#!/bin/bash
 echo "$*" >> "$UV_CALLS"
+target=${@: -1}
 case "$1 $*" in
-  venv*) mkdir -p "${@: -1}/bin" ;;
-  *"-r "*) [ ! -e "$UV_CALLS.fail" ] || kill -9 $PPID ;;
+  venv*) "$UV_PYTHON" -m venv --without-pip "$target" ;;
+  *"-r "*)
+    [ ! -e "$UV_CALLS.fail" ] || kill -9 $PPID
+    folder=$(dirname "$(dirname "$4")")
+    echo 'import own; print(own.__file__)' > "$folder"/lib/python3.11/site-packages/package.py
+    printf '#!%s\nimport package\n' "$4" > "$folder/bin/program"
+    chmod +x "$folder/bin/program" ;;
+  *"-e "*) echo "$target" > "$(dirname "$(dirname "$5")")/lib/python3.11/site-packages/_editable.pth" ;;
 esac
 """
 
@@ -27,6 +36,7 @@ class Checkout:
         shutil.copy(CHECKOUT / "requirements" / "env.sh", folder / "requirements")
         (folder / "requirements" / "lock.txt").write_text("numpy==2.3.5\n")
         (folder / "pyproject.toml").write_text("[project]\nname = 'specstore'\n")
+        (folder / "own.py").touch()
         tools = root.parent / "bin"
         tools.mkdir(exist_ok=True)
         (tools / "uv").write_text(UV)
@@ -35,12 +45,25 @@ class Checkout:
             "PATH": f"{tools}:{os.environ['PATH']}",
             "SPECSTORE_ENV_ROOT": str(root),
             "UV_CALLS": str(self.calls_file),
+            "UV_PYTHON": sys.executable,
         }
 
     def make(self, *name: str) -> subprocess.CompletedProcess:
         self.calls_file.unlink(missing_ok=True)
         command = [self.folder / "requirements" / "env.sh", *name]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+
+    def run(self, command: str) -> str:
+        """What a shell prints whose PATH begins with the environment, as `make` has it."""
+        path = f"{self.make().stdout.strip()}/bin:{os.environ['PATH']}"
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+            "PATH": path
+        }
+        done = subprocess.run(
+            ["bash", "-c", command], env=environment, capture_output=True, text=True, cwd="/"
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
 
     def calls(self) -> list[str]:
         """What uv was asked for, in order."""
@@ -59,11 +82,11 @@ def checkout(tmp_path):
 
 def test_the_path_is_printed_last_and_a_second_make_does_nothing(checkout):
     first = checkout.make()
-    assert checkout.calls() == ["venv", "lock", "project"]
+    assert checkout.calls() == ["venv", "lock", "venv", "project"]
     second = checkout.make()
     assert checkout.calls() == []
     assert first.returncode == second.returncode == 0
-    assert Path(first.stdout.splitlines()[-1]).parent == checkout.root
+    assert checkout.root in Path(first.stdout.splitlines()[-1]).parents
     assert second.stdout == first.stdout
 
 
@@ -73,30 +96,41 @@ def test_an_interrupted_install_is_made_anew(checkout):
     assert checkout.make().returncode != 0
     broken.unlink()
     assert checkout.make().returncode == 0
-    assert checkout.calls() == ["venv", "lock", "project"]
+    assert checkout.calls() == ["venv", "lock", "venv", "project"]
 
 
 def test_another_lock_is_another_environment(checkout):
     first = checkout.make().stdout
     (checkout.folder / "requirements" / "lock.txt").write_text("numpy==2.3.4\n")
     assert checkout.make().stdout != first
-    assert checkout.calls() == ["venv", "lock", "project"]
+    assert checkout.calls() == ["venv", "lock", "venv", "project"]
 
 
-def test_another_checkout_takes_the_environment_over(checkout, tmp_path):
+def test_checkouts_share_the_packages_and_nothing_else(checkout, tmp_path):
     mine = checkout.make().stdout
     other = Checkout(tmp_path / "other", checkout.root)
-    assert other.make().stdout == mine
-    assert other.calls() == ["project"]
+    assert other.make().stdout != mine
+    assert other.calls() == ["venv", "project"]
     assert checkout.make().stdout == mine
-    assert checkout.calls() == ["project"]
+    assert checkout.calls() == []
+
+
+CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import package'], check=True)"
+
+
+@pytest.mark.parametrize("command", ["program", "python -c 'import package'", f'python -c "{CHILD}"'])
+def test_programs_and_children_run_their_checkout_s_code(checkout, tmp_path, command):
+    other = Checkout(tmp_path / "other", checkout.root)
+    for each in (checkout, other, checkout):
+        assert each.run(command) == f"{each.folder}/own.py"
 
 
 def test_changed_project_metadata_is_installed_again(checkout):
-    checkout.make()
+    mine = checkout.make().stdout
     (checkout.folder / "pyproject.toml").write_text("[project]\nname = 'specstore'\nversion = '2'\n")
-    checkout.make()
-    assert checkout.calls() == ["project"]
+    assert checkout.make().stdout == mine
+    assert checkout.calls() == ["venv", "project"]
+    assert checkout.run("program") == f"{checkout.folder}/own.py"
 
 
 def test_another_name_is_another_lock(checkout):
