@@ -44,5 +44,5 @@ def model_folder(model: str, revision: str | None = None) -> Path:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (HFValidationError, LocalEntryNotFoundError) as error:
         raise ValueError(
-            f"{model} is neither a folder nor a model of the hub's cache on this machine: {error}"
+            f"{model} is neither a folder nor a model of the hub's cache on this machine"
         ) from error

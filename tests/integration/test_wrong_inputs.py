@@ -18,7 +18,7 @@ from tests.unit.server.service import running, serving
 CHECKOUT = Path(__file__).parents[2]
 # Tracebacks, our classes as Python shows them, gRPC's and typer's own text.
 RAW = re.compile(
-    r"Traceback|\b[A-Z]\w+\(\w*=?|object at 0x|last error|ipv[46]:|StatusCode|UNAVAILABLE|[╭│]|\bTIER_"
+    r"Traceback|Repo id|\b[A-Z]\w+\(\w*=?|object at 0x|last error|ipv[46]:|StatusCode|UNAVAILABLE|[╭│]|\bTIER_"
 )
 
 
@@ -81,6 +81,7 @@ COMMANDS = [
     ("specstore serve --listen unix:none/socket", 1, "cannot listen on unix:none/socket: none is no directory"),
     ("specstore serve --listen 0.0.0.0:0 --allow-remote", 2, "admin token: required to listen on 0.0.0.0:0"),
     ("python -m sglang_patches.demo.model --out text/model", 1, "error: ", "File exists"),
+    ("python -m sglang_patches.early_exit --model /nope --answers text --out out", 1, "error: /nope is neither a folder nor"),
     ("MODEL=/nope python -m sglang_patches.launch.serve", 2, "error: MODEL=/nope: no such folder"),
     ("ALGORITHM=SAGURAO MODEL=/nope python -m sglang_patches.launch.serve", 2, "ALGORITHM=SAGURAO", "did you mean SAGUARO?"),
     ("ALGORITHM=SAGUARO MODEL=model python -m sglang_patches.launch.serve", 2, "DRAFT_MODEL='': "),
