@@ -97,6 +97,7 @@ SETTINGS = (
         "conformance/test_split",
     ),
     right("reasoning_parser", "", "e2e/test_settings"),
+    right("disable_radix_cache", "", "e2e/test_request_cases"),
     right(
         "enable_return_hidden_states enable_custom_logit_processor",
         "what requests ask for then is in the second table",
@@ -231,7 +232,7 @@ SETTINGS = (
     # Accepted, and not compared
     untested(
         "who is served when, and from which cache",
-        "disable_radix_cache schedule_policy prefill_max_requests max_prefill_tokens prefill_decode_interval scheduler_recv_interval "
+        "schedule_policy prefill_max_requests max_prefill_tokens prefill_decode_interval scheduler_recv_interval "
         "enable_priority_scheduling priority_scheduling_preemption_threshold default_priority_value retraction_policy "
         "radix_eviction_policy skip_tokenizer_init stream_interval incremental_streaming_output",
     ),
@@ -454,6 +455,7 @@ REQUESTS = (
         "conformance/request_cases/grammars",
         "conformance/test_requests",
     ),
+    right("tools tool_choice", "", "conformance/request_cases/chat"),
     right("require_reasoning", "and the count of thoughts in an answer's usage", "e2e/test_settings"),
     right(
         "session_params session_id",
@@ -494,7 +496,7 @@ REQUESTS = (
     by_sglang("with any speculation", return_sampling_mask=True, beam_width=2),
     by_sglang("they need settings that are refused", lora_path="a", watermark={"enabled": True}),
     by_sglang("it needs `return_sampling_mask`", sampling_logprobs_mode="support"),
-    untested("tools", "tools tool_choice ebnf_full_assistant"),
+    untested("grammars of whole answers", "ebnf_full_assistant"),
     untested("bounds of thinking, and other names of it", "max_thinking_tokens reasoning thinking"),
     untested("scores of several texts in one prompt", "multi_item_delimiter_indices score_extraction_token"),
     untested("caches behind the GPU's", "kv_hints"),

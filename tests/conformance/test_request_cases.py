@@ -1,4 +1,7 @@
-"""Every answer to the request cases is plain decoding's, with every method: the sharpest at every change, all with `--long`."""
+"""Every answer to the request cases is plain decoding's, with every method: the sharpest at every change, all with `--long`.
+
+Those that need words run on the demo model: tests/e2e/test_request_cases.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,11 @@ from tests.conformance.conftest import CONTEXT
 from tests.conformance.request_cases import CASES, Client, Model, differences
 from tests.support.tiny_model import SPELLING_VOCABULARY
 
-NAMES = [pytest.param(name, marks=() if case.sharp else pytest.mark.long) for name, case in CASES.items()]
+NAMES = [
+    pytest.param(name, marks=() if case.sharp else pytest.mark.long)
+    for name, case in CASES.items()
+    if not case.demo
+]
 
 
 @pytest.fixture(scope="session")

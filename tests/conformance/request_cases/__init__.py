@@ -5,6 +5,7 @@ A case names the report where one stands behind it.
 
 from tests.conformance.request_cases import (  # noqa: F401 - they fill CASES
     answers,
+    chat,
     edges,
     grammars,
     logits,

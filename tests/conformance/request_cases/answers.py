@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import requests
@@ -180,3 +182,33 @@ def logprobs_in_a_stream(client: Client) -> Any:
 
 def _tokens(answer: dict[str, Any]) -> list[int]:
     return [token for _, token, _ in answer["meta_info"]["output_token_logprobs"]]
+
+
+@case(demo=True)
+def hidden_states(client: Client) -> Any:
+    """One row a token, and the right token's, also after a stop and in a batch (sglang#26163, sglang#26131)."""
+    first, second, third, *_ = client.model.texts
+    text = client.learned(first, ignore_eos=True)["text"]
+    wish: dict[str, Any] = {"ignore_eos": True, "top": {"return_hidden_states": True}}
+    asks: dict[str, Ask] = {
+        f"{number} {count}": (ids, wish | {"max_new_tokens": count})
+        for number, ids in enumerate((first, second))
+        for count in (1, 2, 20)
+    }
+    asks |= {"stopped": (first, wish | {"stop": [text[20:24]]}), "none": (third, {"ignore_eos": True})}
+
+    def ask(name: str) -> Any:
+        ids, wishes = asks[name]
+        answer = client.greedy(ids, **wishes)
+        return [brief(answer), _sizes(answer["meta_info"].get("hidden_states"))]
+
+    alone = {name: ask(name) for name in asks}
+    with ThreadPoolExecutor(BATCH) as pool:
+        return [alone, dict(zip(asks, pool.map(ask, asks), strict=True))]
+
+
+def _sizes(states: Any) -> Any:
+    """Of each token's row, a number that another row has not. Of the prompt's rows the last: the others may be cached."""
+    if not states or isinstance(states[0], float):
+        return states and math.fsum(abs(value) for value in states)
+    return [_sizes(part[-1] if isinstance(part[0], list) else part) for part in states]

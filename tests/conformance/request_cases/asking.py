@@ -40,20 +40,22 @@ class Model:
 @dataclass(frozen=True)
 class Case:
     """A few requests, and what an answer to them must be whatever the server is. ask: returns what must be the same of two servers, as
-    plain JSON. sharp: whether it runs at every change."""
+    plain JSON. sharp: whether it runs at every change. demo: whether it needs the demo model: its words, its chat template, or a flag
+    of its servers."""
 
     ask: Callable[[Client], Any]
     sharp: bool = False
+    demo: bool = False
 
 
 CASES: dict[str, Case] = {}
 
 
-def case(*, sharp: bool = False) -> Callable[[Callable], Callable]:
+def case(*, sharp: bool = False, demo: bool = False) -> Callable[[Callable], Callable]:
     """A decorator that puts a function among the cases."""
 
     def put(ask: Callable[[Client], Any]) -> Callable[[Client], Any]:
-        CASES[ask.__name__] = Case(ask, sharp)
+        CASES[ask.__name__] = Case(ask, sharp, demo)
         return ask
 
     return put

@@ -5,9 +5,27 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.conformance.request_cases.asking import Ask, Client, brief, case
+from tests.conformance.request_cases.asking import AT_ONCE, Ask, Client, brief, case
 
 PIECE = 8  # wrong requests beside one right one
+
+
+@case(demo=True)
+def the_end_of_the_context(client: Client) -> Any:
+    """Prompts of all lengths near the context's end, with a cap and without, some at a time (vllm#53812)."""
+    ids = [token for text in client.model.texts for token in text] * 40
+
+    def ask(free: int, cap: int | None) -> Any:
+        sampling = {"temperature": 0, "max_new_tokens": cap, "ignore_eos": True}
+        prompt = ids[: client.model.context - free]
+        response = client.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
+        return brief(response.json()) if response.ok else response.status_code
+
+    kinds = [(free, cap) for free in (40, 17, 16, 15, 9, 8, 7, 6, 1, 0, -1) for cap in (30, None)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda kind: ask(*kind), kinds))
+    assert sum(isinstance(answer, dict) for answer in answers) > 6
+    return answers
 
 
 @case()
@@ -24,6 +42,25 @@ def the_same_token_over_and_over(client: Client) -> Any:
     }
     wish = {"max_new_tokens": 90, "ignore_eos": True}
     return client.briefs({name: (ids, wish) for name, ids in prompts.items()})
+
+
+@case(demo=True)
+def hardly_a_prompt(client: Client) -> Any:
+    """Prompts of which little is left. Stock SGLang ends at one without tokens, so none is among them."""
+    told: list[Any] = []
+    for prompt in ({"text": " "}, {"text": ["x", "y"]}, {"text": []}, {"text": "\n"}, {"text": "\ufeff"}, {}):
+        response = client.post(
+            "/generate", prompt | {"sampling_params": {"temperature": 0, "max_new_tokens": 6}}
+        )
+        told.append([response.status_code, brief(response.json()) if response.ok else None])
+    for path, prompt in (
+        ("/v1/completions", {"prompt": " "}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "."}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "x"}]}),
+    ):
+        response = client.post(path, prompt | {"model": "m", "max_tokens": 5, "temperature": 0})
+        told.append([response.status_code, response.json()["choices"][0] if response.ok else None])
+    return told
 
 
 @case()

@@ -45,6 +45,7 @@ GRAMMARS = {
     "words": WORDS,
     "tag": TAGGED,
 }
+SCRIPTS = {"regex": "(日本|中文|😀){2,4}"}
 LONG = 80
 BATCH = 8
 
@@ -108,6 +109,13 @@ def grammars_of_all_kinds(client: Client) -> Any:
     beyond = {"temperature": 0, "min_new_tokens": 60, "max_new_tokens": LONG, **CODES}  # than the grammar has
     status = client.post("/generate", {"input_ids": first, "sampling_params": beyond}).status_code
     return [answers, status]
+
+
+@case(demo=True)
+def a_grammar_of_many_scripts(client: Client) -> Any:
+    """A grammar's characters that are several tokens each."""
+    texts = client.model.texts
+    return client.briefs({str(i): (ids, {"max_new_tokens": LONG, **SCRIPTS}) for i, ids in enumerate(texts)})
 
 
 @case()

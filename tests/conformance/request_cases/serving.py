@@ -1,7 +1,8 @@
-"""Requests beside others: more than may run, in chunks, paused, retracted, watched."""
+"""Requests beside others: more than may run, in chunks, aborted, paused, retracted, watched."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,11 @@ import requests
 
 from sglang_patches.launch.direct import PROXIES
 from tests.conformance.request_cases.asking import Ask, Client, brief, case
+from tests.conformance.request_cases.grammars import LONG, OBJECT
 
 # No penalties: stock SGLang samples the first token after a retraction without.
 PAUSED = {"max_new_tokens": 160, "ignore_eos": True}
+UNENDING = {"temperature": 0, "max_new_tokens": 800, "ignore_eos": True}
 # What an answer says that was underway when generation was paused.
 SHOWN: dict[str, Callable[[dict[str, Any]], bool]] = {
     "in_place": lambda info: True,
@@ -21,6 +24,26 @@ SHOWN: dict[str, Callable[[dict[str, Any]], bool]] = {
     "abort": lambda info: info["finish_reason"]["type"] == "abort",
 }
 TRIES = 5  # at what a fast answer may spoil
+
+
+@case(demo=True)
+def more_requests_than_rows(client: Client) -> Any:
+    """More requests than may run at once, of all kinds and lengths, each as alone (ArcticInference#145)."""
+    first, second, third, fourth, *_ = client.model.texts
+    asks: dict[str, Ask] = {
+        "plain": (first, {}),
+        "stopped": (second, {"stop": ["re", "e "]}),
+        "constrained": (third, {"max_new_tokens": LONG, **OBJECT}),
+        "short": (fourth, {"max_new_tokens": 3}),
+        "penalty": (first, {"frequency_penalty": 0.5}),
+        "long prompt": (first * 4, {}),
+        "one": (third, {"max_new_tokens": 1}),
+    }
+    alone = client.briefs(asks, 1)
+    many: dict[str, Ask] = {f"{name} {i}": ask for i in range(3) for name, ask in asks.items()}
+    for name, answer in client.briefs(many, len(many)).items():
+        assert answer == alone[name.rpartition(" ")[0]], name
+    return alone
 
 
 @case()
@@ -34,6 +57,48 @@ def long_prompts_in_chunks(client: Client) -> Any:
     assert together == again
     top = {"return_logprob": True, "logprob_start_len": 10, "top_logprobs_num": 1}
     return [together, client.briefs({"logprobs": (base, {"max_new_tokens": 12, "top": top})})]
+
+
+def _while_running(client: Client, ids: list[int], rid: str, act: Callable[[], Any]) -> dict[str, Any]:
+    """The answer to an unending request after whose first piece `act` is called."""
+    body = {"rid": rid, "input_ids": ids, "sampling_params": UNENDING, "stream": True}
+    with client.post("/generate", body, stream=True) as response:
+        lines = (line for line in response.iter_lines() if line.startswith(b"data: {"))
+        first = next(lines)
+        act()
+        *_, last = first, *lines
+    return json.loads(last[6:])
+
+
+@case(demo=True)
+def aborted_requests(client: Client) -> Any:
+    """Requests that end in the middle, by name, all together, or since their client has left: the others' answers are whole, a name
+    can be used again, and nothing is left behind."""
+    first, second, *_ = client.model.texts
+    wish = {"max_new_tokens": 120, "ignore_eos": True}
+    expected = brief(client.greedy(first, **wish))
+
+    def abort(**what: Any) -> None:
+        client.post("/abort_request", what)
+
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(3):
+            other = pool.submit(client.greedy, first, **wish)
+            rid = f"to be aborted {number}"
+            ended = _while_running(client, second, rid, lambda rid=rid: abort(rid=rid))
+            assert ended["meta_info"]["finish_reason"]["type"] == "abort"
+            assert brief(other.result()) == expected
+            leaving = client.stream(second, **UNENDING)
+            next(leaving)
+            leaving.close()
+            again = client.told(
+                "/generate", {"rid": rid, "input_ids": first, "sampling_params": {"temperature": 0, **wish}}
+            )
+            assert brief(again) == expected
+    _while_running(client, second, "all", lambda: abort(rid="", abort_all=True))
+    assert brief(client.greedy(first, **wish)) == expected
+    assert requests.post(client.url + "/flush_cache", params={"timeout": 30}, proxies=PROXIES, timeout=60).ok
+    return expected
 
 
 @case(sharp=True)
