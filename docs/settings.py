@@ -96,8 +96,16 @@ SETTINGS = (
         "both halves, on a CPU over TCP",
         "conformance/test_split",
     ),
+    right(
+        "disable_radix_cache schedule_policy prefill_max_requests max_prefill_tokens prefill_decode_interval scheduler_recv_interval "
+        "enable_priority_scheduling priority_scheduling_preemption_threshold default_priority_value retraction_policy "
+        "radix_eviction_policy",
+        "requests of a higher priority put others aside",
+        "e2e/test_settings",
+        "e2e/test_request_cases",
+    ),
+    right("skip_tokenizer_init stream_interval incremental_streaming_output", "", "e2e/test_settings"),
     right("reasoning_parser", "", "e2e/test_settings"),
-    right("disable_radix_cache", "", "e2e/test_request_cases"),
     right(
         "enable_return_hidden_states enable_custom_logit_processor",
         "what requests ask for then is in the second table",
@@ -105,7 +113,7 @@ SETTINGS = (
     ),
     refused(
         "verification over a tree asks a grammar for packed bits and for a rollback, and `outlines` has neither; `xgrammar`, the default, "
-        "is right, also with penalties and stops; `llguidance` is untested",
+        "is right, also with penalties and stops, and so are regular expressions with `llguidance`, whose JSON was not compared",
         grammar_backend="outlines",
     ),
     refused(
@@ -230,12 +238,6 @@ SETTINGS = (
         disaggregation_decode_enable_radix_cache=True,
     ),
     # Accepted, and not compared
-    untested(
-        "who is served when, and from which cache",
-        "schedule_policy prefill_max_requests max_prefill_tokens prefill_decode_interval scheduler_recv_interval "
-        "enable_priority_scheduling priority_scheduling_preemption_threshold default_priority_value retraction_policy "
-        "radix_eviction_policy skip_tokenizer_init stream_interval incremental_streaming_output",
-    ),
     untested("which of two attention backends verifies; that one is checked", "speculative_attention_mode"),
     untested(
         "order of requests, and when prefill gives way to decoding",
@@ -441,7 +443,8 @@ REQUESTS = (
         "conformance/test_requests",
     ),
     refused(
-        "scores at places of a prompt need `--disable-radix-cache` and `--chunked-prefill-size -1`",
+        "scores at places of a prompt need `--disable-radix-cache` and `--chunked-prefill-size -1`, and are right there "
+        "(`tests/e2e/test_settings.py`)",
         token_indices_to_pool=[3],
     ),
     right("return_hidden_states", "within 0.03", "conformance/test_requests"),
@@ -468,7 +471,7 @@ REQUESTS = (
     right(
         "custom_logit_processor",
         "such a request gets plain steps, so it gains nothing",
-        "unit/verification/test_verifier",
+        "conformance/test_requests",
     ),
     right(
         "custom_params",
@@ -489,8 +492,8 @@ REQUESTS = (
         "conformance/test_requests",
     ),
     right(
-        "priority extra_key cache_salt routing_key routed_dp_rank",
-        "on a server without replicas, where no request puts others aside",
+        "priority extra_key cache_salt routing_key routed_dp_rank data_parallel_rank",
+        "on a server without replicas; `priority` also where requests put others aside",
         "conformance/test_requests",
     ),
     by_sglang("with any speculation", return_sampling_mask=True, beam_width=2),
@@ -500,7 +503,6 @@ REQUESTS = (
     untested("bounds of thinking, and other names of it", "max_thinking_tokens reasoning thinking"),
     untested("scores of several texts in one prompt", "multi_item_delimiter_indices score_extraction_token"),
     untested("caches behind the GPU's", "kv_hints"),
-    untested("an old name of `routed_dp_rank`", "data_parallel_rank"),
     untested(
         "prefill and decode on separate instances: their router sets them",
         "bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key decode_tp_size disagg_prefill_dp_rank need_wait_for_mm_inputs "

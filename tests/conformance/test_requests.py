@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import requests
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_patches.launch.servers import Endpoint
@@ -82,11 +83,15 @@ CASES = {
     "regular expression": generate(sampling={"regex": "(ab|cd){3,12}[0-9]+"}),
     "grammar": generate(sampling={"ebnf": 'root ::= "ab" [c-f]+'}),
     "structural tags": generate(sampling={"structural_tag": json.dumps(TAGS)}),
+    "a processor of its own": generate(
+        custom_logit_processor=DisallowedTokensLogitsProcessor.to_str(),
+        sampling={"custom_params": {"token_ids": [6, 18, 44]}},
+    ),
     "caches and order": generate(
         priority=3, routing_key="k", extra_key="e", cache_salt="s", routed_dp_rank=0, require_reasoning=True
     ),
     "completion, the prompt too": complete(echo=True, logprobs=2, n=2),
-    "completion, the best": complete(best_of=2, seed=3, suffix="x", user="u"),
+    "completion, the best": complete(best_of=2, seed=3, suffix="x", user="u", data_parallel_rank=0),
     "completion, tokens": complete(return_token_ids=True, min_tokens=20, stop_token_ids=[4, 44], stop="d"),
     "completion, JSON": complete(json_schema=json.dumps(SCHEMA)),
     "completion, format": complete(response_format={"type": "json_schema", "json_schema": NAMED}),
