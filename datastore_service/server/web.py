@@ -68,4 +68,5 @@ class WebServer:
         log.info("status page and metrics", extra={"url": self.url})
 
     def close(self) -> None:
+        self._server.task_dispatcher.shutdown()  # an answer that ended later would wake a closed server
         self._server.trigger.pull_trigger(self._server.close)  # on the server's own thread
