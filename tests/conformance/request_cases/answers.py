@@ -6,10 +6,9 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import requests
-
-from sglang_patches.launch.direct import PROXIES
+from sglang_patches.launch.metrics import metric
 from tests.conformance.request_cases.asking import NEW_TOKENS, Ask, Client, brief, case, speculates
+from tests.waiting import eventually
 
 BATCH = 6
 
@@ -65,9 +64,13 @@ def numbers_of_speculation(client: Client) -> Any:
     }
     answers = client.briefs(asks)  # which looks at each answer's own numbers
     if speculates(whole):
-        metrics = requests.get(client.url + "/metrics", proxies=PROXIES, timeout=60).text.splitlines()
-        rates = [float(line.split()[-1]) for line in metrics if line.startswith("sglang:spec_accept_rate{")]
-        assert rates and all(0 <= rate <= 1 for rate in rates)
+
+        def is_written() -> bool:  # every 40 steps
+            client.greedy(ids, **varied)
+            return metric(client.url, "sglang:spec_accept_length") > 1
+
+        eventually(is_written, "no accepted length is written")
+        assert 0 < metric(client.url, "sglang:spec_accept_rate") <= 1
     return answers
 
 
