@@ -23,7 +23,7 @@ RUN useradd --uid 10001 --create-home specstore \
 ENV PATH=/opt/specstore/bin:$PATH PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
 USER specstore
 # As in the datastore's image: this container drafts too when no datastore answers.
-ENV NUMBA_CPU_NAME=$LEVEL NUMBA_CPU_FEATURES="" NUMBA_CACHE_LOCATOR_CLASSES=datastore_service.engine.image.ImageKernels \
+ENV NUMBA_CPU_NAME=$LEVEL NUMBA_CPU_FEATURES="" NUMBA_CACHE_LOCATOR_CLASSES=datastore_service.engine.image.ImageKernels,UserWideCacheLocator \
     NUMBA_CACHE_DIR=/home/specstore/.cache/numba
 RUN python -m datastore_service.engine.precompile
 ENTRYPOINT ["python", "-m", "sglang_patches.launch.serve"]
@@ -50,7 +50,7 @@ RUN useradd --uid 10001 --create-home specstore \
  && install --directory --owner specstore --mode 0700 /cache /run/specstore
 ENV PYTHONUNBUFFERED=1 SPECSTORE_CACHE=/cache
 USER specstore
-ENV NUMBA_CPU_NAME=$LEVEL NUMBA_CPU_FEATURES="" NUMBA_CACHE_LOCATOR_CLASSES=datastore_service.engine.image.ImageKernels \
+ENV NUMBA_CPU_NAME=$LEVEL NUMBA_CPU_FEATURES="" NUMBA_CACHE_LOCATOR_CLASSES=datastore_service.engine.image.ImageKernels,UserWideCacheLocator \
     NUMBA_CACHE_DIR=/home/specstore/.cache/numba
 RUN python3 -m datastore_service.engine.precompile
 ENTRYPOINT ["python3", "-m", "sglang_patches.launch.serve"]

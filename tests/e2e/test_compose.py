@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from sglang_patches.launch.servers import one_architecture
+from tests.unit.deploy.memory import most_bytes
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.workshop, pytest.mark.timeout(1800)]
@@ -207,6 +208,32 @@ def test_every_profile_is_valid(compose_client, profile, services):
     assert [port["host_ip"] for port in ports] == ["127.0.0.1"]
 
 
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "pd", "gpu-pd"])
+def test_every_service_is_bounded_and_writes_to_no_root(compose_client, profile):
+    words = [
+        "docker",
+        "compose",
+        "--project-directory",
+        ".",
+        "--profile",
+        profile,
+        "config",
+        "--format",
+        "json",
+    ]
+    services = json.loads(run(words, compose_client))["services"]
+    for name, service in services.items():
+        assert service["read_only"] and int(service["mem_limit"]) > 1 << 30, name
+        assert 0 < service["pids_limit"] <= 8192, name
+        mounts = [volume["target"] for volume in service.get("volumes", ())]
+        mounts += [mount.partition(":")[0] for mount in service.get("tmpfs", ())]
+        assert "/tmp" in mounts, name
+    words = services["datastore"]["command"]
+    assert words.pop(0) == "serve"
+    permitted = most_bytes(words)
+    assert 0.5 < permitted / int(services["datastore"]["mem_limit"]) < 0.9
+
+
 def test_gpu_groups_are_set_by_variables(compose_client):
     variables = {
         "PREFILL_GPUS": "0,1",
@@ -269,6 +296,15 @@ class TestOneInstance:
     @pytest.mark.parametrize("service", ["datastore", "engine"])
     def test_no_service_runs_as_root(self, stack, service):
         assert stack.compose("exec", "-T", service, "id", "-u").strip() == "10001"
+
+    @pytest.mark.parametrize("service", ["datastore", "engine"])
+    def test_no_service_can_write_to_its_root(self, stack, service):
+        """As whoever it runs as: root too."""
+        program = "import os\ntry: os.mkdir('/new')\nexcept OSError as error: print(error.strerror)"
+        said = stack.compose("exec", "-T", "--user", "0", service, "python", "-c", program)
+        assert said == "Read-only file system\n"
+        assert int(stack.inspect(service, "{{.HostConfig.Memory}}")) > 1 << 30
+        assert int(stack.inspect(service, "{{.HostConfig.PidsLimit}}")) > 0
 
     def test_the_datastore_s_image_has_every_kernel_for_its_level(self, stack):
         said = stack.compose("exec", "-T", "datastore", "python", "-m", "datastore_service.engine.precompile")

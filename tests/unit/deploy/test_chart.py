@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import tomllib
 import typing
-from dataclasses import fields
 from pathlib import Path
 
 import jsonschema
 import pytest
 import trustme
-import typer
 import yaml
 
-from datastore_service.cli.main import Fusion, app, serve
+from datastore_service.cli.main import Fusion, serve
 from datastore_service.endpoint import parse_endpoints
-from datastore_service.engine.limits import Limits
-from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import END_SECONDS
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from tests.integration.datastore.conftest import SPECSTORE, specstore
 from tests.unit.certificates import issue
 from tests.unit.deploy.chart import CHART, EVERYTHING, NAMESPACE, helm, pod, render, values_file
 from tests.unit.deploy.exported import CHECKOUT
+from tests.unit.deploy.memory import SERVE, most_bytes
 
 ALWAYS = {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"}
 OPERATOR_S = {"ServiceMonitor"}  # not Kubernetes' own: its schema is not in kubernetes-validate
 KUBERNETES = ("1.27", "1.37")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
-SERVE = typer.main.get_command(app).commands["serve"]
 
 
 @pytest.mark.parametrize(
@@ -156,22 +151,18 @@ def test_the_pod_may_do_little(tmp_path):
         >= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}.items()
     )
     assert spec["automountServiceAccountToken"] is False
-    for container in spec["initContainers"] + spec["containers"]:
+    for container in spec["containers"]:
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
         assert {"requests", "limits"} <= container["resources"].keys()
-    mounted = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
-    assert mounted["kernels"] == environment(spec, {})["NUMBA_CACHE_DIR"]
 
 
 def test_the_limit_of_memory_is_what_the_service_s_limits_permit(tmp_path):
     spec = pod(render(tmp_path, {}))
-    given = SERVE.make_context("serve", words_of(spec)[1:]).params
-    of_engine = {field.name: given[field.name] for field in fields(Limits) if field.name in given}
-    most = ServiceLimits(namespaces=given["namespaces"]).most_bytes(Limits(**of_engine))
+    most = most_bytes(words_of(spec)[1:])
     memory = spec["containers"][0]["resources"]["limits"]["memory"]
     assert memory.endswith("Gi")
     assert 0.5 < most / (int(memory.removesuffix("Gi")) << 30) < 0.9, "some of it is the page cache's"
@@ -222,14 +213,12 @@ def test_a_service_with_the_pod_s_words_answers_its_probe(tmp_path):
         "/tls/tls.key": str(files.key),
         "/tls/ca.crt": str(files.ca),
         "/data": str(tmp_path / "data"),
-        "/kernels": str(tmp_path / "kernels"),
         "0.0.0.0": "127.0.0.1",
         "50061": port,
         "9090": "0",
     }
     variables = environment(spec, here) | {"SPECSTORE_ADMIN_TOKEN": "secret"}
     variables.pop("OTEL_EXPORTER_OTLP_ENDPOINT")
-    variables["NUMBA_CACHE_DIR"] = os.environ.get("NUMBA_CACHE_DIR", "")  # compiled already
     service = Child(
         "datastore",
         [*SPECSTORE, *(placed(word, here) for word in words_of(spec))],

@@ -130,6 +130,25 @@ def test_an_image_s_kernels_outlive_the_rounding_of_the_sources_times(package, t
         assert python(package, PACK, **cache).stdout == compiled_again
 
 
+READ_ONLY = """
+import tempfile
+def refuse(*words, **options): raise OSError(30, "Read-only file system")
+tempfile.TemporaryFile = refuse
+"""
+
+
+def test_an_image_s_kernels_are_read_where_nothing_can_be_written(package, tmp_path):
+    """As in a container whose root is read-only."""
+    image = {
+        "NUMBA_CACHE_LOCATOR_CLASSES": "datastore_service.engine.image.ImageKernels",
+        "NUMBA_CACHE_DIR": str(tmp_path / "kernels"),
+    }
+    assert python(package, PACK, **image).stdout == "1\n"
+    assert python(package, READ_ONLY + PACK, **image).stdout == "0\n"
+    others = python(package, READ_ONLY + UNPACK, **image)
+    assert json.loads(others.stdout)[0] == [1, 2, 3] and "NUMBA_CACHE_DIR" in others.stderr
+
+
 def test_no_directory_at_all_is_reported_once_and_costs_only_the_cache(package, tmp_path):
     _forbid_cache_in(package)
     (tmp_path / "file").touch()
