@@ -212,6 +212,11 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "in its place tokens are drawn with the noise that drafts share",
     ),
     row(_SRT + "layers.logits_processor.LogitsProcessorOutput.__init__", None, "input of the sampler"),
+    row(
+        _SRT + "sampling.custom_logit_processor.CustomLogitProcessor.from_str",
+        "json_str",
+        "what the scheduler would load",
+    ),
     row(_SRT + "sampling.sampling_params.SamplingParams.__init__", None, "custom_params of a request"),
     row(_SRT + "sampling.sampling_params.TOP_K_ALL", None, "top-k of a request that sets none"),
     row(_SRT + "layers.dp_attention.is_dp_attention_enabled", "", "which ranks must agree on the outcome"),

@@ -143,7 +143,7 @@ def test_snapshots_from_the_command_line(service):
     again = specstore("snapshot", "a", *NAME, *at)
     assert (again.returncode, again.stderr) == (
         1,
-        "specstore: ALREADY_EXISTS: name: there is a snapshot 'a'\n",
+        "specstore: name: there is a snapshot 'a'\n",
     )
     datastore.step([Entry("s", tokens=output[::-1], opening=Opening(), closing=True)], ANSWER_SECONDS)
     listed = json.loads(specstore("snapshots", *NAME, *at, "--json").stdout)["snapshots"]
