@@ -355,10 +355,11 @@ def test_bad_settings_are_refused(words, message, tokenizer_file, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_answers_of_another_vocabulary_are_refused(tmp_path):
+def test_answers_of_another_vocabulary_are_refused(tmp_path, capsys):
     file = tmp_path / "tokenizer.json"
     Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(file))
     with pytest.raises(SystemExit, match="load: traces: id 48923 is not below the tokenizer's 2"):
         command.main(["--tokenizer", str(file)])
-    with pytest.raises(SystemExit, match="load: .*none.json: tokenizer: cannot be read: No such file"):
+    with pytest.raises(SystemExit, match="^2$"):
         command.main(["--tokenizer", str(tmp_path / "none.json")])
+    assert capsys.readouterr().err.endswith("none.json: no such file\n")
