@@ -81,12 +81,19 @@ def aborted_requests(client: Client) -> Any:
     def abort(**what: Any) -> None:
         client.post("/abort_request", what)
 
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         for number in range(3):
             other = pool.submit(client.greedy, first, **wish)
-            rid = f"to be aborted {number}"
-            ended = _while_running(client, second, rid, lambda rid=rid: abort(rid=rid))
+            streamed = f"a stream to be aborted {number}"
+            ended = _while_running(client, second, streamed, lambda rid=streamed: abort(rid=rid))
             assert ended["meta_info"]["finish_reason"]["type"] == "abort"
+            # Not a stream's name: SGLang aborts whoever has it two seconds after the stream.
+            rid = f"to be aborted {number}"
+            body = {"rid": rid, "input_ids": second, "sampling_params": UNENDING}
+            victim = pool.submit(client.told, "/generate", body)
+            while not victim.done():
+                abort(rid=rid)
+            assert victim.result()["meta_info"]["finish_reason"]["type"] == "abort"
             assert brief(other.result()) == expected
             leaving = client.stream(second, **UNENDING)
             next(leaving)
