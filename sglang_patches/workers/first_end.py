@@ -54,16 +54,16 @@ def _before_runs(
         length if req.finished() or req.is_retracted else tokens_through_end(req, row[:length])
         for req, row, length in zip(batch.reqs, tokens, lens, strict=True)
     ]
-    _cut(result, kept)
+    _cut(result, lens, kept)
     # A grammar that ends before, where the request ignores the end token, cuts the run as well; SGLang would count the rest of it.
     processor.advance_grammar_fsm(result, batch)
     if result.grammar_retained_tokens is not None:
         runs = zip(kept, result.grammar_retained_tokens, strict=True)
-        _cut(result, [length if run is None else max(len(run), 1) for length, run in runs])
+        _cut(result, kept, [length if run is None else max(len(run), 1) for length, run in runs])
 
 
-def _cut(result: GenerationBatchResult, lengths: list[int]) -> None:
-    if lengths != result.accept_lens.tolist():
+def _cut(result: GenerationBatchResult, before: list[int], lengths: list[int]) -> None:
+    if lengths != before:
         # A new tensor: on a CPU the next step's draft input has the old one.
         result.accept_lens = torch.tensor(lengths, dtype=result.accept_lens.dtype)
 
