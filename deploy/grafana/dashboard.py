@@ -276,10 +276,11 @@ DRAFT_PROCESS = [
     ),
     Shown(
         "Room in its KV cache",
-        "Forwards without room, and sessions whose room was given to others, a second.",
+        "A second: forwards without room, sessions whose room was given to others, and sessions that it cannot take at all.",
         {
             "no room": rate("specstore_draft_no_room_total", ENGINE),
             "evicted": rate("specstore_draft_evicted_total", ENGINE),
+            "not taken, {{reason}}": rate("specstore_draft_not_taken_total", ENGINE, "reason"),
         },
     ),
     Shown(

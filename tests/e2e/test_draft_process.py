@@ -2,7 +2,7 @@
 
 import random
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -13,8 +13,9 @@ from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Verifying
 from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.drafting.process.start import start_draft_process
+from sglang_patches.drafting.process_channel import RESTARTS
 from tests.support.tiny_drafts import write_stranger
-from tests.support.tiny_model import texts_of, write_spelling_model
+from tests.support.tiny_model import SPELLING_VOCABULARY, texts_of, write_spelling_model
 from tests.unit.plugin.resolution import write_model
 
 LOOKAHEAD = 4
@@ -65,8 +66,13 @@ def channel(model, vocabulary):
 
 @pytest.fixture(scope="module")
 def choices(model):
-    """The model's likeliest continuation of a text."""
+    return choices_of(model)
+
+
+def choices_of(model, vocabulary=None):
+    """The model's likeliest continuation of a text. vocabulary: of which tokens, all if not given."""
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    left_out = list(range(vocabulary, reference.config.vocab_size)) if vocabulary else None
 
     def continuation(text, count):
         with torch.no_grad():
@@ -76,6 +82,7 @@ def choices(model):
                 max_new_tokens=count,
                 min_new_tokens=count,
                 eos_token_id=None,
+                suppress_tokens=left_out,
             )
         return out[0, len(text) :].tolist()
 
@@ -188,6 +195,53 @@ def test_sessions_take_the_place_of_idle_ones_and_these_come_back(model, channel
     end = choices(sessions[0].text, 1)
     sessions[0].commit(end)
     sessions[0].wait_for(choices(sessions[0].text, LOOKAHEAD))
+
+
+@contextmanager
+def drafting_for(target, draft):
+    """A draft process whose model is `draft`; it must not be started again."""
+    before = RESTARTS._value.get()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+        channel = start_draft_process(settings(draft, target, SPELLING_VOCABULARY))
+    try:
+        yield channel
+        assert channel._outbox is not None and RESTARTS._value.get() == before
+    finally:
+        channel.close()
+
+
+def test_a_model_with_fewer_tokens_and_a_shorter_context_drafts_for_what_it_can_take(model, tmp_path):
+    """As Qwen2.5's sizes differ."""
+    fewer, shorter = SPELLING_VOCABULARY - 6, 400
+    draft = write_spelling_model(tmp_path, vocabulary=fewer, context=shorter)
+    short, long = texts_of(draft, 1, 40)[0], texts_of(draft, 2, 390)[1]
+    with drafting_for(model, draft) as channel:
+        strange = Session("strange", channel, [*short, fewer, *short])
+        fine, too_long = Session("fine", channel, short), Session("long", channel, long)
+        chain = choices_of(draft)(short, LOOKAHEAD)
+        nodes = fine.wait_for(chain)
+        fine.verify(chain, nodes)
+        others = [token for token in range(4, 30) if token != chain[0]]
+        fine.commit(others[:1])
+        fine.wait_for(choices_of(draft)(fine.text, LOOKAHEAD))
+        for session in (strange, too_long):
+            assert not len(session.cache.trie(session.name))
+        fine.commit([SPELLING_VOCABULARY - 1])
+        after = Session("after", channel, short[:20])
+        after.wait_for(choices_of(draft)(short[:20], LOOKAHEAD))
+        assert not len(fine.cache.trie("fine"))
+        for session in (strange, too_long, fine, after):
+            session.close()
+
+
+def test_a_model_with_more_tokens_drafts_the_target_s(model, tmp_path):
+    draft = write_spelling_model(tmp_path, vocabulary=SPELLING_VOCABULARY + 200)
+    text = [token % SPELLING_VOCABULARY for token in texts_of(draft, 1, 40)[0]]
+    with drafting_for(model, draft) as channel:
+        session = Session("s", channel, text)
+        session.wait_for(choices_of(draft, SPELLING_VOCABULARY)(text, LOOKAHEAD))
+        session.close()
 
 
 def test_a_model_of_other_tokens_is_refused(model, vocabulary, tmp_path, monkeypatch):

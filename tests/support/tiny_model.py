@@ -9,6 +9,7 @@ VOCABULARY = 24
 # Of the model that spells: what JSON needs, and one token a character.
 CHARACTERS = string.ascii_lowercase + string.digits + ' .{}":,-'
 SPELLING_VOCABULARY = 2 + len(CHARACTERS)
+CONTEXT = 2048
 SHARPNESS = 14.0  # scales the output weights, so that some continuations are likely enough to be accepted
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -24,8 +25,11 @@ def write_tiny_model(folder: Path) -> Path:
     return _save_model(folder, VOCABULARY)
 
 
-def write_spelling_model(folder: Path, characters: str = CHARACTERS) -> Path:
-    """Saves a model whose tokens are characters: it can spell JSON. Deterministic. characters: in the order of their tokens."""
+def write_spelling_model(
+    folder: Path, characters: str = CHARACTERS, vocabulary: int = 0, context: int = CONTEXT
+) -> Path:
+    """Saves a model whose tokens are characters: it can spell JSON. Deterministic. characters: in the order of their tokens.
+    vocabulary: rows of its embedding, 0 for one a token. context: tokens that it can read."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = {"<s>": 0, "</s>": 1}
@@ -37,7 +41,7 @@ def write_spelling_model(folder: Path, characters: str = CHARACTERS) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     _save_tokenizer(folder, tokenizer, bos_token="<s>", eos_token="</s>", chat_template=CHAT_TEMPLATE)
-    return _save_model(folder, 2 + len(characters))
+    return _save_model(folder, vocabulary or 2 + len(characters), context)
 
 
 def texts_of(folder: Path, count: int, length: int) -> list[list[int]]:
@@ -67,7 +71,7 @@ def _save_tokenizer(folder: Path, tokenizer, **settings: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings).save_pretrained(folder)
 
 
-def _save_model(folder: Path, vocabulary: int) -> Path:
+def _save_model(folder: Path, vocabulary: int, context: int = CONTEXT) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -80,7 +84,7 @@ def _save_model(folder: Path, vocabulary: int) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=2048,
+        max_position_embeddings=context,
         bos_token_id=0,
         eos_token_id=1,
         tie_word_embeddings=False,

@@ -19,6 +19,7 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.process.candidates import choose
+from sglang_patches.drafting.process.limits import Limits
 from sglang_patches.drafting.process.sequences import Cached, SequenceCache
 from sglang_patches.versions import host
 
@@ -50,13 +51,15 @@ class _Item(NamedTuple):
 class SglangModel(DraftModel):
     """A session's KV begins when it is drafted for.
 
-    rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's."""
+    rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's. longest: tokens of a
+    text that is drafted for."""
 
     def __init__(self, runner: ModelRunner, rows: int, chunk: int, vocabulary: int) -> None:
         self._runner = runner
         self._rows, self._chunk, self._vocabulary = rows, chunk, vocabulary
         self._sequences = SequenceCache(runner, rows)
-        self._longest = min(runner.model_config.context_len, self._sequences.table.shape[1]) - DEEPEST
+        self.longest = min(runner.model_config.context_len, self._sequences.table.shape[1]) - DEEPEST
+        self._limits = Limits(self.longest, runner.model_config.vocab_size)
 
     def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
         self._sequences.commit(draft, start, path)
@@ -65,15 +68,18 @@ class SglangModel(DraftModel):
         self._sequences.discard(draft, nodes)
 
     def close(self, draft: Draft) -> None:
+        self._limits.close(draft)
         self._sequences.drop(draft)
 
     def ready(self, draft: Draft) -> bool:
+        if not self._limits.take(draft):
+            self._sequences.drop(draft)  # others can use its slots
+            return False
         cached = self._sequences.of(draft)
-        length = draft.text.length
-        return cached is not None and length - cached.length <= CATCH_UP and length <= self._longest
+        return cached is not None and draft.text.length - cached.length <= CATCH_UP
 
     def prefill(self, drafts: Sequence[Draft]) -> bool:
-        waiting = (d for d in drafts if not self.ready(d) and d.text.length <= self._longest)
+        waiting = (draft for draft in drafts if not self.ready(draft) and self._limits.take(draft))
         draft = next(waiting, None)
         cached = None if draft is None else self._sequences.of(draft) or self._sequences.begin(draft)
         if draft is None or cached is None:
@@ -115,7 +121,7 @@ class SglangModel(DraftModel):
         tokens = draft.text.between(first, length).tolist()
         items = [_Item(draft, None, token, first + at) for at, token in enumerate(tokens)]
         return items + [
-            _Item(draft, at, draft.trie.token(at), length + depth)
+            _Item(draft, at, self._limits.embedded(draft.trie.token(at)), length + depth)
             for depth, at in enumerate(draft.trie.path(node))
             if at not in cached.nodes or at == node
         ]

@@ -28,7 +28,6 @@ def load_runner(settings: DraftSettings) -> ModelRunner:
         page_size=1,
         max_total_tokens=settings.tokens,
         max_running_requests=settings.sessions + settings.rows,
-        context_length=settings.context_length,
         chunked_prefill_size=CHUNK,  # on a GPU graphs are captured for batches up to it
         disable_radix_cache=True,
         disable_overlap_schedule=True,
@@ -37,6 +36,8 @@ def load_runner(settings: DraftSettings) -> ModelRunner:
     )
     host.resolve(args)
     gpu, port = int(index or 0), _free_port()
+    own = ModelConfig.from_server_args(args).context_len
+    host.declare(args, context_length=min(own, settings.context_length))
     config = ModelConfig.from_server_args(args)
     _refuse_other_caches(config)
     rank = host.start_rank(args, config, gpu, port)

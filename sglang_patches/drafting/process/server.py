@@ -61,7 +61,7 @@ class DraftServer:
         self._runner = load_runner(settings)
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
         self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows, settings.serial)
-        self._warm_up(rounds=2 + settings.lookahead)
+        self._warm_up(min(CHUNK, max(1, model.longest)), rounds=2 + settings.lookahead)
         gc.collect()
         gc.freeze()  # to collect what stays until the end, SGLang's modules and the model, would hold up a draft
 
@@ -76,10 +76,10 @@ class DraftServer:
         except EOFError:
             logger.info("specstore: the worker is gone")
 
-    def _warm_up(self, rounds: int) -> None:
-        """A prefill and forwards compile what was not compiled before: the worker takes a long silence for a hang. rounds: at most;
-        a KV cache without room for them ends none."""
-        self._side.hear([Opened(WARM_UP, np.zeros(CHUNK, np.int32), 0)])
+    def _warm_up(self, tokens: int, rounds: int) -> None:
+        """A prefill and forwards compile what was not compiled before: the worker takes a long silence for a hang. tokens: of a text
+        that the model takes. rounds: at most; a KV cache without room for them ends none."""
+        self._side.hear([Opened(WARM_UP, np.zeros(tokens, np.int32), 0)])
         for _ in range(rounds):
             self._side.work()
         self._side.hear([Closed(WARM_UP)])

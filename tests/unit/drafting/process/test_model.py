@@ -34,7 +34,7 @@ def logits_of(text: list[int]) -> np.ndarray:
 
 class Runner:
     device, spec_algorithm = "cpu", None
-    model_config = SimpleNamespace(context_len=CONTEXT + DEEPEST)
+    model_config = SimpleNamespace(context_len=CONTEXT + DEEPEST, vocab_size=VOCABULARY)
 
     def __init__(self) -> None:
         self.token_to_kv_pool_allocator = Allocator()
@@ -43,6 +43,7 @@ class Runner:
         self._kept = torch.full((SLOTS + 1,), VOCABULARY)
 
     def forward(self, batch) -> SimpleNamespace:
+        assert batch.input_ids.max() < VOCABULARY, "as an embedding that has no such row"
         self._kept[batch.out_cache_loc] = batch.input_ids
         table, logits = (
             self.req_to_token_pool.req_to_token,
