@@ -57,14 +57,18 @@ def draw(probabilities: torch.Tensor, seeds: torch.Tensor, positions: torch.Tens
 
 
 def best(
-    probabilities: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, count: int
+    probabilities: torch.Tensor, seeds: torch.Tensor | None, positions: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first tokens in the order of p / E, best first, int64 [rows, count], and their probabilities, float32 [rows, count].
     `draw` yields the first of them; for NO_NOISE the order is that of p. Behind a row's last possible token the probability is 0.
+
+    seeds: None where no row has noise, which saves the hash.
     """
     if probabilities.device.type == "cpu":
+        seeds = torch.full_like(positions, NO_NOISE) if seeds is None else seeds
         return _best_on_host(probabilities.float(), seeds, positions, count)
-    tokens = _scores(probabilities, seeds, positions).topk(count, dim=-1).indices
+    scores = probabilities if seeds is None else _scores(probabilities, seeds, positions)
+    tokens = scores.topk(count, dim=-1).indices
     return tokens, probabilities.float().gather(1, tokens)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_patches.drafting.draft import Candidates
 from sglang_patches.drafting.messages import Sampling
+from sglang_patches.drafting.process.upload import on_device
 from sglang_patches.verification.shared_noise import NO_NOISE, best, filtered_probabilities
 
 COUNT = 32  # of a row
@@ -17,23 +19,26 @@ COUNT = 32  # of a row
 def choose(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Candidates]:
     """The first choices of each row. logits: [rows, vocabulary]. positions: index in its sequence of the token that is drawn.
 
-    Rows of requests that are drawn without noise take the likeliest tokens.
+    Rows of requests that are drawn without noise take the likeliest tokens. The host waits for the device once, at the end.
     """
-    device, noisy = logits.device, [sampling.noise is not None for sampling in samplings]
-    pairs = list(zip(samplings, noisy, strict=True))
-    temperatures = torch.tensor([s.temperature if n else 1.0 for s, n in pairs], device=device)
-    top_ks = [s.top_k if n else TOP_K_ALL for s, n in pairs]
-    top_ps = [s.top_p if n else 1.0 for s, n in pairs]
-    min_ps = [s.min_p if n else 0.0 for s, n in pairs]
-    probabilities = filtered_probabilities(
-        logits,
-        temperatures,
-        torch.tensor(top_ks, device=device) if min(top_ks) < TOP_K_ALL else None,
-        torch.tensor(top_ps, device=device) if min(top_ps) < 1.0 else None,
-        torch.tensor(min_ps, device=device) if max(min_ps) > 0.0 else None,
-    )
-    seeds = torch.tensor([NO_NOISE if s.noise is None else s.noise for s in samplings], device=device)
-    drawn = torch.tensor(positions, device=device)
-    tokens, chances = best(probabilities, seeds, drawn, min(COUNT, logits.shape[1]))
-    rows = zip(tokens.to(torch.int32).cpu().numpy(), chances.cpu().numpy(), strict=True)
-    return [Candidates(*row) for row in rows]
+    told = on_device(_wishes(samplings) | {"positions": np.array(positions, np.int64)}, logits.device)
+    filters = told.get("top_ks"), told.get("top_ps"), told.get("min_ps")
+    probabilities = filtered_probabilities(logits, told["temperatures"], *filters)
+    tokens, chances = best(probabilities, told.get("seeds"), told["positions"], min(COUNT, logits.shape[1]))
+    found = torch.stack((tokens.to(torch.int32), chances.view(torch.int32))).cpu().numpy()
+    return [Candidates(*row) for row in zip(found[0], found[1].view(np.float32), strict=True)]
+
+
+def _wishes(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
+    """What the rows ask for, without what none asks for."""
+    plain = Sampling(1.0, TOP_K_ALL, 1.0, 0.0, NO_NOISE)
+    rows = [plain if sampling.noise is None else sampling for sampling in samplings]
+    wishes: dict[str, np.ndarray] = {
+        "top_ks": np.array([row.top_k for row in rows], np.int64),
+        "top_ps": np.array([row.top_p for row in rows], np.float32),
+        "min_ps": np.array([row.min_p for row in rows], np.float32),
+        "seeds": np.array([row.noise for row in rows], np.int64),
+    }
+    nothing = {"top_ks": plain.top_k, "top_ps": plain.top_p, "min_ps": plain.min_p, "seeds": plain.noise}
+    asked = {name: of for name, of in wishes.items() if (of != nothing[name]).any()}
+    return asked | {"temperatures": np.array([row.temperature for row in rows], np.float32)}

@@ -13,14 +13,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from prometheus_client import Counter, Histogram, Summary
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
 
 from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.model import DraftModel, Row
+from sglang_patches.drafting.process.batches import BatchFields, decode_fields, extend_fields
 from sglang_patches.drafting.process.candidates import choose
 from sglang_patches.drafting.process.limits import Limits
 from sglang_patches.drafting.process.sequences import Cached, SequenceCache
+from sglang_patches.drafting.process.table import TableChange
+from sglang_patches.drafting.process.upload import on_device
 from sglang_patches.versions import host
 
 CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
@@ -91,9 +94,10 @@ class SglangModel(DraftModel):
         slots = self._sequences.take(end - start, {draft})
         if slots is None:
             return False
-        self._sequences.extend(cached, slots.tolist())
+        self._sequences.extend(cached, slots)
         began = time.monotonic()
-        self._run(extend_batch(cached.row, draft.text.between(start, end), start, slots))
+        _, change = self._sequences.lay_out([cached], [])
+        self._run(extend_fields(cached.row, draft.text.between(start, end), start, slots), change)
         PREFILL_SECONDS.observe(time.monotonic() - began)
         PREFILLED.inc(end - start)
         return True
@@ -131,13 +135,16 @@ class SglangModel(DraftModel):
         slots = self._slots(items)
         if slots is None:
             return None
-        logits = self._run(decode_batch(self._table_rows(items), items, slots))
         answers = {self._row(item): at for at, item in enumerate(items) if self._row(item) in asked}
+        rows, change = self._lay_out(items)
+        tokens, positions = [item.token for item in items], [item.position for item in items]
+        fields = decode_fields(rows, tokens, positions, slots)
+        logits = self._run(fields, change, list(answers.values()))
         if not answers:  # a text's tokens alone
             return {}
         samplings = [row.draft.sampling for row in answers]
-        positions = [items[at].position + 1 for at in answers.values()]
-        candidates = choose(logits[list(answers.values()), : self._vocabulary], samplings, positions)
+        drawn = [items[at].position + 1 for at in answers.values()]
+        candidates = choose(logits, samplings, drawn)
         return dict(zip(answers, candidates, strict=True))
 
     @staticmethod
@@ -153,7 +160,7 @@ class SglangModel(DraftModel):
         taken = self._sequences.take(kept.count(None), {item.draft for item in items})
         if taken is None:
             return None
-        free = iter(taken.tolist())
+        free = iter(taken)
         slots = [next(free) if slot is None else slot for slot in kept]
         texts: dict[Cached, list[int]] = {}
         for item, slot, before in zip(items, slots, kept, strict=True):
@@ -173,68 +180,35 @@ class SglangModel(DraftModel):
             return cached.nodes.get(item.node)
         return cached.last if item.position < cached.length else None
 
-    def _table_rows(self, items: Sequence[_Item]) -> list[int]:
-        """For each item the row of the table with its slot and those of all tokens before it."""
+    def _lay_out(self, items: Sequence[_Item]) -> tuple[list[int], TableChange]:
+        """For each item the row of the table with its slot and those of all tokens before it; and what makes the table have them."""
         branches = [
             (cached := self._cached(item), [cached.nodes[node] for node in item.draft.trie.path(item.node)])
             for item in items
             if item.node is not None
         ]
-        scratch = iter(self._sequences.lay_out(branches))
-        return [self._cached(item).row if item.node is None else next(scratch) for item in items]
+        scratch, change = self._sequences.lay_out(map(self._cached, items), branches)
+        rows = iter(scratch)
+        return [self._cached(item).row if item.node is None else next(rows) for item in items], change
 
     def _cached(self, item: _Item) -> Cached:
         cached = self._sequences.of(item.draft)
         assert cached is not None
         return cached
 
-    def _run(self, batch: ForwardBatch) -> torch.Tensor:
-        """float [rows, vocabulary]"""
+    def _run(self, fields: BatchFields, change: TableChange, asked: Sequence[int] = ()) -> torch.Tensor:
+        """Logits of the asked rows, [asked, vocabulary]. The host waits for nothing."""
         runner = self._runner
-        for field in ("input_ids", "req_pool_indices", "seq_lens", "out_cache_loc", "positions"):
-            setattr(batch, field, getattr(batch, field).to(runner.device, non_blocking=True))
-        batch.spec_algorithm = runner.spec_algorithm
-        batch.capture_hidden_mode = CaptureHiddenMode.NULL
+        asked_rows = {"asked": np.array(asked, np.int64)}
+        told = on_device(fields.on_device | change.arrays() | asked_rows, runner.device)
+        change.apply(self._sequences.table, told)
+        batch = ForwardBatch(
+            **{name: told[name] for name in fields.on_device},
+            **fields.on_host,
+            spec_algorithm=runner.spec_algorithm,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+        )
         host.place_kv(runner, batch)
         with torch.no_grad():
-            return runner.forward(batch).logits_output.next_token_logits
-
-
-def decode_batch(rows: Sequence[int], items: Sequence[_Item], slots: Sequence[int]) -> ForwardBatch:
-    """One row of the batch an item. rows: of the table. slots: where its KV goes."""
-    positions = torch.tensor([item.position for item in items])
-    return ForwardBatch(
-        forward_mode=ForwardMode.DECODE,
-        batch_size=len(items),
-        input_ids=torch.tensor([item.token for item in items]),
-        req_pool_indices=torch.tensor(rows),
-        seq_lens=positions + 1,
-        out_cache_loc=torch.tensor(slots),
-        seq_lens_sum=int(positions.sum()) + len(items),
-        seq_lens_cpu=positions + 1,
-        positions=positions,
-    )
-
-
-def extend_batch(row: int, tokens: np.ndarray, start: int, slots: torch.Tensor) -> ForwardBatch:
-    """One text's next tokens, after its first `start`."""
-    count = len(tokens)
-    lengths = torch.tensor([start + count])
-    return ForwardBatch(
-        forward_mode=ForwardMode.EXTEND,
-        batch_size=1,
-        input_ids=torch.from_numpy(tokens.astype(np.int64)),
-        req_pool_indices=torch.tensor([row]),
-        seq_lens=lengths,
-        out_cache_loc=slots,
-        seq_lens_sum=start + count,
-        seq_lens_cpu=lengths,
-        positions=torch.arange(start, start + count),
-        extend_num_tokens=count,
-        extend_seq_lens=torch.tensor([count]),
-        extend_prefix_lens=torch.tensor([start]),
-        extend_start_loc=torch.zeros(1, dtype=torch.int64),
-        extend_seq_lens_cpu=[count],
-        extend_prefix_lens_cpu=[start],
-        extend_logprob_start_lens_cpu=[0],
-    )
+            logits = runner.forward(batch).logits_output.next_token_logits
+        return logits[:, : self._vocabulary].index_select(0, told["asked"])

@@ -1,7 +1,8 @@
 """A pretended accelerator: tensors on it are torch's fake CUDA tensors, so torch's own rules of device, dtype and layout
 hold, and each has its values beside it on the host, so that a step runs through and its result can be checked.
 
-What makes the host wait for the device is noted in `waits`. Pinned memory is pretended too.
+What makes the host wait for the device is noted in `waits`, what it copies to the device in `uploads`, and what it launches there in
+`kernels`. Pinned memory is pretended too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ READS = {
     aten.equal.default,
     aten.is_nonzero.default,
 }  # a number for the host
+COPIES = {aten._to_copy.default, aten.copy_.default}
+WITHOUT_KERNEL = READS | {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default}
 READ = "the host reads values"
 SIZED_BY_VALUES = {aten.nonzero.default, aten.masked_select.default, aten._unique2.default}
 
@@ -34,6 +37,8 @@ class Device(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
+        self.uploads: list[str] = []
+        self.kernels: list[str] = []
         self._host = WeakTensorKeyDictionary()
         self._pinned = WeakTensorKeyDictionary()
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
@@ -68,6 +73,8 @@ class Device(TorchDispatchMode):
         with unset_fake_temporarily():
             on_host = {**kwargs, "device": torch.device("cpu")} if _is_cuda(target) else kwargs
             values = operator(*tree_map(self.on_host, args), **tree_map(self.on_host, on_host))
+        if any(isinstance(value, torch.Tensor) and value.numel() for value in tree_leaves(values)):
+            self._note_launch(operator, args, kwargs)
         if operator in READS or (from_device and target is not None and not _is_cuda(target)):
             return values
         if operator is aten.copy_.default and not isinstance(args[0], FakeTensor):
@@ -95,6 +102,18 @@ class Device(TorchDispatchMode):
                 self._note_copy(operator, args[1], isinstance(args[0], FakeTensor), not_waiting)
         elif operator in INDEXING and any(x.dim() and not isinstance(x, FakeTensor) for x in tensors):
             self.waits.append(f"{operator}: an index or value is uploaded")
+            self.uploads.append("pageable")
+
+    def _note_launch(self, operator, args, kwargs) -> None:
+        source, to_device = args[0] if args else None, True
+        if operator is aten._to_copy.default:
+            to_device = _is_cuda(kwargs.get("device", source.device))
+        elif operator is aten.copy_.default:
+            source, to_device = args[1], isinstance(args[0], FakeTensor)
+        if operator in COPIES and not isinstance(source, FakeTensor):
+            self.uploads.append("pinned" if source in self._pinned else "pageable")
+        elif to_device and not operator.is_view and operator not in WITHOUT_KERNEL:
+            self.kernels.append(str(operator))
 
     def _note_copy(self, operator, source, to_device, kwargs) -> None:
         if isinstance(source, FakeTensor) and not to_device:

@@ -23,14 +23,13 @@ REFUSED = {"length": [1] * (CONTEXT + 1), "token": [1, VOCABULARY, 2]}
 
 
 @pytest.fixture
-def runner():
-    return Runner()
+def model(monkeypatch):
+    monkeypatch.setattr(process_model.host, "place_kv", lambda runner, batch: None)
+    return SglangModel(Runner(), ROWS, CHUNK, TARGETS)
 
 
 @pytest.fixture
-def side(monkeypatch, runner):
-    monkeypatch.setattr(process_model.host, "place_kv", lambda runner, batch: None)
-    model = SglangModel(runner, ROWS, CHUNK, TARGETS)
+def side(model):
     return DraftSide(model, DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(4))), ROWS, ROWS)
 
 
@@ -54,7 +53,7 @@ def counted(reason):
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_such_a_session_gets_no_drafts_and_others_do(side, runner, caplog, reason):
+def test_such_a_session_gets_no_drafts_and_others_do(side, model, caplog, reason):
     before = counted(reason)
     with caplog.at_level(logging.WARNING):
         side.hear([opened("a", REFUSED[reason]), opened("b", REFUSED[reason]), opened("fine", FINE)])
@@ -63,20 +62,20 @@ def test_such_a_session_gets_no_drafts_and_others_do(side, runner, caplog, reaso
     assert counted(reason) == before + 2
     assert caplog.text.count("specstore: a text has") == 1
     side.hear([Closed("a"), Closed("b"), Closed("fine")])
-    assert len(runner.token_to_kv_pool_allocator.free_slots) == SLOTS
+    assert model._sequences.room == SLOTS
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_a_session_that_becomes_so_is_drafted_no_more_and_leaves_its_room(side, runner, reason):
+def test_a_session_that_becomes_so_is_drafted_no_more_and_leaves_its_room(side, model, reason):
     side.hear([opened("a", FINE), opened("fine", FINE)])
     assert worked(side) == {"a", "fine"}
-    with_both = len(runner.token_to_kv_pool_allocator.free_slots)
+    with_both = model._sequences.room
     grown = np.array(REFUSED[reason], np.int32)
     side.hear([Committed("a", len(FINE), grown, 1)])
     side.hear([Committed("fine", len(FINE), np.array([5], np.int32), 1)])
     assert "a" not in worked(side)
     side.hear([Closed("fine")])
-    assert with_both < len(runner.token_to_kv_pool_allocator.free_slots) == SLOTS
+    assert with_both < model._sequences.room == SLOTS
     side.hear([Closed("a"), opened("a", FINE)])
     assert worked(side) == {"a"}, "the same name again, of another text"
 
