@@ -360,6 +360,7 @@ class Pipeline:
             self._expect(self._setting.exit, states, trees, width)
         self._clock.now = launched + took
         self._busy.append((launched, self._clock.now))
+        self._fallback.step_took(took)
         if self._setting.policy is not None:
             self._setting.policy.times.observe(len(states), width, took)
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])

@@ -33,6 +33,9 @@ class Fallback(ABC):
         """How long a step of these requests waits for the draft side before it falls back. missed: rows without a tree."""
         return NO_PATIENCE
 
+    def step_took(self, seconds: float) -> None:  # noqa: B027 - may be nothing
+        """A decode step between which and the next nothing else ran took so long, without what it waited for the draft side."""
+
     def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:  # noqa: B027 - may be nothing
         """What became of the last trees."""
 

@@ -249,8 +249,9 @@ class DecodeWorker(TreeWorker):
         finished = self.policy.step_started(
             len(trees), width, not host.follows_idle_gap(batch), began, waited
         )
-        if finished is not None and self.first_rank:
+        if finished is not None and self.parts is not None:
             observe_step(*finished)
+            self.parts.fallback.step_took(finished[2] - waited)
         self._sweep()
 
     def tokens_underway(self, accept_tokens: torch.Tensor, accept_lens: torch.Tensor) -> None:

@@ -90,14 +90,11 @@ class SaguaroFallback(WaitingFallback):
         self._decisions, self._probed_at = 0, 0.0
         self._asked, self._asked_rows = NO_PATIENCE, frozenset[int]()
         self._asked_at: float | None = None
-        self._answered_at: float | None = None
         # What each request's tree is, and whether one was made for it.
         self._expected: dict[RequestState, tuple[Kind, bool]] = {}
 
     def patience(self, states: Sequence[RequestState], missed: Sequence[int]) -> Patience:
         self._asked_at = self._now()
-        if self._answered_at is not None:
-            self._steps.append(self._asked_at - self._answered_at)
         self._asked = self._bounded() if missed and self._decide(states, missed) else NO_PATIENCE
         self._asked_rows = frozenset(missed)
         return self._asked
@@ -118,8 +115,12 @@ class SaguaroFallback(WaitingFallback):
             for state, kind, tree in zip(states, kinds, trees, strict=True)
             if not state.plain_reason
         }
-        self._answered_at, self._asked_at = self._now(), None
+        self._asked_at = None
         return trees
+
+    def step_took(self, seconds: float) -> None:
+        """A prefill is no part of a step: what it takes is not saved by drafts."""
+        self._steps.append(seconds)
 
     def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:

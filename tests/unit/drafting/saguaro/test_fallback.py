@@ -62,6 +62,7 @@ class Load:
     hit: int = 4  # tokens
     missed: int = 2
     step: float = 0.1
+    between: float = 0.0  # that something else runs between two steps
     in_time: float = 0.03
     batch: int = 1
     down: bool = False
@@ -80,7 +81,8 @@ class Load:
             here = not misses or (seconds >= self.in_time and not self.down)
             mask = [not here and row < misses for row in range(self.batch)]
             trees = self.fallback.trees(self.states, found_of(mask))
-            self.clock.now += self.step
+            self.fallback.step_took(self.step)
+            self.clock.now += self.step + self.between
             outcomes = []
             for state, tree, miss in zip(self.states, trees, mask, strict=True):
                 tokens = np.zeros(self.missed if miss else self.hit, np.int32)
@@ -104,6 +106,7 @@ CASES = [
     ("the others of the batch would wait", {"missed": 1, "in_time": 0.06, "batch": 8}, False),
     ("all of the batch are missed", {"missed": 1, "in_time": 0.06, "batch": 8, "misses": 8}, True),
     ("the fallback is as good", {"missed": 4}, False),
+    ("a prefill comes before every step", {"missed": 3, "in_time": 0.06, "between": 1.0}, False),
 ]
 
 
