@@ -23,6 +23,7 @@ from benchmarks.pipeline.experiments import (
 from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.simulation import EarlyExit, Pipeline, Setting, Tally
 from benchmarks.report.statistics import ratio_of_sums
+from sglang_patches.drafting.draft import Draft
 from sglang_patches.drafting.draft_side import DraftParts, Learner
 from sglang_patches.drafting.fallback import NoFallback
 from sglang_patches.drafting.mirror import ExpectedOutcomes
@@ -35,6 +36,14 @@ WINDOWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15)
 MOST = CHOICES[-1]
 DRAFT = "draft"  # predicts itself what it drafts after
 RIGHT = "right exit"  # that knows everything
+
+
+class ExitAlone(ExpectedOutcomes):
+    """The paper's MIRROR: nothing is guessed before the early exit has spoken, and then its choices alone."""
+
+    def choices(self, draft: Draft, node: int) -> dict[int, float]:
+        rates = super().choices(draft, node) if node in draft.expected else {}
+        return {token: rates[token] for token in draft.expected[node].tokens.tolist()} if rates else {}
 
 
 def middle(pairs: Sequence[Pair], layers: int) -> EarlyExit:
@@ -55,7 +64,7 @@ def with_right_exit(question: Question, layer: int) -> Question:
 def played(question: Question, case: Case, batch: int, exit: EarlyExit | None, waits: bool = False) -> Tally:
     """The same guesses with and without an exit. Nothing answers a miss at once. waits: for the draft model instead."""
     nodes = question.lookahead
-    outcomes = LikeliestOutcomes if exit is None else ExpectedOutcomes
+    outcomes = LikeliestOutcomes if exit is None else ExitAlone
     fallback = WaitingFallback(NoFallback(), nodes, NO_LIMIT) if waits else NoFallback()
     setting = Setting(
         question.times,

@@ -30,9 +30,10 @@ from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
 from sglang_patches.drafting.draft import Draft
 from sglang_patches.drafting.draft_side import DraftParts, Learner
 from sglang_patches.drafting.fallback import Fallback, NoFallback
-from sglang_patches.drafting.predictor import Guess
+from sglang_patches.drafting.predictor import Guess, Prediction
 from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.saguaro import GeometricFanOut, SaguaroFallback, WaitingFallback
+from sglang_patches.drafting.saguaro.fan_out import End
 
 NO_LIMIT = 1e3  # seconds that a step may wait for the draft side
 WARM_UP = 0.2  # of the pairs
@@ -47,7 +48,11 @@ Case = Mapping[
 
 
 class UniformFanOut(GeometricFanOut):
-    """As many guesses wherever the path may end."""
+    """As many guesses wherever the path may end, once the draft model has been there."""
+
+    def predict(self, draft: Draft, budget: int) -> Prediction:
+        unknown = {node: 1.0 for node in draft.ends if node not in draft.candidates}
+        return Prediction([], unknown) if unknown else super().predict(draft, budget)
 
     def shares(self, ends: np.ndarray, budget: int) -> np.ndarray:
         return np.full(len(ends), budget / len(ends))
@@ -56,8 +61,8 @@ class UniformFanOut(GeometricFanOut):
 class LikeliestFanOut(GeometricFanOut):
     """The likeliest guesses of all ends by the measured rates: Theorem 18, which assumes no power law."""
 
-    def guesses(self, draft: Draft, budget: int) -> list[Guess]:
-        everything = super().guesses(draft, 10**6)
+    def guesses(self, ends: Sequence[End], budget: int) -> list[Guess]:
+        everything = super().guesses(ends, 10**6)
         return sorted(everything, key=lambda guess: -guess.probability)[:budget]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,9 +31,9 @@ class Draft:
     those nodes and the root, none until it has said so. starts: nodes that a next speculation may begin at, and how
     likely that is. confirmed: tokens of the text that no retraction takes back; the datastore was sent them. published_from: as in
     `Opened`. wanted: whether the target verifies drafts for the session, as far as it has said. verified_at: when its verification
-    began, None while there is none. forwards: that were run for it since then. unknown: ends whose candidates were not known when
-    outcomes were guessed last, and how likely the verification ends there. tenant: that the request named. frontier: the drafter's own, with the starts that it
-    belongs to."""
+    began, None while there is none. forwards: that were run for it since then. last_run: number of the draft side's forward that ran
+    a row of it last. basis: of the last prediction of its outcome, None before the first. unknown: nodes that this prediction wants run, and what that is worth.
+    tenant: that the request named. frontier: the drafter's own, with the starts that it belongs to."""
 
     session: str
     text: Text
@@ -47,6 +48,8 @@ class Draft:
     published_from: int | None = None
     verified_at: float | None = None
     forwards: int = 0
+    last_run: int = 0
+    basis: Hashable = None
     unknown: dict[int, float] = field(default_factory=dict)
     wanted: bool = True
     told: bool = True  # a verification since the last commit
@@ -60,10 +63,10 @@ class Draft:
         """Whether the request ends with the token of this node. Nothing follows it."""
         return node != self.trie.root and self.trie.token(node) in self.sampling.ends
 
-    def missing(self) -> list[int]:
-        """Nodes where the verification may end whose candidates are not known."""
-        ends = [self.trie.root, *(self.verifying or ())]
-        return [node for node in ends if node not in self.candidates]
+    @property
+    def ends(self) -> list[int]:
+        """Nodes where the verification may end, a parent before its children."""
+        return [self.trie.root, *(self.verifying or ())]
 
     def verified_children(self, node: int) -> dict[int, int]:
         """Those of the node's children that are being verified, by their tokens."""
@@ -78,7 +81,7 @@ class Draft:
                 open_ends.add(node)
         self.verifying, self.hints = [node for node in nodes if node in open_ends], hints
         self.expected, self.starts, self.confirmed = {}, {}, self.text.length
-        self.forwards, self.unknown = 0, {}
+        self.forwards, self.basis, self.unknown = 0, None, {}
         self.wanted = self.told = True
 
     def commit(self, tokens: np.ndarray, epoch: int) -> list[int] | None:
@@ -100,6 +103,6 @@ class Draft:
             if before in self.candidates:
                 self.candidates[self.trie.root] = self.candidates.pop(before)
         self.verifying, self.hints, self.expected = None, {}, {}
-        self.starts, self.forwards = {self.trie.root: 1.0}, 0
+        self.starts, self.forwards, self.unknown = {self.trie.root: 1.0}, 0, {}
         self.wanted, self.told = self.told, False
         return path

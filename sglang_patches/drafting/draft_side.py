@@ -89,6 +89,7 @@ class DraftSide:
         self._choice = parts.choice or AllRows()
         self._rows, self._outcomes, self._serial = rows, outcomes, serial
         self._drafts: dict[str, Draft] = {}
+        self._forwards = 0
 
     def hear(self, messages: Iterable[Message]) -> list[Answer]:
         """Applies what happened, in order."""
@@ -200,38 +201,42 @@ class DraftSide:
         draft.expected = {node: Candidates(*choices) for node, *choices in rows if node in verifying}
 
     def _guess(self) -> list[Answer]:
-        """Of the sessions whose verification's ends are known, as far as the predictor needs them."""
+        """Predicts outcomes where something has become known since the last prediction."""
         asked = [draft for draft in self._drafts.values() if draft.verifying is not None and draft.wanted]
         answers: list[Answer] = []
+        budget = max(1, self._outcomes // max(1, len(asked)))
         for draft in asked:
-            budget = max(1, self._outcomes // len(asked))
-            if draft.starts:
-                guesses = self._predictor(draft).more(draft, budget - len(draft.starts))
-            elif not self._predictor(draft).missing(draft):
-                guesses = self._predictor(draft).guesses(draft, budget)
-            else:
+            basis = self._predictor(draft).basis(draft)
+            if basis == draft.basis:
                 continue
+            draft.basis = basis
+            guesses, draft.unknown = self._predictor(draft).predict(draft, budget)
+            begun = set(draft.starts)
             nodes = self._add(draft, [Grown(*guess) for guess in guesses])
-            if nodes:
-                _count_guesses(draft, nodes)
-                new = {node: guess.probability for node, guess in zip(nodes, guesses, strict=True)}
-                draft.starts = draft.starts | new
-                answers.append(growth_of(draft, nodes))
+            draft.starts = {node: guess.probability for node, guess in zip(nodes, guesses, strict=True)}
+            new = [node for node in nodes if node not in begun]
+            if new:
+                _count_guesses(draft, new)
+                answers.append(growth_of(draft, new))
         return answers
 
     def _plan(self, drafts: Sequence[Draft]) -> list[tuple[float, Row]]:
-        """The most valuable leaves of all sessions, best first."""
+        """The most valuable leaves of all sessions, best first. Of two that are worth the same, the one of which its session has fewer
+        that are worth more, then that of the session which was run less recently."""
         leaves = [
-            (leaf.value, at, leaf.node) for at, draft in enumerate(drafts) for leaf in self._leaves(draft)
+            (-leaf.value, before, draft.last_run, at, leaf.node)
+            for at, draft in enumerate(drafts)
+            for before, leaf in enumerate(self._leaves(draft))
         ]
-        return [(value, Row(drafts[at], node)) for value, at, node in heapq.nlargest(self._rows, leaves)]
+        return [
+            (-worth, Row(drafts[at], node)) for worth, *_, at, node in heapq.nsmallest(self._rows, leaves)
+        ]
 
     def _leaves(self, draft: Draft) -> list[Leaf]:
-        if draft.verifying is None:
-            return self._drafter(draft).leaves(draft)
-        if missing := [] if draft.starts else self._predictor(draft).missing(draft):
-            return [Leaf(node, 1.0) for node in missing]
-        return [*self._drafter(draft).leaves(draft), *self._predictor(draft).unknown_ends(draft)]
+        """The session's, best first."""
+        ends = (Leaf(node, value) for node, value in draft.unknown.items() if node not in draft.candidates)
+        leaves = [*self._drafter(draft).leaves(draft), *ends]
+        return heapq.nlargest(self._rows, leaves, key=lambda leaf: leaf.value)
 
     def _forward(self, leaves: Sequence[tuple[float, Row]]) -> list[Answer]:
         phrases = self._retrieve(leaves)
@@ -245,8 +250,10 @@ class DraftSide:
         tentative = _by_draft(phrases)
         _PROPOSED.inc(sum(row in phrases for row in rows))
         answers: list[Answer] = []
+        self._forwards += 1
         for draft in run | tentative:
             draft.forwards += draft in run
+            draft.last_run = self._forwards
             proposed = tentative.get(draft, [])
             grown = [new for node in run.get(draft, ()) for new in self._grow(draft, node, proposed)]
             kept = set(grown)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from sglang_patches.drafting.draft import Draft
-from sglang_patches.drafting.drafter import Leaf
 
 
 class Guess(NamedTuple):
@@ -18,25 +17,24 @@ class Guess(NamedTuple):
     probability: float
 
 
+class Prediction(NamedTuple):
+    """What is known of a verification's outcome. guesses: the likeliest outcomes. unknown: verified nodes that the draft model should
+    run for better guesses, which compete with the drafter's leaves. The value of such a node is the probability that the verification
+    ends at it, and 1 where nothing can be guessed without it."""
+
+    guesses: list[Guess]
+    unknown: dict[int, float]
+
+
 class OutcomePredictor(ABC):
     @abstractmethod
-    def guesses(self, draft: Draft, budget: int) -> list[Guess]:
-        """The likeliest outcomes of `draft.verifying`, at most `budget`. No candidates that it needs are `missing`."""
+    def predict(self, draft: Draft, budget: int) -> Prediction:
+        """The outcomes of `draft.verifying`, at most `budget` of them, by what is known now. Asked for again when `basis` has changed:
+        the guesses then take the place of those before."""
 
-    def more(self, draft: Draft, budget: int) -> list[Guess]:
-        """Further outcomes, now that something is drafted after the first: asked for in every round until the outcome. budget: what
-        is left of it."""
-        return []
-
-    def missing(self, draft: Draft) -> list[int]:
-        """Nodes whose candidates have to be known before it can guess, as far as that is known; by default all where the
-        verification may end."""
-        return draft.missing()
-
-    def unknown_ends(self, draft: Draft) -> list[Leaf]:
-        """Verified nodes whose candidates are not known and need not be `missing`. A leaf's value is the probability that the
-        verification ends at it. They compete with the drafter's leaves."""
-        return []
+    def basis(self, draft: Draft) -> Hashable:
+        """What a prediction rests on: by default, how many of the nodes where the verification may end the draft model has run."""
+        return sum(node in draft.candidates for node in draft.ends)
 
     def learn(self, draft: Draft, path: Sequence[int], tokens: Sequence[int]) -> None:  # noqa: B027 - may be nothing
         """Called with each outcome, before the draft moves on. path: the trie's nodes that carry the first of the tokens."""

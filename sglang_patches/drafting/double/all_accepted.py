@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from sglang_patches.drafting.draft import Draft
-from sglang_patches.drafting.predictor import Guess, OutcomePredictor
+from sglang_patches.drafting.predictor import Guess, OutcomePredictor, Prediction
+
+GOES_ON = 0.7  # chance that the draft model's choice after a node is among those that are verified there, where nothing is known of it
 
 
 class AllAccepted(OutcomePredictor):
@@ -12,22 +14,23 @@ class AllAccepted(OutcomePredictor):
     What the target retrieved is in the tree too. Of that the guess passes what the draft model would have chosen.
     """
 
-    def guesses(self, draft: Draft, budget: int) -> list[Guess]:
+    def predict(self, draft: Draft, budget: int) -> Prediction:
         end = self._end(draft)
+        if end not in draft.candidates:
+            return Prediction([], self._chances(draft, end))
         token, chance = (array[0] for array in draft.candidates[end])
-        return [] if int(token) in draft.sampling.ends else [Guess(end, int(token), float(chance))]
+        ends = int(token) in draft.sampling.ends
+        return Prediction([] if ends else [Guess(end, int(token), float(chance))], {})
 
-    def missing(self, draft: Draft) -> list[int]:
-        """The first node on the path of the draft model's choices that was not run, and the verified nodes below it, which are run
-        in the same forward."""
-        end = self._end(draft)
-        if end in draft.candidates:
-            return []
-        below = {end}
-        for node in draft.verifying or ():  # a parent before its children
-            if draft.trie.parent(node) in below:
-                below.add(node)
-        return [node for node in below if node not in draft.candidates]
+    @staticmethod
+    def _chances(draft: Draft, node: int) -> dict[int, float]:
+        """How likely the path of the draft model's choices, which comes to this node, goes on to each verified node below it."""
+        chances = {node: 1.0}
+        for above in draft.ends:
+            if above in chances:
+                below = draft.verified_children(above).values()
+                chances |= dict.fromkeys(below, chances[above] * GOES_ON / max(1, len(below)))
+        return chances
 
     @staticmethod
     def _end(draft: Draft) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from sglang_patches.drafting.double import AllAccepted
 from sglang_patches.drafting.draft import Draft
-from sglang_patches.drafting.predictor import Guess
+from sglang_patches.drafting.predictor import Guess, Prediction
 
 MOST = 8  # sequences, as in the published code
 
@@ -19,20 +21,27 @@ class Heads(AllAccepted):
     def __init__(self, most: int = MOST, fixed: int | None = None) -> None:
         self._most, self._fixed = most, fixed
 
-    def more(self, draft: Draft, budget: int) -> list[Guess]:
-        first = next(iter(draft.starts), None)
-        if first is None or first not in draft.candidates:
-            return []
-        end = draft.trie.parent(first)
-        theta = draft.trie.probability(first) * float(draft.candidates[first].probabilities[0])
-        tokens, chances = draft.candidates[end]
-        likely = zip(tokens.tolist(), chances.tolist(), strict=True)
-        if self._fixed is None:
-            heads = [(token, chance) for token, chance in likely if chance > theta][: self._most]
-        else:
-            heads = list(likely)[: self._fixed]
+    def basis(self, draft: Draft) -> Hashable:
+        """Its first head too, once the draft model has run it."""
+        return super().basis(draft), any(start in draft.candidates for start in draft.starts)
+
+    def predict(self, draft: Draft, budget: int) -> Prediction:
+        prediction = super().predict(draft, budget)
+        if not prediction.guesses:
+            return prediction
+        (first,) = prediction.guesses
+        head = draft.trie.child(first.parent, first.token)
+        if head is None or head not in draft.candidates:
+            return prediction
+        theta = first.probability * float(draft.candidates[head].probabilities[0])
+        heads = [first, *self._others(draft, first, theta)]
+        return Prediction(heads[: self._fixed or self._most], {})
+
+    def _others(self, draft: Draft, first: Guess, theta: float) -> list[Guess]:
+        tokens, chances = draft.candidates[first.parent]
+        verified = draft.verified_children(first.parent)
         return [
-            Guess(end, token, chance)
-            for token, chance in heads
-            if draft.trie.child(end, token) is None and token not in draft.sampling.ends
+            Guess(first.parent, token, chance)
+            for token, chance in zip(tokens.tolist()[1:], chances.tolist()[1:], strict=True)
+            if (self._fixed or chance > theta) and not (token in verified or token in draft.sampling.ends)
         ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable
 
 from prometheus_client import Counter
 
-from sglang_patches.drafting.draft import Candidates, Draft
+from sglang_patches.drafting.draft import Draft
+from sglang_patches.drafting.mirror.exit_rates import Choice, ExitRates
 from sglang_patches.drafting.planner import LikeliestOutcomes
+from sglang_patches.drafting.saguaro.fan_out import RANKS, ranks_at
 
 TOKENS = Counter(
     "specstore_early_exit_tokens",
@@ -18,15 +20,34 @@ _FIRST, _OTHER, _NONE = map(TOKENS.labels, ("first", "other", "none"))
 
 
 class ExpectedOutcomes(LikeliestOutcomes):
-    """The early exit's choices at every verified row, as in the paper's figure 1, the likeliest first by how often such choices came
-    true. Until it has said them, the draft model runs the verified nodes."""
+    """The draft model's own guesses at once, and the early exit's choices at every verified row, as in the paper's figure 1, as soon as
+    it has spoken. What it says adds outcomes and ranks all of them anew, by how often such choices came true."""
 
-    def known(self, draft: Draft) -> Mapping[int, Candidates]:
-        return draft.expected
+    def __init__(self) -> None:
+        super().__init__()
+        self._exit = ExitRates()
 
-    def learn_choice(self, candidates: Candidates, rank: int) -> None:
-        super().learn_choice(candidates, rank)
-        (_NONE if rank >= len(candidates.tokens) else _OTHER if rank else _FIRST).inc()
+    def basis(self, draft: Draft) -> Hashable:
+        return super().basis(draft), bool(draft.expected)
 
-    def missing(self, draft: Draft) -> list[int]:
-        return [] if draft.expected else draft.missing()
+    def choices(self, draft: Draft, node: int) -> dict[int, float]:
+        expected = {token: self._exit.rate(choice) for token, choice in self._expected(draft, node).items()}
+        return super().choices(draft, node) | expected
+
+    def learn_at(self, draft: Draft, node: int, token: int) -> None:
+        super().learn_at(draft, node, token)
+        expected = self._expected(draft, node)
+        for of, choice in expected.items():
+            self._exit.learn(choice, of == token)
+        if expected:
+            came = expected.get(token)
+            (_NONE if came is None else _OTHER if came.rank else _FIRST).inc()
+
+    @staticmethod
+    def _expected(draft: Draft, node: int) -> dict[int, Choice]:
+        """The exit's choices after a verified node, by token."""
+        if node not in draft.expected:
+            return {}
+        ranks, (tokens, chances) = ranks_at(draft, node), draft.expected[node]
+        rows = enumerate(zip(tokens.tolist(), chances.tolist(), strict=True))
+        return {token: Choice(rank, ranks.get(token, RANKS), chance) for rank, (token, chance) in rows}

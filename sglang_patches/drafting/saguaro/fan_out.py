@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from sglang_patches.drafting.draft import Candidates, Draft
-from sglang_patches.drafting.predictor import Guess, OutcomePredictor
+from sglang_patches.drafting.predictor import Guess, OutcomePredictor, Prediction
 from sglang_patches.drafting.saguaro.hint_rates import HintRates
 
 RANKS = 32  # choices of the draft model after a node that may be guessed
@@ -43,12 +44,13 @@ def rounded(shares: np.ndarray, most: np.ndarray) -> np.ndarray:
 
 class End(NamedTuple):
     """A node where the accepted path may end. reached, ends: probability that the path comes to it, and that it ends there with
-    a token after which the request goes on. choices: rate and token of what is not verified and does not end the request, the
-    likeliest first; none if the node's candidates are not known."""
+    a token after which the request goes on. known: whether anything is known of what follows it. choices: rate and token of what is
+    not verified and does not end the request, the likeliest first."""
 
     node: int
     reached: float
     ends: float
+    known: bool
     choices: list[tuple[float, int]]
 
 
@@ -80,8 +82,19 @@ class GeometricFanOut(OutcomePredictor):
         first, last = np.maximum(misses[[0, -1]], 1e-3)
         return max(0.1, float(np.log(first / last) / np.log(RANKS - 1)))
 
-    def guesses(self, draft: Draft, budget: int) -> list[Guess]:
+    def predict(self, draft: Draft, budget: int) -> Prediction:
+        """Guesses where the draft model has been: of the budget, the known ends' share of all that is likely. A tree of the datastore has
+        ends that the draft model has never seen, and they must not delay the likely ones."""
         ends = self._ends(draft)
+        known = [end for end in ends if end.known]
+        unknown = {end.node: end.ends for end in ends if not end.known}
+        if not known:
+            return Prediction([], unknown | {draft.trie.root: 1.0})
+        share = sum(end.ends for end in known) / max(1e-9, sum(end.ends for end in ends))
+        return Prediction(self.guesses(known, math.ceil(budget * share)), unknown)
+
+    def guesses(self, ends: Sequence[End], budget: int) -> list[Guess]:
+        """The likeliest choices of each of the ends, at least one."""
         chances = np.array([max(end.ends, 1e-9) for end in ends])
         most = np.array([len(end.choices) for end in ends])
         return [
@@ -99,22 +112,32 @@ class GeometricFanOut(OutcomePredictor):
             return
         verifying = set(draft.verifying)
         nodes = [draft.trie.root, *(node for node in path if node in verifying)]
-        known = self.known(draft)
         for node, token in zip(nodes, tokens, strict=False):  # the last node's token is the target's own
-            if node in known:
-                ranks = _ranks(known[node])
-                self.learn_choice(known[node], ranks.get(token, RANKS))
-                for hint, estimate in draft.hints.get(node, {}).items():
-                    self._hints.learn(ranks.get(hint, RANKS), estimate, hint == token)
+            self.learn_at(draft, node, token)
 
-    def known(self, draft: Draft) -> Mapping[int, Candidates]:
-        """What may follow the verified nodes, by node."""
-        return draft.candidates
+    def learn_at(self, draft: Draft, node: int, token: int) -> None:
+        """The target's own token after a verified node."""
+        if node not in draft.candidates:
+            return
+        ranks = ranks_at(draft, node)
+        self.learn_choice(draft.candidates[node], ranks.get(token, RANKS))
+        for hint, estimate in draft.hints.get(node, {}).items():
+            self._hints.learn(ranks.get(hint, RANKS), estimate, hint == token)
 
     def learn_choice(self, candidates: Candidates, rank: int) -> None:
         """The target's own token was this choice, or none of them: RANKS."""
         self._counts *= 1 - 1 / MEMORY
         self._counts[rank] += 1
+
+    def choices(self, draft: Draft, node: int) -> dict[int, float]:
+        """What may follow a verified node: tokens, and how likely they are the target's. Nothing where that is not known."""
+        if node not in draft.candidates:
+            return {}
+        ranks, of_rank = ranks_at(draft, node), self.rates_of(draft.candidates[node])
+        rates = {token: of_rank[rank] for token, rank in ranks.items()}
+        for token, estimate in draft.hints.get(node, {}).items():
+            rates[token] = self._hints.rate(ranks.get(token, RANKS), estimate)
+        return rates
 
     def rates_of(self, candidates: Candidates) -> list[float]:
         """`rates` of these candidates."""
@@ -122,29 +145,24 @@ class GeometricFanOut(OutcomePredictor):
 
     def _ends(self, draft: Draft) -> list[End]:
         """The root and every verified node that may be followed."""
-        rates, found, known = self.rates, [], self.known(draft)
-        reached = {draft.trie.root: 1.0}
-        for node in [draft.trie.root, *(draft.verifying or ())]:
-            verified = draft.verified_children(node)
-            if node not in known:
-                reached |= {child: reached[node] * rates[0] / len(verified) for child in verified.values()}
-                ends = reached[node] * (1 - rates[0] if verified else 1.0)
-                found.append(End(node, reached[node], ends, []))
-                continue
-            ranks, of_rank = _ranks(known[node]), self.rates_of(known[node])
-            accepted = {child: of_rank[ranks.get(token, RANKS)] for token, child in verified.items()}
+        first, none = self.rates[[0, RANKS]].tolist()
+        reached, found = {draft.trie.root: 1.0}, []
+        for node in draft.ends:
+            verified, rates = draft.verified_children(node), self.choices(draft, node)
+            unknown = none if rates else first / max(1, len(verified))
+            accepted = {child: rates.get(token, unknown) for token, child in verified.items()}
             reached |= {child: reached[node] * rate for child, rate in accepted.items()}
-            over = sum(of_rank[rank] for token, rank in ranks.items() if token in draft.sampling.ends)
-            choices = {token: of_rank[rank] for token, rank in ranks.items() if token not in verified}
-            for token, estimate in draft.hints.get(node, {}).items():
-                choices[token] = self._hints.rate(ranks.get(token, RANKS), estimate)
-            likeliest = [(rate, token) for token, rate in choices.items() if token not in draft.sampling.ends]
+            over = sum(rate for token, rate in rates.items() if token in draft.sampling.ends)
+            no_guess = verified.keys() | draft.sampling.ends
+            likeliest = [(rate, token) for token, rate in rates.items() if token not in no_guess]
             likeliest.sort(key=lambda of: -of[0])
             ends = reached[node] * max(0.0, 1 - over - sum(accepted.values()))
-            found.append(End(node, reached[node], ends, likeliest))
+            found.append(End(node, reached[node], ends, bool(rates), likeliest))
         return found
 
 
-def _ranks(candidates: Candidates) -> dict[int, int]:
-    """The rank of each choice."""
-    return {token: rank for rank, token in enumerate(candidates.tokens[:RANKS].tolist())}
+def ranks_at(draft: Draft, node: int) -> dict[int, int]:
+    """The rank of each of the draft model's choices after a node; none if it was not run."""
+    if node not in draft.candidates:
+        return {}
+    return {token: rank for rank, token in enumerate(draft.candidates[node].tokens[:RANKS].tolist())}

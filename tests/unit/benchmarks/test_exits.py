@@ -17,14 +17,17 @@ TIMES = Times(lambda rows: 1.0, lambda rows: 0.05)
 
 
 def with_exits(pairs, right, seed=0):
-    """right: how often the first of eight choices is the target's token, by layer; else the third is, in half of the cases."""
+    """right: how often the first of eight choices is the target's token, by layer; else the third is, in half of the cases, and the
+    sixth in a quarter."""
     rng = np.random.default_rng(seed)
     for pair in pairs:
         for layer, rate in right.items():
             choices = (pair.tokens[:, None] + 1 + np.arange(8, dtype=np.int32)) % VOCABULARY
             first = rng.random(len(pair)) < rate
-            third = ~first & (rng.random(len(pair)) < 0.5)
-            choices[first, 0], choices[third, 2] = pair.tokens[first], pair.tokens[third]
+            other = rng.random(len(pair))
+            third, sixth = ~first & (other < 0.5), ~first & (other > 0.75)
+            for rank, of in ((0, first), (2, third), (5, sixth)):
+                choices[of, rank] = pair.tokens[of]
             chances = np.broadcast_to(np.array([0.5, *7 * [0.07]], np.float32), choices.shape)
             pair.exits[layer] = choices, chances
     return pairs

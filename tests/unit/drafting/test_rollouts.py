@@ -46,7 +46,7 @@ def test_nothing_is_drafted_until_the_outcomes_are_guessed():
     draft, drafter = make_draft(), Rollouts(LOOKAHEAD)
     run(draft, drafter)
     draft.verify([draft.trie.child(0, 0)], {})
-    assert drafter.leaves(draft) == [] and draft.missing() == [1]
+    assert drafter.leaves(draft) == []
 
 
 def test_after_a_commit_it_drafts_on_from_the_root():
@@ -81,4 +81,4 @@ def test_a_verification_has_no_ends_where_the_request_is_over():
     #  root -> 5 -> 6 ; root -> END -> 7
     nodes = [draft.trie.add(*row, 0.5) for row in ((1, 0, 5), (2, 0, END), (3, 2, 7), (4, 1, 6))]
     draft.verify(nodes, {})
-    assert sorted(draft.missing()) == [0, 1, 4]
+    assert sorted(draft.ends) == [0, 1, 4]

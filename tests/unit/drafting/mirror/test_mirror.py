@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from sglang_patches.drafting.cache import ROOT
+from sglang_patches.drafting.draft import Candidates
 from sglang_patches.drafting.draft_side import STALE, DraftParts, Learner
 from sglang_patches.drafting.messages import Expected, Verifying
 from sglang_patches.drafting.mirror import ExpectedOutcomes, choices_of
+from sglang_patches.drafting.planner import LikeliestOutcomes
 from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.speculation import Choices
 from sglang_patches.verification.layout import pack
@@ -129,15 +131,35 @@ def test_padding_rows_are_not_told():
     assert len(message.nodes) == 1 + (packed[0, 1] >= -1).sum() < NODES + 1
 
 
-def test_until_it_has_spoken_the_verified_nodes_are_run():
+def test_the_draft_model_s_own_guesses_come_first_and_the_exit_s_are_added():
     draft, predictor = make_draft([-1, 0], [0, 0]), ExpectedOutcomes()
-    del draft.candidates[2]
-    assert predictor.missing(draft) == [2] and predictor.guesses(draft, 10) == []
-    draft.expected = {ROOT: draft.candidates[ROOT]}
-    assert predictor.missing(draft) == []
-    guesses = predictor.guesses(draft, 10)
-    assert guesses and {guess.parent for guess in guesses} == {ROOT}
-    assert draft.trie.child(ROOT, guesses[0].token) != 1, "what is verified is no guess"
+    before, basis = predictor.predict(draft, 10).guesses, predictor.basis(draft)
+    assert before == LikeliestOutcomes().predict(draft, 10).guesses and before
+    draft.expected = {ROOT: Candidates(np.array([9000, 100], np.int32), np.array([0.5, 0.3], np.float32))}
+    assert predictor.basis(draft) != basis
+    after = predictor.predict(draft, 10).guesses
+    assert (ROOT, 9000) in [guess[:2] for guess in after] and len(after) == len(before)
+    assert draft.trie.child(ROOT, 100) is not None
+    assert (ROOT, 100) not in [guess[:2] for guess in after], "what is verified is no guess"
+
+
+def test_the_exit_ranks_all_outcomes_anew_by_how_often_it_is_right():
+    """What the draft model holds for the fifth choice, and the exit for the first."""
+    draft, predictor = make_draft([], []), ExpectedOutcomes()
+    draft.expected = {ROOT: Candidates(np.array([104, 100], np.int32), np.array([0.6, 0.1], np.float32))}
+    for _ in range(300):
+        predictor.learn(draft, [], [104])
+    first = predictor.predict(draft, 10).guesses[0]
+    assert first.token == 104 and first.probability > 0.9
+
+
+def test_where_only_the_exit_has_spoken_its_choices_are_guessed():
+    draft, predictor = make_draft([-1, 0], [0, 0]), ExpectedOutcomes()
+    draft.candidates.clear()
+    assert predictor.predict(draft, 10).guesses == []
+    draft.expected = {2: Candidates(np.array([7, 8], np.int32), np.array([0.5, 0.3], np.float32))}
+    guesses, unknown = predictor.predict(draft, 10)
+    assert [guess[:2] for guess in guesses] == [(2, 7), (2, 8)] and set(unknown) == {0, 1}
 
 
 def test_a_commit_takes_back_what_was_expected():

@@ -43,7 +43,7 @@ def test_guesses_and_branches_use_what_was_learned():
     for _ in range(500):
         predictor.learn(draft, [], [101])  # the second choice after the root
     assert predictor.rates_of(draft.candidates[0])[1] > 0.9 > before[1]
-    assert predictor.guesses(draft, 1)[0][:2] == (0, 101)
+    assert predictor.predict(draft, 1).guesses[0][:2] == (0, 101)
     grown = Branches(8, predictor.rates_of).grow(
         5, Candidates(np.arange(40, dtype=np.int32), np.full(40, 0.01))
     )

@@ -117,7 +117,7 @@ def test_the_probabilities_of_guesses_are_how_often_they_come_true(shape):
     draft = make_draft(*SHAPES[shape])
     for _ in range(4000):
         predictor.learn(draft, *outcome(draft, rng))
-    guesses = predictor.guesses(draft, 12)
+    guesses = predictor.predict(draft, 12).guesses
     seen = Counter()
     for _ in range(20000):
         path, tokens = outcome(draft, rng)
@@ -130,7 +130,7 @@ def test_the_probabilities_of_guesses_are_how_often_they_come_true(shape):
 @pytest.mark.parametrize("budget", [1, 2, 7, 24, 500])
 def test_guesses_are_within_the_budget_and_not_what_is_verified(shape, budget):
     draft = make_draft(*SHAPES[shape])
-    guesses = GeometricFanOut().guesses(draft, budget)
+    guesses = GeometricFanOut().predict(draft, budget).guesses
     assert len(guesses) == min(
         budget, len(SHAPES[shape][0]) * (RANKS - 1) + RANKS + (shape == "of another drafter")
     )
@@ -144,7 +144,7 @@ def test_more_guesses_where_the_path_is_more_likely_to_end():
     """A chain of first choices ends at its leaf or early; one that begins with a fourth choice ends before it."""
 
     def counts(ranks):
-        guesses = GeometricFanOut().guesses(make_draft([-1, 0], ranks), 20)
+        guesses = GeometricFanOut().predict(make_draft([-1, 0], ranks), 20).guesses
         return [sum(guess.parent == node for guess in guesses) for node in (0, 1, 2)]
 
     root, middle, leaf = counts([0, 0])
@@ -154,7 +154,7 @@ def test_more_guesses_where_the_path_is_more_likely_to_end():
 
 
 def test_the_likeliest_choices_are_guessed():
-    guesses = GeometricFanOut().guesses(make_draft([-1, 0], [0, 1]), 12)
+    guesses = GeometricFanOut().predict(make_draft([-1, 0], [0, 1]), 12).guesses
     by_node = {node: [g.token for g in guesses if g.parent == node] for node in (0, 1, 2)}
     assert by_node[0] == list(range(101, 101 + len(by_node[0])))
     assert by_node[1][0] == 200 and 201 not in by_node[1]
@@ -183,10 +183,10 @@ def test_nothing_is_learned_without_a_verification():
 def test_no_guess_ends_the_request():
     """There is no next step. The other guesses of that end of the path are less likely to be needed."""
     draft, predictor = make_draft([-1, 0], [0, 1]), GeometricFanOut()
-    before = predictor.guesses(draft, 12)
+    before = predictor.predict(draft, 12).guesses
     end = next(guess.token for guess in before if guess.parent == 2)
     draft.sampling = Sampling(1.0, 1, 1.0, 0.0, None, frozenset([end]))
-    after = predictor.guesses(draft, 12)
+    after = predictor.predict(draft, 12).guesses
     assert len(after) == len(before) == 12 and end not in [guess.token for guess in after]
     at_leaf = [sum(guess.parent == 2 for guess in guesses) for guesses in (before, after)]
     assert at_leaf[1] < at_leaf[0]
@@ -213,9 +213,9 @@ def test_the_datastore_s_proposals_are_trusted_as_far_as_they_come_true(token, c
     draft = make_draft([], [], hints={0: {token: 0.5}})
     for _ in range(3000):
         predictor.learn(draft, [], [token if rng.random() < chance else 100])
-    (guess,) = [guess for guess in predictor.guesses(draft, 40) if guess.token == token]
+    (guess,) = [guess for guess in predictor.predict(draft, 40).guesses if guess.token == token]
     assert guess.probability == pytest.approx(chance, abs=0.03)
-    first = predictor.guesses(draft, 1)[0].token
+    first = predictor.predict(draft, 1).guesses[0].token
     assert first == (token if chance > 0.5 else 100)
 
 
@@ -224,14 +224,14 @@ def test_a_proposal_takes_the_place_of_a_choice_and_not_more():
     shape = [-1, 0], [0, 0]
     alone = make_draft(*shape)
     hinted = make_draft(*shape, hints={0: {UNKNOWN: 0.9, 102: 0.9}, 2: {UNKNOWN: 0.9}})
-    guesses = GeometricFanOut().guesses(hinted, 6)
-    assert len(guesses) == len(set(guesses)) == len(GeometricFanOut().guesses(alone, 6)) == 6
+    guesses = GeometricFanOut().predict(hinted, 6).guesses
+    assert len(guesses) == len(set(guesses)) == len(GeometricFanOut().predict(alone, 6).guesses) == 6
     assert {(guess.parent, guess.token) for guess in guesses} >= {(0, UNKNOWN), (2, UNKNOWN)}
 
 
 def test_proposals_that_never_come_true_are_given_up():
     predictor, draft = GeometricFanOut(), make_draft([], [], hints={0: {UNKNOWN: 0.9}})
-    assert predictor.guesses(draft, 2)[1].token == UNKNOWN
+    assert predictor.predict(draft, 2).guesses[1].token == UNKNOWN
     for _ in range(200):
         predictor.learn(draft, [], [101])
-    assert UNKNOWN not in [guess.token for guess in predictor.guesses(draft, 2)]
+    assert UNKNOWN not in [guess.token for guess in predictor.predict(draft, 2).guesses]

@@ -1,0 +1,77 @@
+"""Whose rows a draft forward has: no session goes without, however many there are."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from sglang_patches.drafting.double import AllAccepted
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
+from sglang_patches.drafting.duo import Heads
+from sglang_patches.drafting.messages import Committed, Growth, Opened, Verifying
+from sglang_patches.drafting.mirror import ExpectedOutcomes
+from sglang_patches.drafting.planner import LikeliestOutcomes
+from sglang_patches.drafting.rollouts import Rollouts
+from sglang_patches.drafting.saguaro import GeometricFanOut
+from tests.support.agreeing_model import VOCABULARY, model, target
+from tests.support.draft_side import FunctionModel
+
+ROWS, NODES = 24, 15
+PREDICTORS = [GeometricFanOut, LikeliestOutcomes, ExpectedOutcomes, AllAccepted, Heads]
+
+
+class Batch:
+    """Sessions whose verified trees are another drafter's: chains that the target accepts one token of. seen: growth, by session."""
+
+    def __init__(self, predictor, sessions):
+        parts = DraftParts(lambda: Learner(predictor(), Rollouts(4)))
+        self.side = DraftSide(FunctionModel(model(0.8)), parts, ROWS, ROWS)
+        self.texts = {f"s{at}": [1, 2, at] for at in range(sessions)}
+        for session, text in self.texts.items():
+            self.side.hear([Opened(session, np.array(text, np.int32), 1)])
+        self.seen = collections.Counter()
+        self.epoch = 1
+
+    def step(self, rounds):
+        """A verification of all sessions, in whose time the draft side has so many rounds."""
+        self.seen.clear()
+        for session, text in self.texts.items():
+            self.side.hear([self._verifying(session, text)])
+        for _ in range(rounds):
+            for answer in self.side.work() or ():
+                self.seen[answer.session] += isinstance(answer, Growth) and len(answer.nodes)
+        self.epoch += 1
+        for session, text in self.texts.items():
+            emitted = np.array([target(text), (target([*text, target(text)]) + 9) % VOCABULARY], np.int32)
+            self.side.hear([Committed(session, len(text), emitted, self.epoch)])
+            text += emitted.tolist()
+
+    def _verifying(self, session, text):
+        right = target(text)
+        tokens = [right, *((right + at) % VOCABULARY for at in range(1, NODES))]
+        nodes = -1 - np.arange(NODES)
+        return Verifying(session, self.epoch, nodes, np.append(0, nodes[:-1]), np.array(tokens, np.int32))
+
+
+@pytest.mark.parametrize("sessions", [16, 32])
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_every_session_has_guesses_in_every_step(predictor, sessions):
+    """In as many forwards as it takes to run each session's root, and as many again to go on to the end of a guess."""
+    batch = Batch(predictor, sessions)
+    for _ in range(5):
+        batch.step(rounds=2 * -(-sessions // ROWS) + 1)
+        assert all(batch.seen[session] for session in batch.texts)
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_in_one_forward_a_step_the_sessions_take_turns(predictor):
+    """Half of the sessions have a row in it. Those that had none have one in the next."""
+    batch, run = Batch(predictor, 2 * ROWS), []
+    forward = batch.side._model.forward
+    batch.side._model.forward = lambda rows: (run.append({row.draft.session for row in rows}), forward(rows))[
+        1
+    ]
+    for _ in range(6):
+        batch.step(rounds=1)
+    assert all(len(sessions) == ROWS for sessions in run)
+    assert all(before.isdisjoint(after) for before, after in zip(run, run[1:], strict=False))
