@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from sglang_patches.drafting.process import arguments
+
 
 class Verdict(StrEnum):
     RIGHT = "right"
@@ -172,18 +174,24 @@ SETTINGS = (
         speculative_use_rejection_sampling=True,
     ),
     without_effect(
-        "the draft model has a process of its own, which loads its folder in the target's `--dtype` and chooses the rest itself",
+        "without a draft model; [with one](#the-draft-model) its process has them",
         speculative_draft_model_revision="v2",
         speculative_draft_load_format="dummy",
         speculative_draft_model_quantization="fp8",
         speculative_draft_kv_cache_dtype="fp8_e4m3",
         speculative_draft_attention_backend="triton",
+        speculative_moe_runner_backend="triton",
+        decrypted_draft_config_file="config.json",
+    ),
+    without_effect(
+        "they are of draft models in SGLang's own process, of EAGLE's heads, or of models that are [no draft models here]"
+        "(operations.md#when-it-does-not-come-up)",
         speculative_draft_window_size=64,
         speculative_token_map="tokens.pt",
         speculative_dsa_topk_backend="torch",
-        speculative_moe_runner_backend="triton",
         speculative_moe_a2a_backend="deepep",
         speculative_enable_w4a4_mxfp4_megamoe=True,
+        enable_draft_weights_cpu_backup=True,
     ),
     by_sglang("it needs a setting that is refused", speculative_draft_sink_size=4),
     without_effect(
@@ -345,7 +353,7 @@ SETTINGS = (
     untested(
         "weights outside the GPU, or taken from it for a while",
         "cpu_offload_gb offload_group_size offload_num_in_group offload_prefetch_step offload_mode ple_offload_embedding "
-        "ple_offload_backend ple_offload_dir enable_memory_saver enable_weights_cpu_backup enable_draft_weights_cpu_backup",
+        "ple_offload_backend ple_offload_dir enable_memory_saver enable_weights_cpu_backup",
     ),
     untested(
         "servers that answer without SGLang's HTTP process; refused beside `--specstore-request-tenant`",
@@ -365,7 +373,7 @@ SETTINGS = (
         "remote_instance_weight_loader_seed_instance_ip remote_instance_weight_loader_seed_instance_service_port "
         "remote_instance_weight_loader_send_weights_group_ports remote_instance_weight_loader_backend "
         "remote_instance_weight_loader_start_seed_via_transfer_engine engine_info_bootstrap_port modelexpress_config model_checksum "
-        "delete_ckpt_after_loading decrypted_config_file decrypted_draft_config_file checkpoint_engine_wait_weights_before_ready "
+        "delete_ckpt_after_loading decrypted_config_file checkpoint_engine_wait_weights_before_ready "
         "modelopt_checkpoint_restore_path modelopt_checkpoint_save_path modelopt_export_path",
     ),
     no_part(
@@ -413,6 +421,77 @@ SETTINGS = (
     no_part("of one kind of processor, on which specstore does not run", "c128_page_size"),
     WITHOUT_FLAG,
 )
+
+# What becomes of a setting for the draft model, beside what its process is told (sglang_patches/drafting/process/arguments.py). Those of
+# SGLang's groups of settings `model`, `device` and `exec` stand one by one, the others by their group.
+SETTLED = (
+    "device base_gpu_id page_size max_total_tokens max_running_requests chunked_prefill_size disable_radix_cache "
+    "disable_overlap_schedule skip_tokenizer_init context_length"
+)
+TARGET_ALONE = {
+    "the target's files": "model_path revision quantization_param_path model_checksum delete_ckpt_after_loading decrypted_config_file "
+    "modelopt_checkpoint_restore_path modelopt_checkpoint_save_path modelopt_export_path",
+    "where the target's weights come from, if not from files; with `--load-format remote_instance` the draft model needs "
+    "`--speculative-draft-load-format`": "remote_instance_weight_loader_seed_instance_ip "
+    "remote_instance_weight_loader_seed_instance_service_port remote_instance_weight_loader_send_weights_group_ports "
+    "remote_instance_weight_loader_backend remote_instance_weight_loader_start_seed_via_transfer_engine engine_info_bootstrap_port "
+    "modelexpress_config",
+    "ModelOpt's quantisation of the target as it is loaded, and how prefills read its packed KV": "quantize_and_serve modelopt_quant "
+    "prefill_kv_cache_dequant_dtype",
+    "weights that change while they are served, wait for that, or leave the device: the draft model's stay": "custom_weight_loader "
+    "checkpoint_engine_wait_weights_before_ready startup_weight_load_mode rl_quant_profile weight_cache_mode weight_cache_socket "
+    "weight_cache_timeout enable_memory_saver enable_weights_cpu_backup",
+    "weights outside the device: a draft model is small, and has to be fast": "cpu_offload_gb offload_group_size offload_num_in_group "
+    "offload_prefetch_step offload_mode ple_offload_embedding ple_offload_backend ple_offload_dir",
+    "sizes of the target's batches; the draft model's graphs have its own, and follow the switches above": "cuda_graph_config "
+    "cuda_graph_max_bs_decode cuda_graph_max_bs_prefill cuda_graph_max_seq_len_prefill cuda_graph_bs_decode cuda_graph_bs_prefill "
+    "cuda_graph_prefill_max_context torch_compile_max_bs",
+    "models that are no draft models here: latent or sparse attention, recurrent states, diffusion": "qsa_indexer_dtype "
+    "dsa_prefill_backend dsv4_prefill_backend dsa_triton_union dsa_decode_backend dsv4_attn_backend dsa_paged_mqa_logits_backend "
+    "dsa_topk_backend flashinfer_mla_disable_ragged enable_deepseek_v4_fp4_indexer enable_dsa_fused_indexer mamba_backend "
+    "mamba_ssm_dtype mamba_max_states_per_path enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds "
+    "mamba_radix_cache_strategy uses_mamba_radix_cache mamba_track_interval enable_int8_mamba_checkpoint int8_mamba_ckpt_size "
+    "linear_attn_backend linear_attn_decode_backend linear_attn_prefill_backend linear_attn_verify_backend enable_linear_replayssm "
+    "linear_replayssm_cache_len enable_linear_replayssm_spec dllm_algorithm dllm_algorithm_config dllm_fdfo",
+    "kernels for a few large models by name": "enable_nvidia_megakernel enable_amd_monokernel enable_scattered_sconv",
+    "experts on several devices, or outside of them: the draft model is on one": "enable_fused_moe_sum_all_reduce moe_a2a_backend "
+    "enable_w4a4_mxfp4_megamoe deepep_v2_mode deepep_mode fuseep_mode deepep_dispatcher_output_dtype flashinfer_a2a_dispatch_type "
+    "ep_num_redundant_experts ep_dispatch_algorithm init_expert_location enable_eplb eplb_algorithm eplb_rebalance_num_iterations "
+    "eplb_rebalance_layers_per_chunk eplb_min_rebalancing_utilization_threshold expert_distribution_recorder_mode "
+    "expert_distribution_recorder_buffer_size expert_balancedness_report_mode deepep_config elastic_ep_backend "
+    "enable_elastic_expert_backup mooncake_ib_device enable_waterfill ep_join_mode elastic_ep_scale_timeout "
+    "disable_flashinfer_cutlass_moe_fp4_allgather disable_shared_experts_fusion enforce_shared_experts_fusion enable_paged_experts "
+    "paged_experts_num_resident kt_weight_path kt_method kt_cpuinfer kt_threadpool_count kt_num_gpu_experts "
+    "kt_max_deferred_experts_per_token",
+    "communication between ranks: it has one": "enable_nccl_nvls enable_symm_mem disable_custom_all_reduce enable_mscclpp "
+    "enable_torch_symm_mem pre_warm_nccl boundary_reduction enable_quant_communications enable_flashinfer_allreduce_fusion "
+    "enforce_disable_flashinfer_allreduce_fusion flashinfer_allreduce_fusion_backend enable_aiter_allreduce_fusion "
+    "disable_aiter_allreduce_fusion_in_prefill disable_aiter_allreduce_fusion_in_decode enable_two_batch_overlap "
+    "enable_single_batch_overlap tbo_token_distribution_threshold",
+    "what a request may ask of its answer": "is_embedding enable_custom_logit_processor enable_watermark watermark_config watermark_key "
+    "watermark_key_b watermark_context_window watermark_mixing_probability watermark_max_probability watermark_default_enabled "
+    "watermark_enforce_all enable_return_hidden_states return_hidden_states_mode enable_return_aux_hidden_states "
+    "aux_hidden_state_capture return_aux_hidden_state_layer_ids enable_return_routed_experts enable_return_indexer_topk "
+    "sampling_mask_max_tokens grammar_backend disable_outlines_disk_cache enable_mis",
+    "the same answers from every batch: they do not depend on what is drafted": "enable_deterministic_inference rl_on_policy_target "
+    "random_seed mlx_enable_sampling",
+    "encoders of images and sounds: it reads tokens": "enable_encoder_swa_bounded_replay enable_decoder_swa_bounded_replay "
+    "enable_precise_embedding_interpolation",
+    "looks into the target's forward": "enable_layerwise_nvtx_marker",
+    "the server's processes; where the draft process runs follows from `--specstore-draft-device`": "gpu_id_step watchdog_timeout "
+    "soft_watchdog_timeout sleep_on_idle use_ray custom_sigquit_handler numa_node gc_threshold",
+}
+TARGET_GROUPS = {
+    "spec": "the tree that is verified, or refused",
+    "serving": "requests and answers: the draft process has none",
+    "schedule": "the scheduler and the target's memory: the draft process has none of the first, and `--specstore-draft-tokens` of KV",
+    "memory": "caches of prompts",
+    "parallel": "ranks and hosts: the draft model is on one device",
+    "observability": "logs, metrics and traces: the draft process has its own log, and its metrics are with the server's",
+    "disagg": "prefill and decode on separate instances",
+    "mm": "images and sounds: the draft model reads tokens",
+    "lora": "refused",
+}
 
 # A name that several kinds of requests have stands once.
 REQUESTS = (
@@ -573,11 +652,46 @@ None is known to be wrong.
 """
 
 
+DRAFT_MODEL = """\
+## The draft model
+
+What becomes of a server's settings for the draft model of a method that has one. Its process is a server of SGLang's without requests.
+What is said of the draft model holds as it stands. What is said of the target is followed as by SGLang's own draft models
+(`STANDALONE`), if it was given: what SGLang chooses by itself it chooses anew for the draft model and its device. A default attention
+backend whose KV has pages is replaced by `triton`; one that was named stops the start. A test gives each setting and looks at what
+SGLang makes of it in the draft process (`tests/unit/plugin/test_draft_arguments.py`).
+"""
+
+
+def draft_rows() -> list[tuple[str, list[str]]]:
+    """What becomes of settings for the draft model, and their names."""
+    return [
+        ("the draft model's own", list(arguments.OWN)),
+        ("followed", list(arguments.FOLLOWED)),
+        ("followed if its device is of the target's kind", list(arguments.FOLLOWED_ON_ITS_KIND)),
+        ("followed so if its checkpoint is not quantised already", [arguments.QUANTIZATION]),
+        ("set by specstore", SETTLED.split()),
+        *((f"the target's alone: {about}", names.split()) for about, names in TARGET_ALONE.items()),
+    ]
+
+
+def draft_section() -> list[str]:
+    rows = [
+        f"| {about} | {', '.join(f'`{flag(name)}`' for name in names)} |" for about, names in draft_rows()
+    ]
+    groups = [
+        f"| the target's alone: {about} | all others of SGLang's group `{group}` |"
+        for group, about in TARGET_GROUPS.items()
+    ]
+    return [DRAFT_MODEL, "| what becomes of it | setting |", "|---|---|", *rows, *groups, ""]
+
+
 def page() -> str:
     return "\n".join(
         [
             INTRODUCTION,
             *_section("Settings of a server", "setting", SETTINGS, flag),
+            *draft_section(),
             *_section("Fields of a request", "field", REQUESTS, str),
         ]
     )

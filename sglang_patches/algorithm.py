@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sglang.srt.arg_groups.overrides import resolved_view
@@ -10,6 +9,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_patches import tree_attention
+from sglang_patches.drafting.process.arguments import OWN, given_of, refuse_target_s_source
 from sglang_patches.drafting.process.settings import draft_device
 from sglang_patches.drafting.registry import DEFAULT, Method
 from sglang_patches.hooks import refuse_if_left_out
@@ -128,6 +128,8 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
             raise ValueError(
                 f"{method.name}: --speculative-draft-model-path is missing; {DEFAULT} drafts without a model"
             )
+        if view.speculative_draft_model_path:
+            refuse_target_s_source(given_of(server_args))
     if method.early_exit and not load_options().early_exit:
         raise ValueError(
             f"{method.name}: --specstore-early-exit is missing; `python -m sglang_patches.early_exit` makes one"
@@ -139,7 +141,8 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
         for value in (server_args._raw_input[field], getattr(view, field)):
             if value != supported:
                 raise ValueError(f"{method.name}: {_flag(field)} {value} is not supported, only {supported}")
-    _refuse_without_effect(method.name, server_args)
+    drafts = method.draft_process and bool(view.speculative_draft_model_path)
+    _refuse_without_effect(method.name, drafts, server_args)
     for field, refused in _REFUSED.items():
         if getattr(view, field) == refused:
             raise ValueError(f"{method.name}: {_flag(field)} {refused} is not supported")
@@ -167,6 +170,7 @@ _SPECULATION = (
     "spec_trace_dir",
     "uno_lora_path",
     "enable_multi_layer_eagle",
+    "enable_draft_weights_cpu_backup",
 )
 # Of these, what has an effect here, or is refused with a reason of its own.
 _HEEDED = frozenset(
@@ -183,20 +187,18 @@ _HEEDED = frozenset(
 _REFUSED = {"grammar_backend": "outlines"}  # a walk over a tree asks for packed bits and a rollback
 
 
-def is_without_effect(field: str) -> bool:
-    """Whether nothing here would read the field."""
+def is_without_effect(field: str, drafts: bool = False) -> bool:
+    """Whether nothing here would read the field. drafts: whether there is a draft process."""
     if field == "enable_mixed_chunk":  # a batch is either of prompts or of decode steps
         return True
+    if field in OWN and field not in _HEEDED:
+        return not drafts
     return field.startswith(_SPECULATION) and field not in _HEEDED
 
 
-def _refuse_without_effect(algorithm: str, server_args: ServerArgs) -> None:
-    """Of what was given: SGLang sets some of these fields itself."""
-    from sglang.srt.server_args import ServerArgs
-
-    defaults = inspect.signature(ServerArgs).parameters
-    for field, value in server_args._raw_input.items():
-        if is_without_effect(field) and value != defaults[field].default:
+def _refuse_without_effect(algorithm: str, drafts: bool, server_args: ServerArgs) -> None:
+    for field, value in given_of(server_args).items():
+        if is_without_effect(field, drafts):
             raise ValueError(f"{algorithm}: {_flag(field)} {value} would have no effect, leave it out")
 
 

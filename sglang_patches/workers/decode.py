@@ -22,6 +22,7 @@ from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.messages import Sampling
 from sglang_patches.drafting.mirror import MOST, choices_of
 from sglang_patches.drafting.outcome import Outcome
+from sglang_patches.drafting.process.arguments import given_of
 from sglang_patches.drafting.process.settings import draft_settings
 from sglang_patches.drafting.process.start import start_draft_process
 from sglang_patches.drafting.registry import Method, Parts, Surroundings
@@ -146,10 +147,17 @@ class DecodeWorker(TreeWorker):
     def start_draft(self, vocab_size: int) -> DraftChannel:
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
         context_length = self.last_position + 1
-        view, namespace = resolved_view(self.server_args), namespace_of(self.server_args, self.options)
+        args, namespace = self.server_args, namespace_of(self.server_args, self.options)
         replica = host.replica_of(self.model_runner) or 0
         settings = draft_settings(
-            view, self.options, self.method, namespace, context_length, vocab_size, replica
+            resolved_view(args),
+            given_of(args),
+            self.options,
+            self.method,
+            namespace,
+            context_length,
+            vocab_size,
+            replica,
         )
         return start_draft_process(settings)
 

@@ -28,11 +28,13 @@ def model(tmp_path_factory):
     return write_spelling_model(tmp_path_factory.mktemp("model"))
 
 
-def settings(model, tokenizer, vocabulary):
+def settings(model, tokenizer, vocabulary, **further):
     return DraftSettings(
         method="SAGUARO",
-        model_path=str(model),
+        arguments={"model_path": str(model), "dtype": "float32"} | further,
+        quantization="",
         tokenizer=str(tokenizer),
+        tokenizer_revision="",
         device="cpu",
         tokens=TOKENS,
         sessions=8,
@@ -44,8 +46,6 @@ def settings(model, tokenizer, vocabulary):
         vocabulary=vocabulary,
         serial=False,
         cores="",
-        dtype="float32",
-        trust_remote_code=False,
     )
 
 

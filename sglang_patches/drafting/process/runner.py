@@ -14,30 +14,15 @@ from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.versions import host
 
 CHUNK = 256  # tokens of a prompt between two draft forwards
+FALLBACK = "triton"  # in place of a default of SGLang's whose KV has pages
+_ON_A_CPU: dict[str, object] = {"attention_backend": "specstore_cpu", "sampling_backend": "pytorch"}
+_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
 def load_runner(settings: DraftSettings) -> ModelRunner:
     """Loads the model and takes memory for its KV. Raises what SGLang raises for a model that it cannot load."""
-    kind, _, index = settings.device.partition(":")
-    args = ServerArgs(
-        model_path=settings.model_path,
-        device=kind,
-        base_gpu_id=int(index or 0),
-        dtype=settings.dtype,
-        trust_remote_code=settings.trust_remote_code,
-        page_size=1,
-        max_total_tokens=settings.tokens,
-        max_running_requests=settings.sessions + settings.rows,
-        chunked_prefill_size=CHUNK,  # on a GPU graphs are captured for batches up to it
-        disable_radix_cache=True,
-        disable_overlap_schedule=True,
-        skip_tokenizer_init=True,
-        **({"attention_backend": "specstore_cpu", "sampling_backend": "pytorch"} if kind == "cpu" else {}),
-    )
-    host.resolve(args)
-    gpu, port = int(index or 0), _free_port()
-    own = ModelConfig.from_server_args(args).context_len
-    host.declare(args, context_length=min(own, settings.context_length))
+    args = server_args(settings)
+    gpu, port = _index(settings.device), _free_port()
     config = ModelConfig.from_server_args(args)
     _refuse_other_caches(config)
     rank = host.start_rank(args, config, gpu, port)
@@ -53,6 +38,47 @@ def load_runner(settings: DraftSettings) -> ModelRunner:
     runner.init_attention_backends()
     runner.init_cuda_graphs()
     return runner
+
+
+def server_args(settings: DraftSettings) -> ServerArgs:
+    """The draft model's, resolved. Raises ValueError for an attention backend whose KV has pages, and what SGLang raises."""
+    config = ModelConfig.from_server_args(_resolved(settings, {}))
+    further: dict[str, object] = {"context_length": min(config.context_len, settings.context_length)}
+    if settings.quantization and config.quantization is None:
+        further["quantization"] = settings.quantization
+    args = _resolved(settings, further)
+    view = resolved_view(args)
+    if view.page_size == 1:
+        return args
+    named = [str(settings.arguments[field]) for field in _BACKENDS if field in settings.arguments]
+    if named:
+        raise ValueError(
+            f"the draft model's attention backend, {' and '.join(named)}, keeps KV in pages of {view.page_size} tokens, and a draft "
+            f"model's KV has no pages: give --speculative-draft-attention-backend {FALLBACK}"
+        )
+    return _resolved(settings, further | {"attention_backend": FALLBACK})
+
+
+def _resolved(settings: DraftSettings, further: dict[str, object]) -> ServerArgs:
+    kind = settings.device.partition(":")[0]
+    args = ServerArgs(
+        **(_ON_A_CPU if kind == "cpu" else {}) | settings.arguments | further,
+        device=kind,
+        base_gpu_id=_index(settings.device),
+        page_size=1,
+        max_total_tokens=settings.tokens,
+        max_running_requests=settings.sessions + settings.rows,
+        chunked_prefill_size=CHUNK,  # on a GPU graphs are captured for batches up to it
+        disable_radix_cache=True,
+        disable_overlap_schedule=True,
+        skip_tokenizer_init=True,
+    )
+    host.resolve(args)
+    return args
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
 
 
 def _refuse_other_caches(config: ModelConfig) -> None:

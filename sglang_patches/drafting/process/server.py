@@ -57,7 +57,8 @@ class DraftServer:
     def __init__(self, settings: DraftSettings, connection: ParentConnection) -> None:
         self._connection = connection
         if settings.tokenizer:
-            refuse_other_vocabulary(settings.tokenizer, settings.model_path)
+            target = settings.tokenizer, settings.tokenizer_revision or None
+            refuse_other_vocabulary(target, settings.model)
         self._runner = load_runner(settings)
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
         self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows, settings.serial)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datastore_service.protocol.types import Namespace
+from sglang_patches.drafting.process.arguments import draft_arguments, followed_quantization
 from sglang_patches.options import Options
 
 if TYPE_CHECKING:
@@ -17,21 +19,29 @@ if TYPE_CHECKING:
 
     from sglang_patches.drafting.registry import Method
 
-_PARSERS: dict[str, Callable[[str], object]] = {"str": str, "int": int, "bool": lambda text: text == "True"}
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "str": str,
+    "int": int,
+    "bool": lambda text: text == "True",
+    "dict[str, object]": json.loads,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings:
-    """method: its name in the registry. model_path, dtype, trust_remote_code: as SGLang's flags of those names. tokenizer: folder of
-    the target's, "" where requests bring token ids alone. device: `cpu` or `cuda:N`. tokens: slots of the draft model's KV
+    """method: its name in the registry. arguments: SGLang's, of the draft model. quantization: of a checkpoint that is
+    not quantised, "" for none. tokenizer: folder of the target's, "" where requests bring token ids alone; tokenizer_revision: of a hub's, "" for the
+    newest. device: `cpu` or `cuda:N`. tokens: slots of the draft model's KV
     cache. sessions: most that are drafted for at once. rows: of a draft forward, and outcomes guessed at once. lookahead: tokens
     drafted after each. namespace, fingerprint: model and tokenizer of the datastore's namespace. context_length, vocabulary: the
     target's. serial: whether the target has the same device. cores: to which the process is pinned, separated by
     commas, "" for none. All other options are read as the worker reads them."""
 
     method: str
-    model_path: str
+    arguments: dict[str, object]
+    quantization: str
     tokenizer: str
+    tokenizer_revision: str
     device: str
     tokens: int
     sessions: int
@@ -43,17 +53,25 @@ class DraftSettings:
     vocabulary: int
     serial: bool
     cores: str
-    dtype: str
-    trust_remote_code: bool
+
+    @property
+    def model(self) -> tuple[str, str | None]:
+        """The draft model's folder, or its name and revision."""
+        revision = self.arguments.get("revision")
+        return str(self.arguments["model_path"]), None if revision is None else str(revision)
 
     def flags(self) -> list[str]:
-        return [f"--{name}={value}" for name, value in dataclasses.asdict(self).items()]
+        return [f"--{name}={_written(value)}" for name, value in dataclasses.asdict(self).items()]
 
     @classmethod
     def parse(cls, parser: argparse.ArgumentParser) -> DraftSettings:
         for field in dataclasses.fields(cls):
             parser.add_argument(f"--{field.name}", type=_PARSERS[str(field.type)], required=True)
         return cls(**vars(parser.parse_args()))
+
+
+def _written(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def draft_device(options: Options, view: ServerArgs, method: Method, replica: int = 0) -> str:
@@ -117,6 +135,7 @@ def _devices_of_target(view: ServerArgs, replica: int) -> list[str]:
 
 def draft_settings(
     view: ServerArgs,
+    given: Mapping[str, object],
     options: Options,
     method: Method,
     namespace: Namespace,
@@ -124,12 +143,17 @@ def draft_settings(
     vocabulary: int,
     replica: int = 0,
 ) -> DraftSettings:
-    """Of a replica of a server (`--dp-size`). view: its resolved arguments. context_length, vocabulary: the target's."""
+    """Of a replica of a server (`--dp-size`). view: its resolved arguments. given: those that the operator has given. context_length,
+    vocabulary: the target's."""
     device = draft_device(options, view, method, replica)
+    same_kind = device.partition(":")[0] == view.device
     return DraftSettings(
         method=method.name,
-        model_path=str(view.speculative_draft_model_path),
+        # SGLang may have brought the model to another folder.
+        arguments=draft_arguments(given, same_kind) | {"model_path": str(view.speculative_draft_model_path)},
+        quantization=followed_quantization(given, same_kind),
         tokenizer="" if view.skip_tokenizer_init else str(view.tokenizer_path),
+        tokenizer_revision=view.revision or "",
         device=device,
         tokens=options.draft_tokens,
         sessions=view.max_running_requests,
@@ -141,6 +165,4 @@ def draft_settings(
         vocabulary=vocabulary,
         serial=device in _devices_of_target(view, replica),
         cores=",".join(map(str, draft_cores(device, view, replica))),
-        dtype=view.dtype,
-        trust_remote_code=view.trust_remote_code,
     )

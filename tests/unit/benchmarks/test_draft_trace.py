@@ -20,7 +20,7 @@ from tests.support.draft_side import FunctionModel, InProcessDraftSide
 from tests.unit.drafting import test_speculation
 
 ROWS, LOOKAHEAD = 8, 4
-WORDS = {"str": "x", "int": 1, "bool": False}
+WORDS = {"str": "x", "int": 1, "bool": False, "dict[str, object]": {}}
 
 
 @pytest.fixture

@@ -8,20 +8,26 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang.srt.arg_groups.overrides import resolved_view  # noqa: E402
+
 from datastore_service.protocol.types import Namespace  # noqa: E402
 from sglang_patches.drafting.process import settings  # noqa: E402
+from sglang_patches.drafting.process.arguments import given_of  # noqa: E402
 from sglang_patches.drafting.process.settings import DraftSettings, draft_settings  # noqa: E402
 from sglang_patches.drafting.registry import METHODS  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
-from tests.unit.plugin.resolution import resolve  # noqa: E402
+from tests.unit.plugin.resolution import resolve, server_args  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plugin")
 
 
 def settings_of(path, device="", name="DOUBLE", replica=0, **given):
-    view = resolve(path, "hopper", speculative_algorithm=name, speculative_draft_model_path=path, **given)
-    namespace = Namespace("m", "f" * 64)
-    return draft_settings(view, Options(draft_device=device), METHODS[name], namespace, 4096, 1000, replica)
+    given = {"speculative_algorithm": name, "speculative_draft_model_path": path} | given
+    args = server_args(path, "hopper", **given)
+    options, method, namespace = Options(draft_device=device), METHODS[name], Namespace("m", "f" * 64)
+    return draft_settings(
+        resolved_view(args), given_of(args), options, method, namespace, 4096, 1000, replica
+    )
 
 
 @pytest.mark.parametrize(

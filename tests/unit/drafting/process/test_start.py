@@ -12,8 +12,10 @@ from sglang_patches.drafting.process.settings import DraftSettings
 
 SETTINGS = DraftSettings(
     method="SAGUARO",
-    model_path="draft",
+    arguments={"model_path": "draft"},
+    quantization="",
     tokenizer="",
+    tokenizer_revision="",
     device="cpu",
     tokens=1,
     sessions=1,
@@ -25,8 +27,6 @@ SETTINGS = DraftSettings(
     vocabulary=1,
     serial=False,
     cores="",
-    dtype="auto",
-    trust_remote_code=False,
 )
 
 
