@@ -10,7 +10,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_patches import tree_attention
 from sglang_patches.drafting.process.arguments import OWN, given_of, refuse_target_s_source
-from sglang_patches.drafting.process.settings import draft_device
+from sglang_patches.drafting.process.settings import refuse_draft_devices
 from sglang_patches.drafting.registry import DEFAULT, Method
 from sglang_patches.hooks import refuse_if_left_out
 from sglang_patches.host_api import refuse_drift
@@ -123,7 +123,7 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
         raise ValueError(f"{method.name}: SGLang {INSTALLED} hands out no hidden states for an early exit")
     if method.draft_process:
         if view.disaggregation_mode != "prefill":  # such an instance starts no draft process
-            draft_device(load_options(), view, method)
+            refuse_draft_devices(load_options(), view, method)
         if method.needs_draft_model and not view.speculative_draft_model_path:
             raise ValueError(
                 f"{method.name}: --speculative-draft-model-path is missing; {DEFAULT} drafts without a model"

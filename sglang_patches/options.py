@@ -63,7 +63,7 @@ class Options:
     )
     draft_device: str = _option(
         "",
-        "device of the draft model: cpu, cuda or cuda:N; empty for the method's own: cpu with DUO, else the first GPU that the target does not use",
+        "device of the draft model: cpu, cuda or cuda:N; empty for the method's own: cpu with DUO, else the first GPU after the target's, if nobody uses it",
     )
     draft_tokens: int = _option(32768, "slots of the draft model's KV cache, in tokens")
     draft_rows: int = _option(

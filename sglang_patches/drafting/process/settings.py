@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from datastore_service.protocol.types import Namespace
 from sglang_patches.drafting.process.arguments import draft_arguments, followed_quantization
+from sglang_patches.drafting.process.gpus import Gpus
 from sglang_patches.options import Options
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
     from sglang_patches.drafting.registry import Method
 
+GPUS = Gpus()
+UNUSED_BYTES = (
+    1 << 30
+)  # a driver takes some hundreds of megabytes of a GPU that nobody uses, a server of SGLang's gigabytes
 _PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
     "int": int,
@@ -76,7 +81,7 @@ def _written(value: object) -> str:
 
 def draft_device(options: Options, view: ServerArgs, method: Method, replica: int = 0) -> str:
     """Where the draft model of a replica runs. view: the resolved arguments. Raises ValueError for a device that this host cannot
-    have."""
+    have, and for one that nobody has named and others use."""
     kind, device = view.device, options.draft_device or method.draft_device
     if not device:
         return "cpu" if kind == "cpu" else _next_device(view, method, replica)
@@ -85,27 +90,39 @@ def draft_device(options: Options, view: ServerArgs, method: Method, replica: in
     named, _, index = device.partition(":")
     if named != kind:
         raise ValueError(f"specstore option draft_device: {device} with a target on {kind}")
-    if (count := _visible_devices()) and int(index or 0) >= count:
+    if (count := GPUS.count()) and int(index or 0) >= count:
         raise ValueError(f"specstore option draft_device: {device}, but this process sees {count} GPUs")
     return f"{kind}:{index or 0}"
 
 
+def refuse_draft_devices(options: Options, view: ServerArgs, method: Method) -> None:
+    """Raises what `draft_device` does for any replica, before a model is loaded."""
+    for replica in range(view.dp_size):
+        draft_device(options, view, method, replica)
+
+
 def _next_device(view: ServerArgs, method: Method, replica: int) -> str:
-    """The first that no target uses, the next one for the next replica."""
+    """The first after those of all targets, the next one for the next replica."""
     index = view.base_gpu_id + view.dp_size * _span(view) + replica
-    if (count := _visible_devices()) and index >= count:
+    count = GPUS.count()
+    reason = f"this process sees {count}" if index >= count else _why_in_use(view, index)
+    if count and reason:
         raise ValueError(
-            f"{method.name}: no GPU is left for the draft model, this process sees {count}: give the server one more, or set "
-            f"--specstore-draft-device to {view.device}:{view.base_gpu_id}, where it drafts while nothing is verified, or to cpu"
+            f"{method.name}: no GPU is left for the draft model, {reason}: give the server one more, or set "
+            f"--specstore-draft-device to the draft model's, to {view.device}:{view.base_gpu_id}, where it drafts while nothing is "
+            "verified, or to cpu"
         )
     return f"{view.device}:{index}"
 
 
-def _visible_devices() -> int:
-    """GPUs of this process; 0 without one, where a server on a GPU is only resolved."""
-    import torch  # late: its threads get the cores that the draft process has then
-
-    return torch.cuda.device_count()
+def _why_in_use(view: ServerArgs, index: int) -> str:
+    """Why the GPU may be another's, "" if nobody uses it."""
+    name = f"{view.device}:{index}"
+    try:
+        used = GPUS.bytes_in_use(index)
+    except Exception as error:  # torch's, or NVML's, which torch does not name
+        return f"{name} may be another's, which this process cannot find out ({error})"
+    return f"{name} is in use ({used / 2**30:.1f} GiB)" if used >= UNUSED_BYTES else ""
 
 
 def draft_cores(device: str, view: ServerArgs, replica: int = 0) -> list[int]:

@@ -13,12 +13,28 @@ from sglang.srt.arg_groups.overrides import resolved_view  # noqa: E402
 from datastore_service.protocol.types import Namespace  # noqa: E402
 from sglang_patches.drafting.process import settings  # noqa: E402
 from sglang_patches.drafting.process.arguments import given_of  # noqa: E402
+from sglang_patches.drafting.process.gpus import Gpus  # noqa: E402
 from sglang_patches.drafting.process.settings import DraftSettings, draft_settings  # noqa: E402
 from sglang_patches.drafting.registry import METHODS  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from tests.unit.plugin.resolution import resolve, server_args  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plugin")
+
+
+class PretendedGpus(Gpus):
+    """used: bytes in use on each, None where that cannot be told."""
+
+    def __init__(self, used):
+        self._used = used
+
+    def count(self):
+        return len(self._used)
+
+    def bytes_in_use(self, index):
+        if self._used[index] is None:
+            raise RuntimeError("no NVML")
+        return self._used[index]
 
 
 def settings_of(path, device="", name="DOUBLE", replica=0, **given):
@@ -81,20 +97,45 @@ def test_each_replica_has_a_draft_device_that_no_target_has(
 def test_a_device_that_the_host_does_not_have_is_refused(
     model_path, monkeypatch, device, gpus, given, reason
 ):
-    monkeypatch.setattr(settings, "_visible_devices", lambda: gpus)
+    monkeypatch.setattr(settings, "GPUS", PretendedGpus([0] * gpus))
     with pytest.raises(ValueError, match=reason):
         settings_of(model_path("dense"), device, **given)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_gpu_that_another_server_uses_is_no_free_one(model_path, monkeypatch, replicas):
+    """Two servers on one host: what the second has on its GPU is seen by the first, before it loads anything."""
+    idle, model = 600 << 20, 20 << 30
+    path = model_path("dense")
+    given = {"speculative_algorithm": "SAGUARO", "speculative_draft_model_path": path, "dp_size": replicas}
+    monkeypatch.setattr(settings, "GPUS", PretendedGpus([model] * replicas + [idle] * replicas))
+    resolve(path, "hopper", **given)
+    monkeypatch.setattr(settings, "GPUS", PretendedGpus([idle] * (2 * replicas - 1) + [model]))
+    taken = f"cuda:{2 * replicas - 1}"
+    with pytest.raises(ValueError, match=rf"{taken} is in use \(20.0 GiB\): .*--specstore-draft-device"):
+        resolve(path, "hopper", **given)
+    monkeypatch.setenv("SPECSTORE_DRAFT_DEVICE", taken)  # who names it may know better
+    resolve(path, "hopper", **given)
+
+
+def test_a_gpu_of_which_nothing_is_known_has_to_be_named(model_path, monkeypatch):
+    monkeypatch.setattr(settings, "GPUS", PretendedGpus([0, None]))
+    reason = (
+        r"cuda:1 may be another's, which this process cannot find out \(no NVML\): .*--specstore-draft-device"
+    )
+    with pytest.raises(ValueError, match=reason):
+        settings_of(model_path("dense"))
+
+
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
 def test_one_gpu_is_enough_for_a_draft_model_that_gives_way_or_is_on_the_cpu(model_path, monkeypatch, device):
-    monkeypatch.setattr(settings, "_visible_devices", lambda: 1)
+    monkeypatch.setattr(settings, "GPUS", PretendedGpus([0]))
     monkeypatch.setenv("SPECSTORE_DRAFT_DEVICE", device)  # the resolution reads it too
     assert settings_of(model_path("dense"), device).device == device
 
 
 def test_a_prefill_instance_needs_no_gpu_for_a_draft_model(model_path, monkeypatch):
-    monkeypatch.setattr(settings, "_visible_devices", lambda: 1)
+    monkeypatch.setattr(settings, "GPUS", PretendedGpus([0]))
     given = {"speculative_algorithm": "SAGUARO", "speculative_draft_model_path": model_path("dense")}
     resolve(model_path("dense"), "hopper", disaggregation_mode="prefill", **given)
     with pytest.raises(ValueError, match="no GPU is left for the draft model"):
