@@ -114,12 +114,13 @@ class DraftSide:
         """One round: guesses, and one forward. None when there is nothing to do."""
         answers = self._guess()
         wanted = [draft for draft in self._drafts.values() if draft.wanted]
-        gives_way = self._serial and any(draft.verifying is not None for draft in self._drafts.values())
-        rows = [] if gives_way else self._plan([draft for draft in wanted if self._model.ready(draft)])
-        if rows:
-            answers += self._forward(rows)
+        if self._serial and any(draft.verifying is not None for draft in self._drafts.values()):
+            return answers or None
+        rows = self._plan([draft for draft in wanted if self._model.ready(draft)])
+        grown = self._forward(rows) if rows else None
+        answers += grown or []
         prefilled = self._model.prefill(wanted)
-        return answers if answers or rows or prefilled else None
+        return answers if answers or grown is not None or prefilled else None
 
     @property
     def waits_for_room(self) -> bool:
@@ -238,14 +239,16 @@ class DraftSide:
         leaves = [*self._drafter(draft).leaves(draft), *ends]
         return heapq.nlargest(self._rows, leaves, key=lambda leaf: leaf.value)
 
-    def _forward(self, leaves: Sequence[tuple[float, Row]]) -> list[Answer]:
+    def _forward(self, leaves: Sequence[tuple[float, Row]]) -> list[Answer] | None:
+        """None if there was no room."""
         phrases = self._retrieve(leaves)
         rows = self._worth_running([*leaves, *((phrase.value, row) for row, phrase in phrases.items())])
         began = self._ratio.now()
-        self._run(rows)
-        seconds = self._ratio.now() - began
-        self._ratio.forward_took(seconds)
-        self._choice.took(len(rows), seconds)
+        ran = self._run(rows)
+        if ran:
+            seconds = self._ratio.now() - began
+            self._ratio.forward_took(seconds)
+            self._choice.took(len(rows), seconds)
         run = _by_draft(row for row in rows if row not in phrases)
         tentative = _by_draft(phrases)
         _PROPOSED.inc(sum(row in phrases for row in rows))
@@ -261,7 +264,7 @@ class DraftSide:
             self._discard(draft, [n for n in proposed if phrases[Row(draft, n)].is_new and n not in kept])
             if grown:
                 answers.append(growth_of(draft, grown))
-        return answers
+        return answers if answers or ran else None
 
     def _worth_running(self, rows: Sequence[tuple[float, Row]]) -> list[Row]:
         """A row is worth at least as much as those that need it, and stands before them."""
@@ -269,10 +272,13 @@ class DraftSide:
         count = self._choice.rows(np.array([value for value, _ in best]))
         return [row for _, row in best[:count]]
 
-    def _run(self, rows: Sequence[Row]) -> None:
-        for (draft, node), candidates in zip(rows, self._model.forward(rows), strict=True):
+    def _run(self, rows: Sequence[Row]) -> bool:
+        """Whether there was room for all of them."""
+        found = self._model.forward(rows)
+        for (draft, node), candidates in zip(rows, found, strict=True):
             if candidates is not None:
                 draft.candidates[node] = candidates
+        return None not in found
 
     def _retrieve(self, leaves: Sequence[tuple[float, Row]]) -> dict[Row, Phrase]:
         """Puts what the retriever proposes behind the leaves into their tries, to be checked in the leaves' forward: these nodes that

@@ -7,7 +7,7 @@ writes the keys and values of all rows before it attends.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,13 +21,12 @@ from sglang_patches.drafting.model import DraftModel, Row
 from sglang_patches.drafting.process.batches import BatchFields, decode_fields, extend_fields
 from sglang_patches.drafting.process.candidates import choose
 from sglang_patches.drafting.process.limits import Limits
-from sglang_patches.drafting.process.sequences import Cached, SequenceCache
+from sglang_patches.drafting.process.sequences import SPARE, Cached, SequenceCache
 from sglang_patches.drafting.process.table import TableChange
 from sglang_patches.drafting.process.upload import on_device
 from sglang_patches.versions import host
 
 CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
-DEEPEST = 128  # levels below a text that its trie may have
 FORWARD_SECONDS = Histogram(
     "specstore_draft_forward_seconds",
     "Draft forwards, by rows (rounded up to a power of two)",
@@ -55,13 +54,21 @@ class SglangModel(DraftModel):
     """A session's KV begins when it is drafted for.
 
     rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's. longest: tokens of a
-    text that is drafted for."""
+    text that is drafted for. now: seconds by a steady clock."""
 
-    def __init__(self, runner: ModelRunner, rows: int, chunk: int, vocabulary: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        rows: int,
+        chunk: int,
+        vocabulary: int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._runner = runner
         self._rows, self._chunk, self._vocabulary = rows, chunk, vocabulary
-        self._sequences = SequenceCache(runner, rows)
-        self.longest = min(runner.model_config.context_len, self._sequences.table.shape[1]) - DEEPEST
+        self._sequences = SequenceCache(runner, rows, now)
+        columns = self._sequences.table.shape[1]
+        self.longest = min(runner.model_config.context_len, columns, self._sequences.slots) - SPARE
         self._limits = Limits(self.longest, runner.model_config.vocab_size)
 
     def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:
@@ -82,19 +89,30 @@ class SglangModel(DraftModel):
         return cached is not None and draft.text.length - cached.length <= CATCH_UP
 
     def prefill(self, drafts: Sequence[Draft]) -> bool:
-        waiting = (draft for draft in drafts if not self.ready(draft) and self._limits.take(draft))
-        draft = next(waiting, None)
-        cached = None if draft is None else self._sequences.of(draft) or self._sequences.begin(draft)
-        if draft is None or cached is None:
+        """Of those that wait, the one with the least to run, if there is room for it."""
+        waiting = [draft for draft in drafts if not self.ready(draft) and self._limits.take(draft)]
+        return any(map(self._prefill, sorted(waiting, key=self._left)))
+
+    def _left(self, draft: Draft) -> int:
+        """Tokens of its text that were not run."""
+        cached = self._sequences.of(draft)
+        return draft.text.length - (cached.length if cached else 0)
+
+    def _prefill(self, draft: Draft) -> bool:
+        """Runs a chunk of its text; whether there was room."""
+        cached = self._sequences.of(draft) or self._sequences.begin(draft)
+        if cached is None:
             return False
         if self.ready(draft):  # a short text
             return True
         start = cached.length
         end = min(start + self._chunk, draft.text.length - 1)
-        slots = self._sequences.take(end - start, {draft})
-        if slots is None:
+        grown = self._sequences.take(max(0, end - cached.held), {draft})
+        if grown is None:
             return False
-        self._sequences.extend(cached, slots)
+        cached.hold(grown)
+        cached.length = end
+        slots = cached.slots[start:end].tolist()
         began = time.monotonic()
         _, change = self._sequences.lay_out([cached], [])
         self._run(extend_fields(cached.row, draft.text.between(start, end), start, slots), change)
@@ -109,7 +127,7 @@ class SglangModel(DraftModel):
         for begin in range(0, len(items), self._rows):
             done = self._forward(items[begin : begin + self._rows], set(rows))
             if done is None:
-                break
+                return [found.get(row) for row in rows]
             found |= done
         rows_label = str(1 << (len(items) - 1).bit_length())
         FORWARD_SECONDS.labels(rows_label).observe(time.monotonic() - began)
@@ -162,23 +180,22 @@ class SglangModel(DraftModel):
             return None
         free = iter(taken)
         slots = [next(free) if slot is None else slot for slot in kept]
-        texts: dict[Cached, list[int]] = {}
-        for item, slot, before in zip(items, slots, kept, strict=True):
+        for item, slot in zip(items, slots, strict=True):
             cached = self._cached(item)
             if item.node is not None:
                 cached.nodes[item.node] = slot
-            elif before is None:
-                texts.setdefault(cached, []).append(slot)
-        for cached, new in texts.items():
-            self._sequences.extend(cached, new)
+                continue
+            if item.position == cached.held:
+                cached.hold([slot])
+            cached.length = max(cached.length, item.position + 1)
         return slots
 
     def _slot(self, item: _Item) -> int | None:
-        """Of the text's tokens only the last is run again."""
+        """That it has already."""
         cached = self._cached(item)
         if item.node is not None:
             return cached.nodes.get(item.node)
-        return cached.last if item.position < cached.length else None
+        return int(cached.slots[item.position]) if item.position < cached.held else None
 
     def _lay_out(self, items: Sequence[_Item]) -> tuple[list[int], TableChange]:
         """For each item the row of the table with its slot and those of all tokens before it; and what makes the table have them."""

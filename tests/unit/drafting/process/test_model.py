@@ -20,7 +20,8 @@ from sglang_patches.drafting.draft import Draft  # noqa: E402
 from sglang_patches.drafting.messages import GREEDY  # noqa: E402
 from sglang_patches.drafting.model import Row  # noqa: E402
 from sglang_patches.drafting.process import model as process_model  # noqa: E402
-from sglang_patches.drafting.process.model import DEEPEST, SglangModel  # noqa: E402
+from sglang_patches.drafting.process.model import SglangModel  # noqa: E402
+from sglang_patches.drafting.process.sequences import SPARE  # noqa: E402
 from sglang_patches.drafting.text import Text  # noqa: E402
 from tests.support.draft_side import text_of  # noqa: E402
 from tests.unit.drafting.process.test_sequences import SLOTS, Allocator  # noqa: E402
@@ -33,14 +34,16 @@ def logits_of(text: list[int]) -> np.ndarray:
 
 
 class Runner:
-    device, spec_algorithm = "cpu", None
-    model_config = SimpleNamespace(context_len=CONTEXT + DEEPEST, vocab_size=VOCABULARY)
+    """context: tokens of a sequence, beside those of its trie. slots: of the KV cache."""
 
-    def __init__(self) -> None:
-        self.token_to_kv_pool_allocator = Allocator()
-        table = torch.zeros(ROWS + 4, CONTEXT + DEEPEST, dtype=torch.int32)
+    device, spec_algorithm = "cpu", None
+
+    def __init__(self, context: int = CONTEXT, slots: int = SLOTS, sessions: int = 3) -> None:
+        self.model_config = SimpleNamespace(context_len=context + SPARE, vocab_size=VOCABULARY)
+        self.token_to_kv_pool_allocator = Allocator(slots)
+        table = torch.zeros(1 + ROWS + sessions, context + SPARE, dtype=torch.int32)
         self.req_to_token_pool = SimpleNamespace(req_to_token=table)
-        self._kept = torch.full((SLOTS + 1,), VOCABULARY)
+        self._kept = torch.full((slots + 1,), VOCABULARY)
 
     def forward(self, batch) -> SimpleNamespace:
         assert batch.input_ids.max() < VOCABULARY, "as an embedding that has no such row"

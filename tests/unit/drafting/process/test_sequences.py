@@ -5,22 +5,32 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("sglang")
 
-from sglang_patches.drafting.process.sequences import SequenceCache  # noqa: E402
+from sglang_patches.drafting.cache import Trie  # noqa: E402
+from sglang_patches.drafting.draft import Draft  # noqa: E402
+from sglang_patches.drafting.messages import GREEDY  # noqa: E402
+from sglang_patches.drafting.process.sequences import (  # noqa: E402
+    IDLE_SECONDS,
+    REFUSED,
+    SPARE,
+    SequenceCache,
+)
 from sglang_patches.drafting.process.upload import on_device  # noqa: E402
+from sglang_patches.drafting.text import Text  # noqa: E402
 
-ROWS, COLUMNS, SLOTS, SCRATCH = 9, 40, 120, 4
+ROWS, COLUMNS, SLOTS, SCRATCH = 9, 200, 400, 4
 
 
 class Allocator:
-    """Slots 1 to SLOTS, on a device: taken from it once."""
+    """Slots 1 to `slots`, on a device: taken from it once."""
 
-    def __init__(self) -> None:
-        self.free_slots = torch.arange(1, SLOTS + 1)
+    def __init__(self, slots: int = SLOTS) -> None:
+        self.free_slots = torch.arange(1, slots + 1)
 
     def available_size(self) -> int:
         return len(self.free_slots)
@@ -37,9 +47,26 @@ def runner(rows: int, columns: int) -> SimpleNamespace:
     )
 
 
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def sequences() -> SequenceCache:
-    return SequenceCache(runner(ROWS, COLUMNS), SCRATCH)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sequences(clock) -> SequenceCache:
+    return SequenceCache(runner(ROWS, COLUMNS), SCRATCH, clock)
+
+
+def drafted(length):
+    """A session whose text has so many tokens."""
+    return Draft("s", Text(np.zeros(length, np.int32)), GREEDY, Trie(length))
 
 
 def laid_out(sequences, texts, branches):
@@ -49,28 +76,27 @@ def laid_out(sequences, texts, branches):
     return rows
 
 
-def grown(sequences, draft, lengths):
-    """A session that grew in steps of these lengths, each with a forward, and its slots."""
-    cached, text = sequences.begin(draft), []
-    for length in lengths:
-        slots = sequences.take(length, {draft})
-        sequences.extend(cached, slots)
+def begun(sequences, length, steps=1):
+    """A session whose text was run in so many forwards, and its slots."""
+    draft = drafted(length)
+    cached = sequences.begin(draft)
+    for step in range(1, steps + 1):
+        cached.length = length * step // steps
         laid_out(sequences, [cached], [])
-        text += slots
-    return cached, text
+    return draft, cached, cached.slots[:length].tolist()
 
 
-def test_a_text_has_its_slots_in_order_and_knows_the_last(sequences):
-    cached, text = grown(sequences, "a", [5, 1, 3])
-    assert sequences.table[cached.row, : cached.length].tolist() == text
-    assert (cached.length, cached.last) == (9, text[-1])
-    sequences.extend(cached, [])
-    assert (cached.length, cached.last) == (9, text[-1])
+def test_a_text_has_its_slots_in_order(sequences):
+    _, cached, text = begun(sequences, 9, steps=3)
+    assert sequences.table[cached.row, :9].tolist() == text and len(set(text)) == 9
+    cached.hold([101, 102])
+    assert cached.held == 11 and cached.slots[9:11].tolist() == [101, 102] and cached.length == 9
 
 
 def test_only_what_is_new_of_a_text_is_written(sequences):
-    cached, text = grown(sequences, "a", [12])
-    sequences.extend(cached, [101, 102])
+    _, cached, text = begun(sequences, 12)
+    cached.hold([101, 102])
+    cached.length = 14
     rows, change = sequences.lay_out([cached], [(cached, [103])])
     assert change.slots.tolist() == [101, 102, 101, 102, 103] and change.columns == 12
     change.apply(sequences.table, on_device(change.arrays(), "cpu"))
@@ -80,7 +106,7 @@ def test_only_what_is_new_of_a_text_is_written(sequences):
 
 
 def test_branches_of_several_sessions_are_laid_out_at_once(sequences):
-    (first, one), (second, two) = grown(sequences, "a", [12]), grown(sequences, "b", [3])
+    (_, first, one), (_, second, two) = begun(sequences, 12), begun(sequences, 3)
     branches = [(first, [101, 102]), (second, [103]), (first, [101, 104, 105]), (second, [106, 107])]
     rows = laid_out(sequences, [first, second], branches)
     assert len(set(rows)) == 4 and not {first.row, second.row} & set(rows)
@@ -92,9 +118,9 @@ def test_branches_of_several_sessions_are_laid_out_at_once(sequences):
 
 def test_a_row_that_another_session_had_is_written_anew(sequences):
     for turn in range(2 * ROWS):
-        cached, text = grown(sequences, turn, [5 + turn % 3])
+        draft, cached, text = begun(sequences, 5 + turn % 3, steps=2)
         assert sequences.table[cached.row, : cached.length].tolist() == text
-        sequences.drop(turn)
+        sequences.drop(draft)
 
 
 def test_no_branch_needs_no_row(sequences):
@@ -103,17 +129,62 @@ def test_no_branch_needs_no_row(sequences):
 
 def test_every_slot_comes_back(sequences):
     draw = random.Random(0)
-    for turn in range(20):
-        cached, _ = grown(sequences, turn, [draw.randint(1, 9) for _ in range(3)])
-        cached.nodes.update(enumerate(sequences.take(6, {turn})))
-        sequences.discard(turn, [5])
-        rest = sequences.take(SLOTS - cached.length - 5, {turn})
-        assert not set(rest) & {*cached.slots[: cached.length].tolist(), *cached.nodes.values()}
-        assert sequences.room == 0 and sequences.take(1, {turn}) is None
-        grown(sequences, "rest", [])[0].nodes.update(enumerate(rest))
-        sequences.drop("rest")
-        sequences.drop(turn)
-        everything = sequences.take(SLOTS, {turn})
-        assert sorted(everything) == list(range(1, SLOTS + 1))
-        grown(sequences, "all", [])[0].nodes.update(enumerate(everything))
-        sequences.drop("all")
+    for _ in range(20):
+        draft, cached, text = begun(sequences, draw.randint(1, 60))
+        cached.nodes.update(enumerate(sequences.take(6, {draft})))
+        sequences.discard(draft, [5])
+        rest = sequences.take(SLOTS - len(text) - 5, {draft})
+        assert not set(rest) & {*text, *cached.nodes.values()}
+        cached.nodes.update(enumerate(rest, 6))
+        assert sequences.room == 0 and sequences.take(1, {draft}) is None
+        sequences.drop(draft)
+        assert sequences.room == SLOTS
+
+
+def test_a_session_begins_with_slots_for_its_whole_text_and_some_for_its_trie(sequences):
+    """Two that are half prefilled would wait for each other."""
+    begun(sequences, SLOTS - 100 - 2 * SPARE)
+    assert sequences.room == 100 + 2 * SPARE
+    assert begun(sequences, 100)[1].held == 100
+    assert sequences.begin(drafted(SPARE + 1)) is None, "it had no slot left for its trie"
+    assert sequences.begin(drafted(SPARE)) is not None
+
+
+def test_a_session_that_was_not_run_for_long_makes_room_however_often_it_is_looked_at(sequences, clock):
+    idle, _, _ = begun(sequences, 150)
+    busy, _, _ = begun(sequences, 30)
+    waiting = drafted(140)
+    assert sequences.begin(waiting) is None
+    clock.now += IDLE_SECONDS
+    sequences.take(0, {busy})
+    assert sequences.of(idle) is not None
+    assert sequences.begin(waiting) is not None
+    assert sequences.of(idle) is None and sequences.of(busy) is not None
+
+
+def test_a_text_makes_room_for_one_that_is_much_shorter(sequences):
+    """So most sessions have room. One that is a little longer keeps it: they would take it from each other."""
+    long, _, _ = begun(sequences, 190)
+    middle, _, _ = begun(sequences, 70)
+    assert sequences.begin(drafted(95)) is None and sequences.of(long) is not None
+    assert sequences.begin(drafted(60)) is not None
+    assert sequences.of(long) is None and sequences.of(middle) is not None
+    assert sequences.begin(long) is None, "the other way it makes none"
+
+
+def test_the_longest_session_makes_room_for_the_tries_of_the_others(sequences):
+    long, _, _ = begun(sequences, 190)
+    short, cached, _ = begun(sequences, 30)
+    cached.nodes.update(enumerate(sequences.take(SLOTS - 220, {short})))
+    assert sequences.take(1, {short, long}) is None, "a session that is run now is missing then"
+    assert sequences.of(long) is None and sequences.take(1, {short}) is not None
+    cached.nodes.update(enumerate(sequences.take(sequences.room, {short}), 1000))
+    assert sequences.take(1, {short}) is None and sequences.of(short) is not None, "the only one"
+
+
+def test_what_finds_no_room_is_counted_once_for_each_wait(sequences):
+    begun(sequences, 190)
+    waiting, before = drafted(100), REFUSED._value.get()
+    for _ in range(5):
+        assert sequences.begin(waiting) is None
+    assert REFUSED._value.get() == before + 1
