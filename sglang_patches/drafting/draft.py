@@ -25,22 +25,32 @@ class Candidates(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """candidates: of each node that was run and is still in the trie. verifying: nodes that the target verifies and that may be
-    followed by others, a parent before its children; None if that is not known. hints: other tokens that the datastore proposes at
-    those nodes and the root, by node, and how likely it thinks they are. expected: what an early exit of the target expects after
-    those nodes and the root, none until it has said so. starts: nodes that a next speculation may begin at, and how
-    likely that is. confirmed: tokens of the text that no retraction takes back; the datastore was sent them. published_from: as in
-    `Opened`. wanted: whether the target verifies drafts for the session, as far as it has said. verified_at: when its verification
-    began, None while there is none. forwards: that were run for it since then. last_run: number of the draft side's forward that ran
-    a row of it last. basis: of the last prediction of its outcome, None before the first. unknown: nodes that this prediction wants run, and what that is worth.
-    tenant: that the request named. frontier: the drafter's own, with the starts that it belongs to."""
+    """One session, as the draft side follows it.
+
+    candidates: what may follow each node that was run and is still in the trie.
+    verifying: the root and the nodes that the target verifies and that may be followed by others, a parent before its children; of
+        each its children among them, by token. None if nothing is verified.
+    hints: other tokens that the datastore proposes at those nodes, by node, and how likely it thinks they are.
+    expected: what an early exit of the target expects after those nodes. None of them until it has said so.
+    starts: nodes that a next speculation may begin at, and how likely that is.
+    confirmed: tokens of the text that no retraction takes back; the datastore was sent them.
+    published_from: as in `Opened`.
+    verified_at: when its verification began, None while there is none.
+    forwards: number of forwards that were run for it since then.
+    last_run: number of the draft side's forward that ran a row of it last.
+    basis: of the last prediction of its outcome, None before the first.
+    unknown: nodes that this prediction wants run, and what that is worth.
+    wanted: whether the target verifies drafts for the session, as far as it has said.
+    told: whether there was a verification since the last commit.
+    tenant: that the request named.
+    frontier: the drafter's own, with the starts that it belongs to."""
 
     session: str
     text: Text
     sampling: Sampling
     trie: Trie
     candidates: dict[int, Candidates] = field(default_factory=dict)
-    verifying: list[int] | None = None
+    verifying: dict[int, dict[int, int]] | None = None
     hints: dict[int, dict[int, float]] = field(default_factory=dict)
     expected: dict[int, Candidates] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
@@ -52,7 +62,7 @@ class Draft:
     basis: Hashable = None
     unknown: dict[int, float] = field(default_factory=dict)
     wanted: bool = True
-    told: bool = True  # a verification since the last commit
+    told: bool = True
     tenant: str = ""
     frontier: tuple[dict[int, float], list[tuple[int, float, int]]] = field(default_factory=lambda: ({}, []))
 
@@ -66,20 +76,20 @@ class Draft:
     @property
     def ends(self) -> list[int]:
         """Nodes where the verification may end, a parent before its children."""
-        return [self.trie.root, *(self.verifying or ())]
+        return [self.trie.root] if self.verifying is None else list(self.verifying)
 
     def verified_children(self, node: int) -> dict[int, int]:
         """Those of the node's children that are being verified, by their tokens."""
-        verifying = set(self.verifying or ())
-        return {token: child for child, token, _ in self.trie.children(node) if child in verifying}
+        return (self.verifying or {}).get(node, {})
 
     def verify(self, nodes: list[int], hints: dict[int, dict[int, float]]) -> None:
         """nodes: a parent before its children. hints: by node and token."""
-        open_ends = {self.trie.root}
+        self.verifying, self.hints = {self.trie.root: {}}, hints
         for node in nodes:
-            if self.trie.parent(node) in open_ends and not self.finishes(node):
-                open_ends.add(node)
-        self.verifying, self.hints = [node for node in nodes if node in open_ends], hints
+            siblings = self.verifying.get(self.trie.parent(node))
+            if siblings is not None and not self.finishes(node):
+                siblings[self.trie.token(node)] = node
+                self.verifying[node] = {}
         self.expected, self.starts, self.confirmed = {}, {}, self.text.length
         self.forwards, self.basis, self.unknown = 0, None, {}
         self.wanted = self.told = True

@@ -192,14 +192,13 @@ class DraftSide:
     def _expect(self, message: Expected) -> None:
         """Drops expectations that do not belong to the verification under way."""
         draft = self._drafts[message.session]
-        verifying = (draft.trie.root, *(draft.verifying or ()))
         nodes = [draft.trie.resolve(node) for node in message.nodes.tolist()]
         if message.epoch != draft.trie.epoch or draft.verifying is None or draft.trie.root not in nodes:
             STALE.inc()
             return
         shape = len(nodes), -1
         rows = zip(nodes, message.tokens.reshape(shape), message.probabilities.reshape(shape), strict=True)
-        draft.expected = {node: Candidates(*choices) for node, *choices in rows if node in verifying}
+        draft.expected = {node: Candidates(*choices) for node, *choices in rows if node in draft.verifying}
 
     def _guess(self) -> list[Answer]:
         """Predicts outcomes where something has become known since the last prediction."""
@@ -306,7 +305,7 @@ class DraftSide:
     def _grow(self, draft: Draft, node: int, phrases: Container[int]) -> list[int]:
         """Adds what is drafted after a node that was run, and after the nodes of its phrases that are drafted so. What follows a
         verified node is the predictor's to guess, unless it was run already."""
-        verified = node in (draft.verifying or ())
+        verified = draft.verifying is not None and node in draft.verifying
         found, waiting = [], [node]
         while waiting:
             at = waiting.pop()

@@ -35,10 +35,10 @@ class AllAccepted(OutcomePredictor):
     @staticmethod
     def _end(draft: Draft) -> int:
         """The last verified node on the path of the draft model's choices, as far as they are known."""
-        node, verifying = draft.trie.root, set(draft.verifying or ())
+        node = draft.trie.root
         while node in draft.candidates:
-            child = draft.trie.child(node, int(draft.candidates[node].tokens[0]))
-            if child not in verifying:
+            child = draft.verified_children(node).get(int(draft.candidates[node].tokens[0]))
+            if child is None:
                 break
             node = child
         return node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -110,8 +111,7 @@ class GeometricFanOut(OutcomePredictor):
     def learn(self, draft: Draft, path: Sequence[int], tokens: Sequence[int]) -> None:
         if draft.verifying is None:
             return
-        verifying = set(draft.verifying)
-        nodes = [draft.trie.root, *(node for node in path if node in verifying)]
+        nodes = [draft.trie.root, *(node for node in path if node in draft.verifying)]
         for node, token in zip(nodes, tokens, strict=False):  # the last node's token is the target's own
             self.learn_at(draft, node, token)
 
@@ -150,14 +150,15 @@ class GeometricFanOut(OutcomePredictor):
         for node in draft.ends:
             verified, rates = draft.verified_children(node), self.choices(draft, node)
             unknown = none if rates else first / max(1, len(verified))
-            accepted = {child: rates.get(token, unknown) for token, child in verified.items()}
-            reached |= {child: reached[node] * rate for child, rate in accepted.items()}
-            over = sum(rate for token, rate in rates.items() if token in draft.sampling.ends)
+            ends = 1 - sum(rates.get(token, 0.0) for token in draft.sampling.ends)
+            for token, child in verified.items():
+                accepted = rates.get(token, unknown)
+                reached[child] = reached[node] * accepted
+                ends -= accepted
             no_guess = verified.keys() | draft.sampling.ends
             likeliest = [(rate, token) for token, rate in rates.items() if token not in no_guess]
-            likeliest.sort(key=lambda of: -of[0])
-            ends = reached[node] * max(0.0, 1 - over - sum(accepted.values()))
-            found.append(End(node, reached[node], ends, bool(rates), likeliest))
+            likeliest.sort(reverse=True, key=operator.itemgetter(0))
+            found.append(End(node, reached[node], reached[node] * max(0.0, ends), bool(rates), likeliest))
         return found
 
 

@@ -196,7 +196,7 @@ def test_a_draft_of_a_last_token_is_learned_from():
     draft, predictor = make_draft([-1, 0], [0, 2]), GeometricFanOut()
     draft.sampling = Sampling(1.0, 1, 1.0, 0.0, None, frozenset([202]))
     draft.verify([1, 2], {})
-    assert draft.verifying == [1]
+    assert draft.ends == [0, 1]
     before = predictor._counts.copy()
     predictor.learn(draft, [1, 2], [100, 202, 300])
     grown = predictor._counts - before
