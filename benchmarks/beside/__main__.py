@@ -84,6 +84,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
+def length_of(given: argparse.Namespace) -> str:
+    """The servers' --specstore-length: an emulated step takes as long whatever is verified."""
+    return "static" if given.speed else "adaptive"
+
+
+def forecast_options(given: argparse.Namespace) -> Options:
+    """The servers' options, as far as the simulator has what they set."""
+    return Options(
+        nodes=given.nodes,
+        length=length_of(given),
+        draft_rows=given.rows,
+        draft_lookahead=given.nodes,
+        draft_phrase=given.phrase,
+        publish="off",
+    )
+
+
 class Run:
     """servers: by variant. latency: None where the target's own is measured."""
 
@@ -186,13 +203,8 @@ class Run:
             return self._step_seconds if self._latency else measured(rows / batch, 0.0)
 
         if variant not in self._forecasters:
-            policy = policy_of("static" if self._latency else "adaptive", given.nodes, target)
-            options = Options(
-                nodes=given.nodes,
-                draft_rows=given.rows,
-                draft_lookahead=given.nodes,
-                draft_phrase=given.phrase,
-            )
+            options = forecast_options(given)
+            policy = policy_of(options.length, given.nodes, target)
             self._forecasters[variant] = Forecaster(
                 ALGORITHMS[variant],
                 options,
@@ -251,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             given.nodes,
             given.rows,
             given.phrase,
-            "static" if latency else "adaptive",
+            length_of(given),
             max(given.batch),
             latency.environment() if latency else {},
             given.early_exit,

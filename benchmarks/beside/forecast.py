@@ -45,7 +45,7 @@ class Forecaster:
             return EmbeddedDatastore(lambda: Engine(corpus.vocab_size, corpus.segments))
 
         self._times = Times(lambda rows: 1.0, lambda rows: 1.0, delay)
-        setting = setting_of(name, options, self._times, store, policy, publish=False, exit=exit)
+        setting = setting_of(name, options, self._times, store, policy, exit=exit)
         self._pipeline = Pipeline(setting, [pair], batch=1)
 
     def load(

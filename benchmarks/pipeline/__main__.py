@@ -41,6 +41,7 @@ from datastore_service.engine.engine import Engine
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.types import Entry, Opening
+from sglang_patches.options import Options
 
 ASKED = ("forecast", "misses", "spreads", "sources", "fallbacks", "ratios")
 CEILING, DATASTORES = "ceiling", "datastores"  # of DOUBLE, the others of SAGUARO
@@ -73,7 +74,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--speed", type=float, nargs="+", default=[1, 2, 4, 8, 16, 32], help="target over draft, one row"
     )
     parser.add_argument("--lookahead", type=int, default=7, help="K, drafted tokens of a speculation")
-    parser.add_argument("--guesses", type=int, default=24, help="outcomes that are drafted for, a request")
+    parser.add_argument(
+        "--draft-rows",
+        type=int,
+        default=Options().draft_rows,
+        help="of a draft forward, and outcomes of a step that are drafted for, over all requests",
+    )
     parser.add_argument("--e-miss", type=float, default=2.0, help="tokens a step of the datastore's trees")
     parser.add_argument("--tokens", type=int, default=4000, help="of synthetic pairs, for each figure")
     parser.add_argument(
@@ -104,7 +110,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     given = parser.parse_args(argv)
     check_positive(
-        parser, given, "batch", "speed", "lookahead", "guesses", "tokens", "acceptance", "exponent", "known"
+        parser,
+        given,
+        "batch",
+        "speed",
+        "lookahead",
+        "draft_rows",
+        "tokens",
+        "acceptance",
+        "exponent",
+        "known",
     )
     if not 1 <= given.e_miss < given.lookahead + 1:
         parser.error(f"--e-miss: {given.e_miss} is not between 1 and --lookahead + 1")
@@ -197,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cases, pairs = (recorded_cases if given.pairs else synthetic_cases)(given)
     datastore = recorded_datastore(given.vocab_size, given.prior) if given.pairs else None
     times = Times(forward_time(given.target), forward_time(given.draft), given.delay_ms / 1e3)
-    question = Question(times, given.lookahead, given.guesses, given.e_miss, pairs, datastore)
+    question = Question(times, given.lookahead, given.draft_rows, given.e_miss, pairs, datastore)
     middle, small = cases[len(cases) // 2], given.batch[0]
     answers: dict[str, object] = {}
     if "forecast" in given.ask:

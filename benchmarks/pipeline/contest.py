@@ -60,6 +60,7 @@ def _round(question: Question, labels: Case, case: Case, batch: int) -> Iterator
         found = {
             "over_plain": over_plain,
             "tokens_a_step": ratio_of_sums(tally.each(tokens), tally.each(steps)),
+            "hits_by_session": tally.hits_by_session,
         }
         if name == AUTOMATIC:
             is_plain = best[0] < plain
@@ -71,7 +72,7 @@ def _round(question: Question, labels: Case, case: Case, batch: int) -> Iterator
 def _played(question: Question, case: Case, batch: int, name: str) -> Tally:
     assert question.datastore is not None
     nodes = question.lookahead
-    options = Options("embedded", nodes=nodes, draft_rows=question.guesses, draft_lookahead=nodes)
+    options = Options("embedded", nodes=nodes, draft_rows=question.draft_rows, draft_lookahead=nodes)
     policy = policy_of("adaptive", nodes, lambda rows: question.times.target(int(rows)))
     pairs = question.pairs(case, batch)
     exit = middle(pairs, int(case["layers"])) if METHODS[name].early_exit else None
@@ -146,7 +147,11 @@ def against_shapes(
 def _shaped(question: Question, case: Case, batch: int, shape: Shape, ratio: float) -> Tally:
     nodes = question.lookahead
     setting = Setting(
-        question.times, nodes, question.guesses, lambda now: shape(nodes, ratio), lambda around: NoFallback()
+        question.times,
+        nodes,
+        question.draft_rows,
+        lambda now: shape(nodes, ratio),
+        lambda around: NoFallback(),
     )
     pairs = question.pairs(case, batch)
     return Pipeline(setting, pairs, batch).run(warm_up(pairs))

@@ -69,7 +69,7 @@ def played(question: Question, case: Case, batch: int, exit: EarlyExit | None, w
     setting = Setting(
         question.times,
         nodes,
-        question.guesses,
+        question.draft_rows,
         lambda now: DraftParts(lambda: Learner(outcomes(), Rollouts(nodes))),
         lambda around: fallback,
         exit=exit,

@@ -26,7 +26,6 @@ def setting_of(
     times: Times,
     open_datastore: Callable[[], Datastore],
     policy: LengthPolicy | None = None,
-    publish: bool = True,
     exit: EarlyExit | None = None,
 ) -> Setting:
     """name: of a method. exit: of a method that reads one. open_datastore: the worker's, and another for the draft process. Neither takes time."""
@@ -57,7 +56,7 @@ def setting_of(
         fallback,
         feed=feed,
         policy=policy,
-        publish=publish,
+        publish=options.publish == "on",
         exit=exit,
     )
 

@@ -154,30 +154,36 @@ class TimedDraftSide(DraftChannel):
 
 
 class PairFallback(Fallback):
-    """A drafter that takes no time, whose chains give `tokens` a step on average."""
+    """A datastore that takes no time. It has a chain for every request, as the product's fallback has, and its chains give `tokens` a
+    step on average."""
 
     def __init__(self, pairs: dict[str, Pair], tokens: float, length: int, seed: int) -> None:
         self._pairs, self._length = pairs, length
         self._rng = np.random.default_rng(seed)
-        self._right = brentq(lambda rate: chain_tokens(rate, length) - tokens, 0.0, 1.0)
+        self._right = rate_of(tokens, length)
 
     def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
-        return [
-            EMPTY_TREE if len(tree) else self._chain(state) for state, tree in zip(states, found, strict=True)
-        ]
+        return [self._chain(state) for state in states]
 
     def _chain(self, state: RequestState) -> DraftTree:
         pair = self._pairs[state.session]
         begin = state.text.length - len(pair.prompt)
         tokens = pair.tokens[begin : begin + self._length].copy()
         tokens[self._rng.random(len(tokens)) >= self._right] += 1
-        return chain(tokens)
+        return chain(tokens, self._right)
 
 
-def chain(tokens: np.ndarray) -> DraftTree:
+def rate_of(tokens: float, length: int) -> float:
+    """How often each token of a chain of `length` is right, if a step of it gives `tokens` on average."""
+    return brentq(lambda rate: chain_tokens(rate, length) - tokens, 0.0, 1.0)
+
+
+def chain(tokens: np.ndarray, rate: float) -> DraftTree:
+    """A datastore's tree of one path, of which each token is right with this probability."""
     size = len(tokens)
     parents = np.arange(-1, size - 1, dtype=np.int32)
-    return DraftTree(tokens, parents, np.full(size, 0.5, np.float32), np.full(size, Tier.LIVE, np.uint8))
+    estimates = (rate ** np.arange(1, size + 1)).astype(np.float32)
+    return DraftTree(tokens, parents, estimates, np.full(size, Tier.LIVE, np.uint8))
 
 
 @dataclass
@@ -218,6 +224,12 @@ class Tally:
         """Of each pair."""
         return [count(part) for part in self.parts]
 
+    @property
+    def hits_by_session(self) -> tuple[float, float, float]:
+        """The share of a session's steps that had a hit: that of the session with the fewest, the median, and the most."""
+        shares = [part.hit_rate for part in self.parts if part.steps]
+        return min(shares), float(np.median(shares)), max(shares)
+
 
 class EarlyExit(NamedTuple):
     """layer: of the pairs' exits. share: of the target's forward that has passed when it speaks. choices: that it says of a row."""
@@ -238,7 +250,8 @@ class Around(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """lookahead: K, most nodes of a tree. guesses: outcomes a request. parts: makes what drafts, with the draft side's clock.
+    """lookahead: K, most nodes of a tree. draft_rows: of a draft forward, and outcomes of a step that are drafted for, over all
+    requests as in the product (`Options.draft_rows`). parts: makes what drafts, with the draft side's clock.
     fallback: makes what answers a miss. hints: whether the datastore's proposals are guessed as well. feed: tells a datastore of the
     texts, if the fallback asks one. policy: chooses each step's rows, as the worker does; without one all nodes are verified.
     publish: whether a request that has ended is known to the datastore from then on. exit: the target's early exit that the draft
@@ -246,7 +259,7 @@ class Setting:
 
     times: Times
     lookahead: int
-    guesses: int
+    draft_rows: int
     parts: Callable[[Callable[[], float]], DraftParts]
     fallback: Callable[[Around], Fallback]
     hints: bool = True
@@ -273,9 +286,9 @@ class Pipeline:
     def __init__(self, setting: Setting, pairs: Sequence[Pair], batch: int) -> None:
         self._setting, self._clock = setting, Clock()
         self._pairs: dict[str, Pair] = {}  # by session
-        model, size = PairModel(self._pairs), setting.guesses * batch
+        model, rows = PairModel(self._pairs), setting.draft_rows
         self._draft = TimedDraftSide(
-            lambda now: DraftSide(model, setting.parts(now), max(size, batch), size),
+            lambda now: DraftSide(model, setting.parts(now), rows, rows),
             model,
             self._clock,
             setting.times,

@@ -7,19 +7,17 @@ from functools import partial
 
 from benchmarks.report.markdown import Picture, interval, no_picture, pivot, table
 
-FIGURES = (
-    "over_plain",
-    "over_synchronous",
-    "over_datastore",
-    "synchronous_over_plain",
-    "hit_rate",
-    "tokens_a_step",
-    "waiting",
-    "hidden",
-)
-HEADINGS = (
-    "over plain", "over synchronous", "over the datastore alone", "synchronous over plain", "hits", "tokens a step", "time waiting", "draft time hidden",
-)  # fmt: skip
+FIGURES = {
+    "over plain": lambda row: cell(row["over_plain"]),
+    "over synchronous; its K": lambda row: over_baseline(row, "synchronous"),
+    "over the datastore alone; its K": lambda row: over_baseline(row, "datastore"),
+    "synchronous over plain": lambda row: cell(row["synchronous_over_plain"]),
+    "hits": lambda row: cell(row["hit_rate"]),
+    "by session": lambda row: by_session(row),
+    "tokens a step": lambda row: cell(row["tokens_a_step"]),
+    "time waiting": lambda row: cell(row["waiting"]),
+    "draft time hidden": lambda row: cell(row["hidden"]),
+}
 
 
 def tables(record: dict, picture: Picture = no_picture) -> list[str]:
@@ -29,7 +27,8 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         "",
         f"A virtual clock, not a measurement: a target forward takes {' '.join(settings['target'])} and a draft forward"
         f" {' '.join(settings['draft'])} (rows:ms), a message {settings['delay_ms']} ms; K = {settings['lookahead']}"
-        f"{_guesses(settings) if record.keys() & SECTIONS.keys() - {CEILING, DATASTORES, METHODS, SHAPES, EXITS} else ''}.",
+        f"{_budget(settings) if record.keys() & SECTIONS.keys() - OWN_BUDGET else ''}"
+        f"{_models(settings) if record.keys() & SECTIONS.keys() - OWN_MODELS else ''}.",
         "",
     ]
     for name, (title, tabulate) in SECTIONS.items():
@@ -38,13 +37,16 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
     return lines
 
 
-def _guesses(settings: dict) -> str:
-    models = (
-        "recorded answers beside a real datastore"
-        if settings["pairs"]
-        else f"synthetic pairs, {settings['e_miss']} tokens a step from the datastore after a miss"
-    )
-    return f", {settings['guesses']} guesses a request; {models}"
+def _budget(settings: dict) -> str:
+    if "guesses" in settings:  # an earlier record
+        return f"; {settings['guesses']} guesses a request"
+    return f"; {settings['draft_rows']} rows a draft forward, and as many guesses a step, over all requests"
+
+
+def _models(settings: dict) -> str:
+    if settings["pairs"]:
+        return "; recorded answers beside a real datastore"
+    return f"; synthetic pairs, {settings['e_miss']} tokens a step from the datastore after a miss"
 
 
 def cell(value: object) -> str:
@@ -52,6 +54,15 @@ def cell(value: object) -> str:
     if value is None:
         return "–"
     return interval(value) if isinstance(value, dict) else f"{value:.2f}"
+
+
+def over_baseline(row: dict, name: str) -> str:
+    return f"{cell(row[f'over_{name}'])}; {row[f'{name}_lookahead']}"
+
+
+def by_session(row: dict) -> str:
+    """The least, the median and the most share of steps with a hit."""
+    return ", ".join(f"{share:.2f}" for share in row["hits_by_session"])
 
 
 def models(rows: Sequence[dict]) -> list[str]:
@@ -62,8 +73,8 @@ def models(rows: Sequence[dict]) -> list[str]:
 def forecast(rows: Sequence[dict]) -> list[str]:
     by = [*models(rows), "batch"]
     return table(
-        (*by, *HEADINGS),
-        ([*(row[name] for name in by), *(cell(row[name]) for name in FIGURES)] for row in rows),
+        (*by, *FIGURES),
+        ([*(row[name] for name in by), *(figure(row) for figure in FIGURES.values())] for row in rows),
     )
 
 
@@ -73,7 +84,7 @@ def misses(found: dict) -> list[str]:
     laws = "; ".join(f"after {kind}: {interval(law)}" for kind, law in found["exponents"].items())
     return [
         *table(("the step before", *(f"F = {count}" for count in counts)), cells),
-        f"{of}; r of c F^-r {laws}.",
+        f"{of}; r of c F^-r {laws}. F guesses at each of the K + 1 positions, in one forward: the paper's budget, not the product's.",
         "",
     ]
 
@@ -100,13 +111,16 @@ def ratios(found: dict) -> list[str]:
         found["rows"],
         ("batch",),
         "speed",
-        lambda row: f"{cell(row['over_synchronous'])}, {cell(row['over_datastore'])}",
+        lambda row: f"{over_baseline(row, 'synchronous')}, {over_baseline(row, 'datastore')}",
     )
     pays = ", ".join(
         f"batch {batch}: {speed and f'{speed:.1f}'}" for batch, speed in found["break_even"].items()
     )
-    headings = ("batch; over synchronous, over the datastore alone, at:", *speeds)
+    headings = ("batch; over synchronous; its K, over the datastore alone; its K, at:", *speeds)
     return [*table(headings, cells), f"It pays beside the datastore from these speed ratios on: {pays}.", ""]
+
+
+_ROOM = " A draft forward has room for a verified tree and a phrase, which is more rows than the product's default."
 
 
 def ceiling(found: dict) -> list[str]:
@@ -119,6 +133,7 @@ def ceiling(found: dict) -> list[str]:
     names, cells = pivot(found["rows"], by, "retrieves", said)
     text = (
         "Throughput over plain decoding, bold where its interval is above the speed ratio C; tokens a round; tokens between two misses."
+        f"{_ROOM}"
         " `neither` is plain parallel speculation. "
         + (
             f"Synthetic pairs; a real datastore has a copy of each text, of whose tokens {found['known']:.0%} are right."
@@ -144,6 +159,7 @@ def datastores(rows: Sequence[dict]) -> list[str]:
         "Throughput over plain decoding; tokens a round; throughput over another column's: `nothing` over `none`, which has no"
         " datastore, `another domain` and `prior` over `nothing`, `refused tokens` and `asked again` over `prior`. Recorded answers;"
         " both models ask one datastore, which keeps each answer when it ends. `asked again` has kept all of them before."
+        f"{_ROOM}"
     )
     double = [row for row in rows if row["method"] == "DOUBLE"]
     alone = "The same over that datastore alone, under `none` over plain decoding:"
@@ -167,7 +183,20 @@ def methods(rows: Sequence[dict]) -> list[str]:
         "Throughput over plain decoding, and last that of SPECSTORE over the best of the others, which is named; bold where its"
         " interval is below 1."
     )
-    return [*table((*by[:-2], "C", "batch; over plain:", *names, "over the best"), lines), text, ""]
+    return [
+        *table((*by[:-2], "C", "batch; over plain:", *names, "over the best"), lines),
+        text,
+        "",
+        *(_sessions(rows, by) if "hits_by_session" in rows[0] else []),  # an earlier record has none
+    ]
+
+
+def _sessions(rows: Sequence[dict], by: Sequence[str]) -> list[str]:
+    """Of the methods that have hits."""
+    drafting = {row["method"] for row in rows if row["hits_by_session"][-1]}
+    names, cells = pivot([row for row in rows if row["method"] in drafting], by, "method", by_session)
+    text = "The share of a session's steps that had a hit: the least of a session, the median, the most."
+    return [*table((*by[:-2], "C", "batch; hits by session:", *names), cells), text, ""]
 
 
 def _with_best(lines: Sequence[Sequence], best: Sequence[dict], over: str, name: str) -> list[list[object]]:
@@ -249,6 +278,9 @@ def _by_window(rows: Sequence[dict]) -> list[str]:
 
 
 CEILING, DATASTORES, METHODS, SHAPES, EXITS = "ceiling", "datastores", "methods", "shapes", "exits"
+# Sections that do not have the settings' draft rows, and whose text says itself what the models are.
+OWN_BUDGET = {"misses", CEILING, DATASTORES}
+OWN_MODELS = {CEILING, DATASTORES, METHODS, SHAPES, EXITS}
 SECTIONS = {
     "forecast": ("Forecast", forecast),
     "misses": ("Misses by guesses (SAGUARO, figure 3)", misses),

@@ -1,5 +1,7 @@
 """The table of drafting beside the target without servers: what is timed, what is forecast, what comes out."""
 
+import argparse
+import dataclasses
 import json
 import threading
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.beside import window as timing
-from benchmarks.beside.__main__ import parse
+from benchmarks.beside.__main__ import forecast_options, length_of, parse
 from benchmarks.beside.costs import DraftTimes, TargetTimes, since
 from benchmarks.beside.forecast import Forecaster, with_first_token
 from benchmarks.beside.models import by_length, pairs_of
@@ -26,7 +28,7 @@ from benchmarks.report.records import dumps
 from benchmarks.serve.journal import Journal
 from benchmarks.traces import SHIPPED, Trace
 from sglang_patches.launch.servers import StreamFailedError
-from sglang_patches.options import Options
+from sglang_patches.options import Options, add_flags
 
 K, ROWS, STEP = 4, 24, 1.0
 
@@ -142,7 +144,7 @@ def draft_times(seconds: float, prefill: float = 0.0) -> DraftTimes:
 
 def forecaster(pair: Pair, method: str = "SAGUARO", known: Sequence[Pair] = ()) -> Forecaster:
     """known: to the datastores."""
-    options = Options(nodes=K, draft_rows=ROWS, draft_lookahead=K)
+    options = Options(nodes=K, draft_rows=ROWS, draft_lookahead=K, publish="off")
     corpus = Corpus([of.tokens for of in known], vocab_size=50_000)
     policy = policy_of("static", K, lambda rows: STEP)
     return Forecaster(method, options, corpus, policy, pair, 0.0)
@@ -194,6 +196,59 @@ def test_what_was_answered_is_not_known_the_second_time():
     for _ in range(3):
         timed = made.load(pairs, lambda rows: STEP, draft_times(50 * STEP), 20, 60)
         assert timed["tokens"] / timed["seconds"] < 1.3
+
+
+def test_a_forecast_has_the_rows_of_one_draft_process_and_the_requests_of_the_group():
+    verified, drafted = [], []
+
+    def step(rows):
+        verified.append(rows)
+        return STEP
+
+    class Noting(DraftTimes):
+        def forward(self, rows):
+            drafted.append(rows)
+            return STEP / 8
+
+    pairs = synthetic_pairs(8, 0.9)
+    times = Noting()
+    times.learn(counters({}, {}, {}) | {"prefill": {"seconds": 0.0, "tokens": 1.0}, "rounds": {}})
+    forecaster(pairs[0]).load(pairs, step, times, 10, 40)
+    assert max(drafted) == ROWS
+    assert set(verified) <= {len(pairs) * width for width in range(1, K + 2)}
+
+
+# What the simulator takes as the models, the pairs and the prior, and the slots that it does not count.
+NOT_SIMULATED = {"prior", "early_exit", "draft_tokens"}
+
+
+@pytest.mark.parametrize("speed", ["", "--speed 3"])
+@pytest.mark.parametrize("variant", BESIDE)
+def test_a_forecast_has_the_options_that_are_served(variant, speed, tmp_path):
+    words = f"--model m --draft d --pairs p --nodes 6 --rows 20 --phrase 5 --early-exit e {speed}"
+    given = parse(words.split() + ["--variants", "plain", "sssd", variant])
+    setup = Setup(
+        tmp_path,
+        tmp_path,
+        "float32",
+        tmp_path,
+        given.nodes,
+        given.rows,
+        given.phrase,
+        length_of(given),
+        8,
+        {},
+    )
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    flags, _ = parser.parse_known_args(server_spec(variant, setup).command(1))
+    served = {
+        option.name: type(option.default)(value)
+        for option in dataclasses.fields(Options)
+        if (value := getattr(flags, f"specstore_{option.name}")) is not None
+        and option.name not in NOT_SIMULATED
+    }
+    assert dataclasses.replace(Options(), **served) == forecast_options(given)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

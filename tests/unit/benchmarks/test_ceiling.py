@@ -80,7 +80,7 @@ def test_the_command_answers_and_its_record_is_drawn(tmp_path, capsys, recorded)
         words += f" --pairs {tmp_path / 'a.npz'}"
     command.main([*words.split(), "--json", str(tmp_path / "double.json")])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Past the ceiling" in shown and "guesses a request" not in shown
+    assert "Past the ceiling" in shown and "guesses a step" not in shown
     assert ("Recorded answers" if recorded else "70% are right") in shown
     plots.draw("double", json.loads((tmp_path / "double.json").read_text()), tmp_path)
     assert (tmp_path / "double-ceiling.png").exists()

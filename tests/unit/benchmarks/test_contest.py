@@ -27,6 +27,7 @@ def test_every_method_is_played_and_one_is_compared_with_the_best():
     without = {name for name, method in METHODS.items() if method.early_exit}  # synthetic pairs have none
     assert set(speeds) == set(METHODS) - without and speeds["SSSD"] < min(speeds["SAGUARO"], speeds["DOUBLE"])
     (last,) = (row for row in rows if "best" in row)
+    assert all(0 <= row["hits_by_session"][0] <= row["hits_by_session"][2] <= 1 for row in rows)
     others = {name: speed for name, speed in speeds.items() if name != AUTOMATIC}
     assert last["method"] == AUTOMATIC and last["best"] == max(others, key=others.get)
     assert last["over_best"].value == pytest.approx(speeds[AUTOMATIC] / others[last["best"]])
@@ -59,6 +60,7 @@ def test_the_command_tabulates_both(tmp_path, capsys, recorded):
         words += f" --pairs {tmp_path / 'a.npz'}"
     command.main([*words.split(), "--json", str(tmp_path / "contest.json")])
     shown = capsys.readouterr().out
+    assert "hits by session" in " ".join(shown.split())
     assert "All methods" in shown and "The planner against fixed shapes" in shown
     made = json.loads((tmp_path / "contest.json").read_text())
     assert {row["shape"] for row in made["shapes"]} == set(shapes())

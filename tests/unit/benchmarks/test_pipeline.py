@@ -9,11 +9,30 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline import experiments, record
-from benchmarks.pipeline.experiments import BOTH, FAN_OUT, Question, break_even, critical, misses
+from benchmarks.pipeline import experiments, record, simulation
+from benchmarks.pipeline.experiments import (
+    BOTH,
+    FAN_OUT,
+    LENGTHS,
+    Question,
+    break_even,
+    chained,
+    critical,
+    misses,
+)
 from benchmarks.pipeline.experiments import DRAFT as DRAFT_ALONE
 from benchmarks.pipeline.pairs import CHOICES, load, recorded, save, synthetic, synthetic_pairs
-from benchmarks.pipeline.simulation import FELL_BACK, HIT, NOTHING, WAITED, Pipeline, Setting, Tally, Times
+from benchmarks.pipeline.simulation import (
+    FELL_BACK,
+    HIT,
+    NOTHING,
+    WAITED,
+    Pipeline,
+    Setting,
+    Tally,
+    Times,
+    rate_of,
+)
 from benchmarks.pipeline.theory import saguaro
 from benchmarks.pipeline.theory.chain import chain_tokens
 from benchmarks.report import pipelining, plots
@@ -21,10 +40,11 @@ from benchmarks.report.page import Run, page
 from benchmarks.report.statistics import Interval
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
-from sglang_patches.drafting.draft_side import DraftParts, Learner
+from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
 from sglang_patches.drafting.fallback import NoFallback
 from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.saguaro import GeometricFanOut, WaitingFallback
+from sglang_patches.options import Options
 
 K = 5
 STEP, DRAFT = 1.0, 0.05
@@ -38,7 +58,7 @@ def question(acceptance=0.8, times=TIMES, **changes):
         count = max(10, 2 * batch)
         return synthetic_pairs(count, tokens // count + K + 1, acceptance, 0.6, 0.5, seed=1)
 
-    return Question(times, **{"lookahead": K, "guesses": 10, "e_miss": 2.0, "pairs": pairs} | changes)
+    return Question(times, **{"lookahead": K, "draft_rows": 10, "e_miss": 2.0, "pairs": pairs} | changes)
 
 
 def test_the_clock_is_deterministic():
@@ -119,18 +139,131 @@ def test_batches_beyond_b_star_do_not_wait():
 
 def test_guesses_are_worth_more_where_the_path_ends():
     """Seven positions, of which the later ones are hardly reached."""
-    asked = question(acceptance=0.5, lookahead=7, guesses=16, tokens=2000)
+    asked = question(acceptance=0.5, lookahead=7, draft_rows=16, tokens=2000)
     hits = {name: asked.tally({}, 1, name, "none").hit_rate for name in FAN_OUT}
     assert hits["geometric"] > hits["uniform"] + 0.02
     assert hits["likeliest"] > hits["uniform"] + 0.02
 
 
+@pytest.mark.parametrize("batch", [1, 16])
+def test_the_rows_of_a_draft_forward_are_those_of_the_product_over_all_requests(batch):
+    seen = []
+
+    def forward(rows):
+        seen.append(rows)
+        return DRAFT
+
+    question(times=Times(lambda rows: STEP, forward), draft_rows=24, tokens=800).tally({}, batch)
+    assert max(seen) == 24 if batch > 1 else max(seen) <= 24
+    assert command.parse([]).draft_rows == Options().draft_rows
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_the_guesses_of_a_step_are_those_of_the_product_over_all_requests(batch, monkeypatch):
+    made = []
+
+    class Noting(DraftSide):
+        def __init__(self, model, parts, rows, outcomes):
+            made.append((rows, outcomes))
+            super().__init__(model, parts, rows, outcomes)
+
+    monkeypatch.setattr(simulation, "DraftSide", Noting)
+    question(draft_rows=24, tokens=200).tally({}, batch)
+    assert made == [(24, 24)]
+
+
+def test_the_better_of_a_short_draft_and_the_datastore_s_tree_is_verified():
+    """At a ratio of 2 there is time for hardly more than the guess itself, which is worth less than what the datastore gives."""
+    asked = at_speed(2, acceptance=0.7, tokens=3200)
+    alone, beside = asked.datastore_alone({}, 1), asked.tally({}, 1)
+    assert beside.hit_rate > 0.5
+    assert beside.tokens_a_second > 0.95 * alone.tokens_a_second
+
+
+def test_the_hits_of_the_sessions_are_the_hits_of_all():
+    tally = question().tally({}, 4)
+    assert sum(tally.each(experiments.hits)) == tally.steps[HIT]
+    least, median, most = tally.hits_by_session
+    assert 0 < least < tally.hit_rate < most < 1 and least <= median <= most
+    (row,) = question().rows({}, 4, "fallback", ["datastore"])
+    assert row["hits_by_session"] == (least, median, most)
+
+
+def test_a_session_that_is_never_drafted_for_is_seen():
+    served, starved = Tally(Counter({HIT: 8, NOTHING: 2})), Tally(Counter({FELL_BACK: 10}))
+    found = Tally.of([served, served, starved], hidden=0.0)
+    assert found.hits_by_session == (0.0, 0.8, 0.8) and found.hit_rate == pytest.approx(16 / 30)
+
+
+def at_speed(ratio, **changes):
+    return question(times=Times(lambda rows: STEP, lambda rows: STEP / ratio), **changes)
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 8, 32])
+def test_synchronous_drafting_has_its_best_length(ratio):
+    asked = at_speed(ratio, tokens=4000)
+    pairs = asked.pairs({}, 1)[2:]
+    speeds = {}
+    for length in LENGTHS:
+        emitted, steps = (sum(of) for of in zip(*(chained(pair, length) for pair in pairs), strict=True))
+        speeds[length] = emitted / (steps * (STEP + length * STEP / ratio))
+    found = asked.synchronous({}, 1)
+    assert found.tokens_a_second == pytest.approx(max(speeds.values()))
+    assert found.lookahead == max(speeds, key=speeds.get)
+
+
+def test_the_best_length_grows_with_the_speed_ratio_and_is_the_one_that_theory_has():
+    lengths = [at_speed(ratio, tokens=8000).synchronous({}, 1).lookahead for ratio in (1, 2, 8, 32)]
+    assert lengths == sorted(lengths) and lengths[0] < K < lengths[-1]
+    for ratio, length in zip((1, 2, 8, 32), lengths, strict=True):
+        rates = {k: chain_tokens(0.8, k) / (1 + k / ratio) for k in LENGTHS}
+        assert rates[length] > 0.98 * max(rates.values())
+
+
+def test_the_best_length_is_no_chance_of_the_pairs():
+    """It is about as good for other pairs as the length that is best for those."""
+    for ratio in (2, 8):
+        asked = at_speed(ratio, tokens=4000)
+        others = replace(asked, pairs=lambda case, batch: synthetic_pairs(10, 400, 0.8, 0.6, 0.5, seed=2))
+        chosen, best = asked.synchronous({}, 1).lookahead, others.synchronous({}, 1)
+        counts = [chained(pair, chosen) for pair in others.pairs({}, 1)[2:]]
+        emitted, steps = (sum(of) for of in zip(*counts, strict=True))
+        assert emitted / (steps * (STEP + chosen * STEP / ratio)) > 0.98 * best.tokens_a_second
+
+
+def test_the_datastore_alone_verifies_no_more_than_pays():
+    """Where rows cost nothing the longest tree is best, and where they cost as much as the step a short one."""
+    free = question().datastore_alone({}, 16)
+    dear = question(times=Times(lambda rows: STEP * (1 + rows / 64), lambda rows: DRAFT)).datastore_alone(
+        {}, 16
+    )
+    assert free.lookahead == LENGTHS[-1] and 1 <= dear.lookahead < K
+    assert dear.tokens_a_second > 2.0 / (STEP * (1 + 16 * (K + 1) / 64)) * 16
+    rate = rate_of(2.0, K)
+    assert chain_tokens(rate, K) == pytest.approx(2.0)
+    assert dear.tokens[0] == pytest.approx(chain_tokens(rate, dear.lookahead))
+
+
+def test_a_real_datastore_alone_has_its_best_length():
+    pairs = [
+        replace(pair, tokens=pair.tokens % 1000) for pair in synthetic_pairs(10, 60, 0.8, 0.6, 0.5, seed=1)
+    ]
+    dear = Times(lambda rows: STEP * (1 + rows), lambda rows: DRAFT)
+    asked = question(
+        times=dear, pairs=lambda case, batch: pairs, datastore=lambda: EmbeddedDatastore(lambda: Engine(1000))
+    )
+    assert (
+        asked.datastore_alone({}, 2).lookahead == 1
+    )  # nothing recurs: each row costs a step, and gives nothing
+
+
 def test_drafting_beside_the_target_beats_drafting_before_it():
-    (row,) = question(tokens=4000).rows({}, 1, "fallback", ["datastore"])
-    e_sync = row["synchronous_over_plain"].value * (1 + K * DRAFT)
-    least, most = saguaro.sandwich(row["hit_rate"].value, chain_tokens(0.8, K), e_sync, K * DRAFT)
+    (row,) = question(tokens=12000).rows({}, 1, "fallback", ["datastore"])
+    drafting = row["synchronous_lookahead"] * DRAFT
+    e_sync = row["synchronous_over_plain"].value * (1 + drafting)
+    least, most = saguaro.sandwich(row["hit_rate"].value, chain_tokens(0.8, K), e_sync, drafting)
     assert max(1, least) < row["over_synchronous"].value < most and row["hidden"] > 0.95
-    expected = chain_tokens(0.8, K) / (1 + K * DRAFT)
+    expected = chain_tokens(0.8, row["synchronous_lookahead"]) / (1 + drafting)
     assert row["synchronous_over_plain"].value == pytest.approx(expected, rel=0.05)
 
 
@@ -240,9 +373,11 @@ def test_break_even(above, speed):
 
 
 def test_the_command_answers_and_its_record_is_shown_and_drawn(tmp_path, capsys):
-    words = "--tokens 300 --batch 1 2 --speed 4 8 --acceptance 0.6 0.8 --guesses 8 --lookahead 3"
+    words = "--tokens 300 --batch 1 2 --speed 4 8 --acceptance 0.6 0.8 --draft-rows 8 --lookahead 3"
     command.main([*words.split(), "--json", str(tmp_path / "pipeline.json")])
     out = capsys.readouterr().out
+    for words in ("8 rows a draft", "its K", "by session"):
+        assert words in " ".join(out.split())
     for title in ("Forecast", "figure 3", "figure 4", "figure 6", "b*", "speed ratios"):
         assert title in out
     plots.draw("pipeline", json.loads((tmp_path / "pipeline.json").read_text()), tmp_path)
@@ -255,7 +390,7 @@ def test_the_command_takes_recorded_pairs(tmp_path, capsys):
     for temperature in (0, 1):
         pairs = synthetic_pairs(3, 30, 0.8 - 0.2 * temperature, 0.6, 0.5, 0)
         save(tmp_path / f"{temperature}.npz", pairs, agreement=0.8, temperature=temperature)
-    words = "--ask spreads sources fallbacks --batch 1 2 --lookahead 3 --guesses 8 --vocab-size 50000"
+    words = "--ask spreads sources fallbacks --batch 1 2 --lookahead 3 --draft-rows 8 --vocab-size 50000"
     out = tmp_path / "recorded.json"
     command.main([*words.split(), "--pairs", *map(str, tmp_path.glob("*.npz")), "--json", str(out)])
     shown = capsys.readouterr().out
@@ -279,7 +414,7 @@ def test_the_datastore_s_proposals_are_hits_that_the_draft_alone_cannot_have():
 
 
 @pytest.mark.parametrize(
-    ("words", "named"), [(["--guesses", "0"], "--guesses"), (["--e-miss", "9"], "--e-miss")]
+    ("words", "named"), [(["--draft-rows", "0"], "--draft-rows"), (["--e-miss", "9"], "--e-miss")]
 )
 def test_bad_input_is_named(words, named, capsys):
     with pytest.raises(SystemExit):
