@@ -4,17 +4,23 @@ Unproven until a GPU has run it. What it relies on:
 
 - A layer's `capture_output` is called while a graph is captured, and what it launches is replayed with the graph.
 - The side stream joins the main one at the last layer, as a capture wants it. Up to there the two run side by side.
-- The copies to pinned memory and the step's number after them are in the order of the side stream. So who reads the number of this
-  step in pinned memory finds its choices there.
+- What is copied to pinned memory is in the order of the side stream: the step's number, its choices, its number again. So who finds
+  the second number there, reads the choices, and then finds the first number still there, has read the choices of this step.
+
+Tensor-parallel ranks gather the parts of the head's logits on the main stream, a few layers further on. There the target's own
+collectives are in one order on all ranks, in a captured graph too. On the side stream, or in a communicator of its own, nothing would
+order the gather among them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,13 +61,19 @@ class GraphTap(Tap):
         self._seeds = torch.full((rows,), -1, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
-        # What it writes.
+        # What it writes, in this order: `begun` and `done` are the step's number.
+        self._begun = torch.zeros(1, dtype=torch.int64, pin_memory=True)
         self._tokens = torch.zeros(rows, choices, dtype=torch.int32, pin_memory=True)
         self._chances = torch.zeros(rows, choices, pin_memory=True)
         self._done = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-        self._kept: torch.Tensor | None = None  # states that the side stream reads, until it has joined
+        # Tensors of the main stream that the side stream reads. Until it has joined, their memory may not be used for anything else.
+        self._kept: list[torch.Tensor] = []
+        self._part: torch.Tensor | None = None  # of the logits, to be gathered
         self._last, self._told_late = 0, False
-        _after(runner.model.model.layers[-1], self._join)
+        layers = runner.model.model.layers
+        if self._exit.divided:
+            _after(layers[_gathered_after(runner.model, layer)], self._gather)
+        _after(layers[-1], self._join)
         self._steps: SimpleQueue[_Step] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="specstore-early-exit", daemon=True)
         self._thread.start()
@@ -76,20 +88,43 @@ class GraphTap(Tap):
         self._steps.put(_Step(self._last, rows, choices, receiver))
 
     def _captured(self, states: torch.Tensor) -> None:
-        rows = len(states)
-        self._kept = states.clone()  # the next layer may write over them
-        self._stream.wait_stream(self._devices.current_stream())
-        with self._devices.stream(self._stream):
-            drawn = self._temperatures[:rows], self._seeds[:rows], self._positions[:rows]
-            tokens, chances = self._exit.expects(self._kept, *drawn, self._tokens.shape[1])
-            self._tokens[:rows].copy_(tokens, non_blocking=True)
-            self._chances[:rows].copy_(chances, non_blocking=True)
-            self._done.copy_(self._number, non_blocking=True)
+        self._kept.append(states.clone())  # the next layer may write over them
+        with self._beside():
+            logits = self._exit.logits(self._kept[0])
+            if self._exit.divided:
+                self._part = logits
+            else:
+                self._tell(logits)
+
+    def _gather(self) -> None:
+        if self._part is None:
+            return
+        self._devices.current_stream().wait_stream(self._stream)
+        self._kept.append(self._exit.whole(self._part))
+        self._part = None
+        with self._beside():
+            self._tell(self._kept[-1])
+
+    def _tell(self, logits: torch.Tensor) -> None:
+        rows = len(logits)
+        drawn = self._temperatures[:rows], self._seeds[:rows], self._positions[:rows]
+        tokens, chances = self._exit.choices(logits, *drawn, self._tokens.shape[1])
+        self._begun.copy_(self._number, non_blocking=True)
+        self._tokens[:rows].copy_(tokens, non_blocking=True)
+        self._chances[:rows].copy_(chances, non_blocking=True)
+        self._done.copy_(self._number, non_blocking=True)
 
     def _join(self) -> None:
-        if self._kept is not None:
+        if self._kept:
             self._devices.current_stream().wait_stream(self._stream)
-            self._kept = None
+            self._kept.clear()
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On the side stream, after what the main one has launched."""
+        self._stream.wait_stream(self._devices.current_stream())
+        with self._devices.stream(self._stream):
+            yield
 
     def _run(self) -> None:
         try:
@@ -100,7 +135,7 @@ class GraphTap(Tap):
 
     def _deliver(self, step: _Step) -> None:
         """Nothing of a step that is over: what it left is another's by now."""
-        done, until = self._done.numpy(), time.monotonic() + LATE_SECONDS
+        begun, done, until = self._begun.numpy(), self._done.numpy(), time.monotonic() + LATE_SECONDS
         while done[0] < step.number:
             if time.monotonic() > until:
                 if not self._told_late:
@@ -110,8 +145,20 @@ class GraphTap(Tap):
             time.sleep(POLL_SECONDS)
         tokens = self._tokens[: step.rows, : step.choices].numpy().copy()
         chances = self._chances[: step.rows, : step.choices].numpy().copy()
-        if done[0] == step.number:
+        if begun[0] == step.number:
             step.receiver(tokens, chances)
+
+
+def _gathered_after(model: torch.nn.Module, layer: int) -> int:
+    """The layer after which the main stream waits for this rank's part of the logits: the side stream has them by then, if a layer and the
+    head take as long as they have weights to read, and each has half of the bandwidth."""
+    layers = model.model.layers
+    ahead = math.ceil(2 * _weights(model.lm_head) / max(1, _weights(layers[layer])))
+    return min(layer + ahead, len(layers)) - 1
+
+
+def _weights(module: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def _after(layer: torch.nn.Module, join: Callable[[], None]) -> None:

@@ -51,7 +51,7 @@ class Draws(NamedTuple):
 
 
 class EarlyExit:
-    """The target's output head after an adapter."""
+    """The target's output head after an adapter: `logits`, `whole` and `choices` in turn."""
 
     def __init__(self, runner: ModelRunner, adapter: Adapter) -> None:
         self._model, self._vocabulary = runner.model, runner.model_config.vocab_size
@@ -71,17 +71,36 @@ class EarlyExit:
 
         It draws with the noise that the target will draw with. Top-k, top-p and min-p are left out: what they take away is rarely
         among the first."""
-        logits = self._logits(self._adapter(states))
+        logits = self.whole(self.logits(states))
+        return self.choices(logits, temperatures, seeds, positions, choices)
+
+    @property
+    def divided(self) -> bool:
+        """Whether each tensor-parallel rank has a part of the head."""
+        return get_parallel().tp_group.world_size > 1
+
+    @torch.no_grad()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """This rank's part of them. states: [rows, H]."""
+        return self._model.logits_processor._compute_lm_head(self._adapter(states), self._model.lm_head)
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """All ranks' parts. To be called where the target's own collectives are launched: the ranks share a communicator with them, which
+        takes them in one order on all ranks."""
+        return get_parallel().tp_group.all_gather(logits) if self.divided else logits
+
+    def choices(
+        self,
+        logits: torch.Tensor,
+        temperatures: torch.Tensor,
+        seeds: torch.Tensor,
+        positions: torch.Tensor,
+        choices: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `expects`. logits: whole, [rows, vocabulary and padding]."""
+        logits = logits[:, : self._vocabulary]
         probabilities = torch.softmax(logits.float() / temperatures.view(-1, 1), dim=-1)
         return best(probabilities, seeds, positions, choices)
-
-    def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary]. Each tensor-parallel rank has a part of the head."""
-        logits = self._model.logits_processor._compute_lm_head(states, self._model.lm_head)
-        group = get_parallel().tp_group
-        if group.world_size > 1:
-            logits = group.all_gather(logits)
-        return logits[:, : self._vocabulary]
 
 
 class Tap(ABC):
