@@ -17,8 +17,10 @@ Groups = dict[str, list[dict]]  # by variant, in one order
 
 def summarise(journal: Path) -> dict:
     """`rows`: one a load, speed ratio, batch size and variant. `planner`: one a load, ratio and batch size, SPECSTORE over the fastest
-    of the other variants; and for each ratio and batch size one of all loads (`load` is "all"), each over the fastest of its load.
-    `first_tokens`: one a variant, time to the first token over plain decoding's, by prompt. `left_out`: groups without a timed part."""
+    of the other variants, which the other groups choose for each group; and for each ratio and batch size one of all loads (`load` is
+    "all"), each over the fastest of its load.
+    `first_tokens`: one a variant, time to the first token over plain decoding's, by prompt. `sessions`: one a speed ratio, batch size and variant, what each request of a batch accepted of the draft model,
+    in all rounds. `best_by`: what chooses the fastest. `left_out`: groups without a timed part."""
     records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     cells = _cells([row for row in records if row["kind"] == "group"])
     rows = [
@@ -30,7 +32,9 @@ def summarise(journal: Path) -> dict:
     return {
         "rows": rows,
         "planner": list(_planner(cells)),
+        "best_by": "the other groups",
         "first_tokens": list(_first_tokens([row for row in records if row["kind"] == "first"])),
+        "sessions": list(_sessions([row for row in records if row["kind"] == "sessions"])),
         "left_out": sum(row["kind"] == "left_out" for row in records),
     }
 
@@ -55,12 +59,26 @@ def _planner(cells: dict[Cell, Groups]) -> Iterable[dict]:
     for (speed, batch, load), groups in cells.items():
         if PLANNER not in groups:
             return
-        best = max((name for name in groups if name != PLANNER), key=lambda name: _throughput(groups[name]))
-        pairs = list(zip(groups[PLANNER], groups[best], strict=True))
+        best, pairs = _fastest(groups), _beside_best(groups)
         pooled[speed, batch] += pairs
         yield {"load": load, "speed": speed, "batch": batch, "best": best, "over_best": _over(pairs)}
     for (speed, batch), pairs in pooled.items():
         yield {"load": "all", "speed": speed, "batch": batch, "best": None, "over_best": _over(pairs)}
+
+
+def _fastest(groups: Groups) -> str:
+    """The fastest variant but for the planner."""
+    return max((name for name in groups if name != PLANNER), key=lambda name: _throughput(groups[name]))
+
+
+def _beside_best(groups: Groups) -> list[tuple[dict, dict]]:
+    """The planner's groups, each with that of the variant which was the fastest in all other groups: one that is chosen by the same
+    measurement is favoured by it. A single group is compared with its own fastest."""
+    found = []
+    for at, row in enumerate(groups[PLANNER]):
+        others = {name: rows[:at] + rows[at + 1 :] or rows for name, rows in groups.items()}
+        found.append((row, groups[_fastest(others)][at]))
+    return found
 
 
 def _throughput(rows: Sequence[dict]) -> float:
@@ -70,6 +88,22 @@ def _throughput(rows: Sequence[dict]) -> float:
 def _over(pairs: Sequence[tuple[dict, dict]]) -> object:
     columns = [[pair[side][key] for pair in pairs] for side in (0, 1) for key in ("tokens", "seconds")]
     return throughput_ratio(*columns)
+
+
+def _sessions(rows: Sequence[dict]) -> Iterable[dict]:
+    """accepted: tokens of each request, summed over the rounds."""
+    found: dict[tuple, list[list[int]]] = defaultdict(list)
+    for row in rows:
+        found[row["speed"], row["batch"], row["variant"]].append(row["accepted"])
+    for (speed, batch, variant), rounds in found.items():
+        accepted = [sum(of) for of in zip(*rounds, strict=True)]
+        yield {
+            "speed": speed,
+            "batch": batch,
+            "variant": variant,
+            "rounds": len(rounds),
+            "accepted": accepted,
+        }
 
 
 def _first_tokens(rows: Sequence[dict]) -> Iterable[dict]:

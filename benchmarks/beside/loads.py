@@ -31,7 +31,9 @@ from benchmarks.serve.cases import CASES, SUMMARIZE, Pool, Request
 from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.variants import prepare
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, recorded_rows
+from sglang_patches.drafting.source import DRAFT_MODEL, source_name
 from sglang_patches.launch.servers import SglangServer, exit_when_terminated
+from sglang_patches.workers.usage_report import SUMMARY
 
 LOADS = ("mixed", "repeated", "followup", "long", "unrelated")
 LONG_TOKENS = 600  # of a long prompt, at most: each draft process prefills it anew
@@ -40,6 +42,7 @@ PLAIN_WARM = 2  # tokens: plain decoding has nothing to warm up for
 PILOT_MS = 500.0  # emulated: the draft process is busy all the time
 ANSWERS = 2  # of a load, ratio and batch size in a round, at least
 SETTLING = 16  # tokens after a change of the ratio: step times are learned
+MODEL = source_name(DRAFT_MODEL)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -166,7 +169,7 @@ class Run:
         for turn in itertools.count():
             for speed, batch in itertools.product(self._given.speed, self._given.batch):
                 self._latency.set(speed * self._full_forward_ms)
-                self._learn(batch)
+                self._learn(speed, batch)
                 for load in self._given.loads:
                     if time.monotonic() > until:
                         say("the time is up")
@@ -174,10 +177,16 @@ class Run:
                     for group in self._groups(batch, turn):
                         self._group(load, speed, batch, group)
 
-    def _learn(self, batch: int) -> None:
-        """Step times of this ratio and batch size, with the first load's last prompts."""
+    def _learn(self, speed: float, batch: int) -> None:
+        """Step times of this ratio and batch size, with the first load's last prompts; and what each of these had of the draft model."""
+        prompts = [request.prompt for request in self._requests[self._given.loads[0]][-batch:]]
+        sampling = {"temperature": 0, "max_new_tokens": SETTLING, "ignore_eos": True}
         for variant in self._given.variants[1:]:
-            self._answer(variant, self._requests[self._given.loads[0]][-batch:], SETTLING)
+            answers = self._servers[variant].generate_many(prompts, batch, **sampling)
+            if variant in BESIDE:
+                accepted = [answer["meta_info"][SUMMARY]["accepted"] for answer in answers]
+                labels = {"speed": speed, "batch": batch, "variant": variant}
+                self._journal.add("sessions", labels | {"accepted": [of.get(MODEL, 0) for of in accepted]})
 
     def _groups(self, batch: int, turn: int) -> range:
         """Numbers of the groups of a round, each of which stands for `batch` prompts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from benchmarks.report.beside import NAMES
 from benchmarks.report.markdown import Picture, in_order, interval, no_picture, table
@@ -18,11 +19,12 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         f" Target {settings['model']} in {settings['dtype']}, draft model {settings['draft']}; at most {settings['nodes']} drafted"
         " tokens a step. Throughput over plain decoding. Groups left out because a variant ended one answer before it had begun all:"
         f" {record.get('left_out', 'not counted in this run')}. Last column: SPECSTORE over the fastest other method of the row, which is"
-        " chosen by this same measurement.",
+        f" chosen by {record.get('best_by', 'this same measurement')}.",
         "",
         *throughput(record["rows"], record["planner"]),
         *pooled(record["planner"]),
         *first_tokens(record["first_tokens"]),
+        *sessions(record.get("sessions", [])),
     ]
 
 
@@ -84,3 +86,25 @@ def first_tokens(rows: Sequence[dict]) -> list[str]:
         "",
         *table(("method", "mean, ms", "over plain"), cells),
     ]
+
+
+def sessions(rows: Sequence[dict]) -> list[str]:
+    """Empty without such records."""
+    if not rows:
+        return []
+    cells = [
+        [f"{row['speed']:g}", row["batch"], NAMES[row["variant"]], row["rounds"], *_spread(row["accepted"])]
+        for row in rows
+    ]
+    heads = ("EMULATED speed ratio", "batch", "method", "rounds", "without", "fewest", "median", "most")
+    return [
+        "### Tokens of the draft model, by request",
+        "",
+        "Accepted by each request of a batch that runs to its end, in all rounds together, and how many requests had none.",
+        "",
+        *table(heads, cells),
+    ]
+
+
+def _spread(numbers: Sequence[int]) -> tuple[int, int, str, int]:
+    return numbers.count(0), min(numbers), f"{median(numbers):g}", max(numbers)

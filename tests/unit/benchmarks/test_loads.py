@@ -99,6 +99,24 @@ def test_the_planner_is_compared_with_the_fastest_of_each_load(tmp_path):
     assert first == pytest.approx({"plain": 1.0, "specstore": 1.5})
 
 
+def test_the_fastest_is_not_chosen_by_the_group_that_it_is_compared_in(tmp_path):
+    """Two that are equally fast take turns: the planner, which is as fast, is not behind."""
+    speeds = [{"plain": 1, "duo": 2 + at % 2, "double": 3 - at % 2, "specstore": 2.5} for at in range(4)]
+    cells = {("mixed", at): of for at, of in enumerate(speeds)}
+    row, _ = summarise(journal(tmp_path / "journal", cells))["planner"]
+    assert row["over_best"].value == pytest.approx(10 / 8)  # by the same groups: 10 / 10
+
+
+def test_what_each_request_had_of_the_draft_model_is_summed_over_the_rounds(tmp_path):
+    writing = Journal(tmp_path / "journal", {})
+    for accepted in ([3, 0, 1], [2, 0, 4]):
+        writing.add("sessions", {"speed": 3.0, "batch": 3, "variant": "duo", "accepted": accepted})
+    record = summarise(tmp_path / "journal")
+    (row,) = record["sessions"]
+    assert row == {"speed": 3.0, "batch": 3, "variant": "duo", "rounds": 2, "accepted": [5, 0, 5]}
+    assert "| 3 | 3 | DUO | 2 | 1 | 0 | 5 | 5 |" in "\n".join(under_loads.sessions(record["sessions"]))
+
+
 def test_without_the_planner_there_is_no_comparison_with_it(tmp_path):
     path = journal(tmp_path / "journal", {("mixed", 0): {"plain": 1, "saguaro": 2}})
     assert summarise(path)["planner"] == []
