@@ -1,5 +1,6 @@
 """How the draft process is started: with a log that no other user of the machine can choose."""
 
+import dataclasses
 import os
 import stat
 import sys
@@ -46,3 +47,23 @@ def test_the_log_is_in_a_folder_of_this_users_own(tmp_path, monkeypatch):
     folders = set(shared.iterdir()) - {guessed}
     assert [log.read_text() for folder in folders for log in folder.iterdir()] == ["this is its end\n"] * 2
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "given", "threads"),
+    [
+        ("cpu", "", None, "3"),  # beside a target on the same CPU
+        ("cpu", "4,5", None, "2"),  # beside a GPU, one of two replicas
+        ("cpu", "7", None, "1"),
+        ("cpu", "4,5", "9", "9"),
+        ("cuda:1", "", None, None),
+    ],
+)
+def test_on_a_cpu_it_has_a_thread_for_each_of_its_cores(monkeypatch, device, cores, given, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    environment = start.environment_of(dataclasses.replace(SETTINGS, device=device, cores=cores))
+    assert environment.get("OMP_NUM_THREADS") == threads
+    assert environment.get("CUDA_VISIBLE_DEVICES") == ("" if device == "cpu" else None)
