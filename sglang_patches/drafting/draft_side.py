@@ -125,7 +125,8 @@ class DraftSide:
     @property
     def waits_for_room(self) -> bool:
         """Whether a session that is drafted for has no place in the model's KV cache yet."""
-        return any(draft.wanted and not self._model.ready(draft) for draft in self._drafts.values())
+        wanted = (draft for draft in self._drafts.values() if draft.wanted and self._model.takes(draft))
+        return any(not self._model.ready(draft) for draft in wanted)
 
     def _predictor(self, draft: Draft) -> OutcomePredictor:
         return self._learner(draft.tenant).predictor
@@ -159,7 +160,7 @@ class DraftSide:
         tokens = message.tokens[max(0, known) :]
         if known >= 0 and not len(tokens):  # a replay
             return []
-        path, begun = None, draft.trie.epoch != message.epoch
+        path, begun, taken = None, draft.trie.epoch != message.epoch, self._model.takes(draft)
         if known >= 0:
             self._predictor(draft).learn(draft, draft.trie.follow(tokens.tolist()), tokens.tolist())
             path = draft.commit(tokens, message.epoch)
@@ -170,6 +171,9 @@ class DraftSide:
             self._ratio.verification_took(self._ratio.now() - draft.verified_at)
             draft.verified_at = None
         self._model.commit(draft, draft.text.length - len(tokens), path)
+        if taken and not self._model.takes(draft):  # opened again, it is one that no step waits for
+            self._forget(message.session)
+            return [Lost(message.session)]
         # The worker had not heard of the nodes when it began the epoch.
         return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
 

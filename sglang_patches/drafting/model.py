@@ -29,6 +29,10 @@ class DraftModel(ABC):
     def close(self, draft: Draft) -> None:  # noqa: B027
         """The session ends. Idempotent."""
 
+    def takes(self, draft: Draft) -> bool:
+        """Whether it can run the session's text at all, whatever room there is. Not again once it cannot: a text only grows."""
+        return True
+
     def ready(self, draft: Draft) -> bool:
         """Whether rows of the session can be run now. If not, `prefill` makes it so, if there is room."""
         return True

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sglang_patches.drafting.cache import SpeculationCache
-from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Verifying
+from sglang_patches.drafting.messages import Closed, Committed, Growth, Lost, Opened, Verifying
 from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.drafting.process.start import start_draft_process
 from sglang_patches.drafting.process_channel import RESTARTS
@@ -116,6 +116,15 @@ class Session:
         for answer in self.channel.collect(seconds):
             assert isinstance(answer, Growth), answer
             assert self.cache.grow(answer)
+
+    def is_lost(self):
+        """Waits until the draft process says so."""
+        limit = time.monotonic() + SECONDS
+        while time.monotonic() < limit:
+            answers = self.channel.collect(0.1)
+            if any(isinstance(answer, Lost) and answer.session == self.name for answer in answers):
+                return True
+        return False
 
     def verify(self, chain, nodes):
         trie = self.cache.trie(self.name)
@@ -228,6 +237,8 @@ def test_a_model_with_fewer_tokens_and_a_shorter_context_drafts_for_what_it_can_
         for session in (strange, too_long):
             assert not len(session.cache.trie(session.name))
         fine.commit([SPELLING_VOCABULARY - 1])
+        assert fine.is_lost()
+        fine.open()
         after = Session("after", channel, short[:20])
         after.wait_for(choices_of(draft)(short[:20], LOOKAHEAD))
         assert not len(fine.cache.trie("fine"))

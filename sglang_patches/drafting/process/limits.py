@@ -32,12 +32,15 @@ class Limits:
         self._told: set[str] = set()
 
     def take(self, draft: Draft) -> bool:
-        """Whether the model can run all of the session's text. Counts a session that it refuses, and logs the first for each reason."""
+        """Whether the model can run all of the session's text. Counts a session that it refuses at first sight, and logs the first for
+        each reason. One that is refused later is opened again."""
         if draft in self._refused:
             return False
         reason = self._fault(draft)
         if reason:
-            self._refuse(draft, reason)
+            self._refused.add(draft)
+            if draft not in self._seen:
+                self._tell(reason)
         return not reason
 
     def close(self, draft: Draft) -> None:
@@ -58,8 +61,7 @@ class Limits:
         self._seen[draft] = draft.text.length
         return ""
 
-    def _refuse(self, draft: Draft, reason: str) -> None:
-        self._refused.add(draft)
+    def _tell(self, reason: str) -> None:
         NOT_TAKEN.labels(reason).inc()
         if reason not in self._told:
             self._told.add(reason)

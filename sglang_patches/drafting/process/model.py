@@ -81,16 +81,16 @@ class SglangModel(DraftModel):
         self._limits.close(draft)
         self._sequences.drop(draft)
 
+    def takes(self, draft: Draft) -> bool:
+        return self._limits.take(draft)
+
     def ready(self, draft: Draft) -> bool:
-        if not self._limits.take(draft):
-            self._sequences.drop(draft)  # others can use its slots
-            return False
         cached = self._sequences.of(draft)
-        return cached is not None and draft.text.length - cached.length <= CATCH_UP
+        return cached is not None and self.takes(draft) and draft.text.length - cached.length <= CATCH_UP
 
     def prefill(self, drafts: Sequence[Draft]) -> bool:
         """Of those that wait, the one with the least to run, if there is room for it."""
-        waiting = [draft for draft in drafts if not self.ready(draft) and self._limits.take(draft)]
+        waiting = [draft for draft in drafts if not self.ready(draft) and self.takes(draft)]
         return any(map(self._prefill, sorted(waiting, key=self._left)))
 
     def _left(self, draft: Draft) -> int:

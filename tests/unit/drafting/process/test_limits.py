@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner  # noqa: E402
-from sglang_patches.drafting.messages import Closed, Committed, Growth, Opened, Verifying  # noqa: E402
+from sglang_patches.drafting.messages import Closed, Committed, Growth, Lost, Opened, Verifying  # noqa: E402
 from sglang_patches.drafting.process import model as process_model  # noqa: E402
 from sglang_patches.drafting.process.limits import NOT_TAKEN  # noqa: E402
 from sglang_patches.drafting.process.model import SglangModel  # noqa: E402
@@ -67,17 +67,24 @@ def test_such_a_session_gets_no_drafts_and_others_do(side, model, caplog, reason
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_a_session_that_becomes_so_is_drafted_no_more_and_leaves_its_room(side, model, reason):
+    """The worker hears that it is lost, and opens it again as one that the draft side never drafted for: no step waits for it."""
+    before = counted(reason)
     side.hear([opened("a", FINE), opened("fine", FINE)])
     assert worked(side) == {"a", "fine"}
     with_both = model._sequences.room
-    grown = np.array(REFUSED[reason], np.int32)
-    side.hear([Committed("a", len(FINE), grown, 1)])
-    side.hear([Committed("fine", len(FINE), np.array([5], np.int32), 1)])
-    assert "a" not in worked(side)
-    side.hear([Closed("fine")])
-    assert with_both < model._sequences.room == SLOTS
-    side.hear([Closed("a"), opened("a", FINE)])
+    (lost,) = side.hear([Committed("a", len(FINE), np.array(REFUSED[reason], np.int32), 1)])
+    assert isinstance(lost, Lost) and lost.session == "a"
+    assert with_both < model._sequences.room
+    assert counted(reason) == before
+    again = [*FINE, *REFUSED[reason]]
+    assert side.hear([opened("a", again), Committed("fine", len(FINE), np.array([5], np.int32), 1)]) == []
+    assert "a" not in worked(side) and counted(reason) == before + 1
+    assert side.hear([Committed("a", len(again), np.array([5], np.int32), 1)]) == []
+    assert not side.waits_for_room
+    side.hear([Closed("fine"), Closed("a"), opened("a", FINE)])
     assert worked(side) == {"a"}, "the same name again, of another text"
+    side.hear([Closed("a")])
+    assert model._sequences.room == SLOTS
 
 
 def test_a_verified_token_that_the_draft_model_does_not_have_stops_nothing(side):
