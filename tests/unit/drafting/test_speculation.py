@@ -11,7 +11,7 @@ from sglang_patches.drafting.messages import GREEDY, Closed, Committed, Growth, 
 from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
 from tests.support.agreeing_model import VOCABULARY, model, target
-from tests.support.draft_side import COUNT, InProcessDraftSide
+from tests.support.draft_side import COUNT, FunctionModel, InProcessDraftSide
 from tests.unit.drafting.texts import make_book, make_req
 
 NODES = 7
@@ -261,6 +261,25 @@ def test_the_draft_model_s_reading_of_a_prompt_is_not_waited_for():
     run.patience = lambda states, missed: asked.append(list(missed)) or Patience(30.0)
     assert run.tokens_a_step(2) == 1
     assert asked == [[], []] and run.side.asked == 0
+
+
+def test_a_text_that_has_become_too_long_for_the_draft_model_is_not_waited_for():
+    class ShortModel(FunctionModel):
+        def takes(self, draft):
+            return draft.text.length <= 20
+
+        def ready(self, draft):
+            return self.takes(draft)
+
+    class Short(InProcessDraftSide):
+        def new_model(self):
+            return ShortModel(self._function)
+
+    run, asked = Run(Short(model(0.5)), requests=1), []
+    run.patience = lambda states, missed: asked.append(list(missed)) or Patience(30.0)
+    run.tokens_a_step(25)
+    assert len(run.texts[0]) > 30
+    assert asked[-5:] == [[]] * 5
 
 
 def test_a_launch_knows_how_long_it_was_waited_for():
