@@ -88,9 +88,9 @@ class GraphTap(Tap):
         self._steps.put(_Step(self._last, rows, choices, receiver))
 
     def _captured(self, states: torch.Tensor) -> None:
-        self._kept.append(states.clone())  # the next layer may write over them
+        kept = self._keep(states.clone())  # the next layer may write over them
         with self._beside():
-            logits = self._exit.logits(self._kept[0])
+            logits = self._exit.logits(kept)
             if self._exit.divided:
                 self._part = logits
             else:
@@ -100,10 +100,14 @@ class GraphTap(Tap):
         if self._part is None:
             return
         self._devices.current_stream().wait_stream(self._stream)
-        self._kept.append(self._exit.whole(self._part))
+        logits = self._keep(self._exit.whole(self._part))
         self._part = None
         with self._beside():
-            self._tell(self._kept[-1])
+            self._tell(logits)
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._kept.append(tensor)
+        return tensor
 
     def _tell(self, logits: torch.Tensor) -> None:
         rows = len(logits)

@@ -131,6 +131,24 @@ def test_the_choices_are_those_of_the_whole_head(made, streams):
         assert np.array_equal(tokens, said[seed][0]) and np.allclose(chances, said[seed][1], atol=1e-6)
 
 
+def test_a_forward_that_fails_behind_the_exit_leaves_nothing_to_the_next(made, streams):
+    ((expected, _),) = step(made, 5)
+    with (
+        mock.patch.object(Model, "forward", lambda self, states: fail(self, states)),
+        pytest.raises(RuntimeError),
+    ):
+        made.model(states(ROWS, 9))
+    ((tokens, _),) = step(made, 5)
+    assert np.array_equal(tokens, expected)
+
+
+def fail(model, states):
+    """Up to the layer behind the exit."""
+    for layer in model.model.layers[: EXIT + 1]:
+        states = layer.forward(None, states, SimpleNamespace(forward_mode=test_tap.ForwardMode.TARGET_VERIFY))
+    raise RuntimeError("no room")
+
+
 @pytest.mark.parametrize("made", [True], indirect=True)
 def test_the_ranks_gather_once_a_step_between_the_exit_and_the_end(made, streams):
     run(made, streams)
