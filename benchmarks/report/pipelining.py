@@ -80,7 +80,7 @@ def forecast(rows: Sequence[dict]) -> list[str]:
 
 def misses(found: dict) -> list[str]:
     counts, cells = pivot(found["rows"], ("after",), "fan_out", lambda row: interval(row["miss_rate"]))
-    of = ", ".join(f"{name} {found['rows'][0][name]:g}" for name in models(found["rows"]))
+    of = ", ".join(f"{name} {found['rows'][0][name]}" for name in models(found["rows"]))
     laws = "; ".join(f"after {kind}: {interval(law)}" for kind, law in found["exponents"].items())
     return [
         *table(("the step before", *(f"F = {count}" for count in counts)), cells),

@@ -37,6 +37,7 @@ from benchmarks.pipeline.theory import saguaro
 from benchmarks.pipeline.theory.chain import chain_tokens
 from benchmarks.report import pipelining, plots
 from benchmarks.report.page import Run, page
+from benchmarks.report.records import dumps
 from benchmarks.report.statistics import Interval
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
@@ -292,6 +293,12 @@ def test_misses_fall_by_the_power_law_of_the_pair():
     rates = [row["miss_rate"] for row in found["rows"] if row["after"] == HIT]
     assert all(later.value < earlier.value for earlier, later in zip(rates, rates[1:], strict=False))
     assert all(rate.low <= rate.value <= rate.high for rate in rates)
+
+
+def test_the_table_of_misses_says_which_recorded_pairs_they_are_of():
+    found = misses(question(tokens=1600), {"load": "mixed", "agreement": 0.8}, fan_outs=(1, 2, 4, 8))
+    shown = "\n".join(pipelining.misses(json.loads(dumps({"misses": found}))["misses"]))
+    assert "agreement 0.8, load mixed" in shown
 
 
 def test_synthetic_pairs_are_what_they_are_said_to_be():
