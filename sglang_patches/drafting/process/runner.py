@@ -68,13 +68,26 @@ def _resolved(settings: DraftSettings, further: dict[str, object]) -> ServerArgs
         page_size=1,
         max_total_tokens=settings.tokens,
         max_running_requests=settings.sessions + settings.rows,
-        chunked_prefill_size=CHUNK,  # on a GPU graphs are captured for batches up to it
+        # On a GPU graphs are captured up to these sizes: no forward is larger.
+        chunked_prefill_size=CHUNK,
+        cuda_graph_max_bs_decode=settings.rows,
         disable_radix_cache=True,
         disable_overlap_schedule=True,
         skip_tokenizer_init=True,
     )
     host.resolve(args)
     return args
+
+
+def described_graphs(runner: ModelRunner) -> str:
+    """Which of the draft model's forwards replay captured graphs, for the log."""
+    decode = getattr(runner.decode_cuda_graph_runner, "capture_bs", ())
+    prefill = getattr(runner.prefill_cuda_graph_runner, "capture_num_tokens", ())
+    rows = ", ".join(map(str, decode))
+    return (
+        f"forwards {f'replay graphs of {rows} rows, and those between are padded' if rows else 'run without graphs'}; "
+        f"prefills {f'replay graphs of up to {max(prefill)} tokens' if prefill else 'run without graphs'}"
+    )
 
 
 def _index(device: str) -> int:

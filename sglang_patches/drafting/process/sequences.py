@@ -65,6 +65,11 @@ class SequenceCache:
         self.slots = len(self._free)
         self._now = now
         self._rows = list(range(SCRATCH + scratch, len(self.table)))
+        if not self._rows:
+            raise ValueError(
+                f"specstore option draft_tokens: {self.slots} KV slots are too few for forwards of {scratch} rows: SGLang allows "
+                f"{len(self.table) - 1} sequences"
+            )
         self._cached: dict[Draft, Cached] = {}
         self._waiting: set[Draft] = set()  # sessions that found no room
         self._told = False

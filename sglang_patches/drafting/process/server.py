@@ -15,7 +15,7 @@ from sglang_patches.drafting.draft_side import DraftParts, DraftSide
 from sglang_patches.drafting.messages import Closed, Opened, Ready
 from sglang_patches.drafting.process.connection import ParentConnection
 from sglang_patches.drafting.process.model import SglangModel
-from sglang_patches.drafting.process.runner import CHUNK, load_runner
+from sglang_patches.drafting.process.runner import CHUNK, described_graphs, load_runner
 from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.drafting.process.vocabulary import refuse_other_vocabulary
 from sglang_patches.drafting.registry import METHODS, DraftSurroundings
@@ -60,6 +60,7 @@ class DraftServer:
             target = settings.tokenizer, settings.tokenizer_revision or None
             refuse_other_vocabulary(target, settings.model)
         self._runner = load_runner(settings)
+        logger.info("specstore: the draft model's %s", described_graphs(self._runner))
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
         self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows, settings.serial)
         self._warm_up(min(CHUNK, max(1, model.longest)), rounds=2 + settings.lookahead)

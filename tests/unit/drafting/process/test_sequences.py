@@ -188,3 +188,11 @@ def test_what_finds_no_room_is_counted_once_for_each_wait(sequences):
     for _ in range(5):
         assert sequences.begin(waiting) is None
     assert REFUSED._value.get() == before + 1
+
+
+def test_a_table_without_a_row_for_a_session_stops_the_start():
+    """SGLang allows half as many sequences as there are slots."""
+    with pytest.raises(
+        ValueError, match="option draft_tokens: 400 KV slots are too few for forwards of 4 rows"
+    ):
+        SequenceCache(runner(1 + SCRATCH, COLUMNS), SCRATCH)
