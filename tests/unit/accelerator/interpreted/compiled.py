@@ -34,7 +34,6 @@ class FlashAttention:
         page_table,
         cache_seqlens,
         cu_seqlens_q,
-        cu_seqlens_k_new,
         max_seqlen_q,
         softmax_scale,
         causal,
@@ -43,7 +42,9 @@ class FlashAttention:
         softcap,
         num_splits,
         ver,
+        cu_seqlens_k_new=None,
         out=None,
+        scheduler_metadata=None,
     ):
         assert page_table.dtype == cache_seqlens.dtype == cu_seqlens_q.dtype == torch.int32
         assert softcap == 0 and out is None
@@ -63,6 +64,11 @@ class FlashAttention:
                 self.reads.setdefault(row, []).extend(seen.tolist())
                 out[row], lse[row] = softmax_over(q[row], keys[seen], values[seen], softmax_scale)
         return (out, lse.T) if return_softmax_lse else out
+
+    @staticmethod
+    def divided_work(*, batch_size, **_) -> torch.Tensor:
+        """In place of `get_scheduler_metadata`, which says what multiprocessor takes which part: nothing that a result depends on."""
+        return torch.zeros(batch_size + 1, dtype=torch.int32)
 
     @staticmethod
     def merge_state(out_a, lse_a, out_b, lse_b):

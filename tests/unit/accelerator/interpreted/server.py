@@ -17,12 +17,12 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-from sglang.srt.model_executor.runner.decode_cuda_graph_runner import build_replay_fb_view
 from sglang.srt.runtime_context import get_context, get_parallel, get_server_args, get_spec
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_patches.plugin import register
+from tests.unit.accelerator.interpreted.graphs import Graphs
 from tests.unit.accelerator.trees import Verification
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
@@ -36,7 +36,6 @@ COMMON = {
     "num_attention_heads": HEADS,
     "num_hidden_layers": 1,
     "vocab_size": 97,
-    "max_position_embeddings": CONTEXT,
     "torch_dtype": "float32",
 }
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": KV_HEADS}
@@ -53,9 +52,10 @@ DEEPSEEK = {
 
 
 @functools.cache
-def model_config(mla: bool) -> ModelConfig:
+def model_config(mla: bool, context: int = CONTEXT) -> ModelConfig:
+    sizes = COMMON | {"max_position_embeddings": context} | (DEEPSEEK if mla else LLAMA)
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(COMMON | (DEEPSEEK if mla else LLAMA)))
+        Path(folder, "config.json").write_text(json.dumps(sizes))
         return ModelConfig(folder)
 
 
@@ -65,17 +65,21 @@ def algorithm() -> object:
     return SpeculativeAlgorithm.from_string("SSSD")
 
 
-@contextmanager
 def settings(width: int, topk: int = 2, **more):
     """SGLang's settings of a server that verifies `width` rows a request."""
+    return plain_settings(
+        speculative_num_draft_tokens=width,
+        speculative_eagle_topk=topk,
+        speculative_num_steps=max(1, width // 2),
+        **more,
+    )
+
+
+@contextmanager
+def plain_settings(**more):
+    """SGLang's settings of a server that decodes plainly."""
     with (
-        get_context().override_server_args(
-            device="cpu",
-            speculative_num_draft_tokens=width,
-            speculative_eagle_topk=topk,
-            speculative_num_steps=max(1, width // 2),
-            **more,
-        ),
+        get_context().override_server_args(device="cpu", **more),
         get_parallel().override(
             attn_tp_size=1, attn_tp_rank=0, attn_dcp_rank=0, attn_cp_size=1, attn_cp_rank=0
         ),
@@ -83,27 +87,32 @@ def settings(width: int, topk: int = 2, **more):
         yield
 
 
-class Server:
-    """Pools filled with noise; request r of a batch lives in row `rows[r]`, its tokens in slots scattered by page."""
+class Pools:
+    """SGLang's pools, filled with noise, and what its backends read of them. context: tokens of a request. slots: of all."""
 
     def __init__(
-        self, verification: Verification, *, page_size: int = 1, window: int | None = None, mla: bool = False
+        self,
+        *,
+        requests: int = REQUESTS,
+        context: int = CONTEXT,
+        slots: int = SLOTS,
+        page_size: int = 1,
+        window: int | None = None,
+        mla: bool = False,
     ):
-        self.verification, self.page_size, self.window, self.mla = verification, page_size, window, mla
+        self.page_size, self.window, self.mla = page_size, window, mla
+        self._context, self._slots = context, slots
         self.rng = np.random.default_rng(7)
-        self.requests = ReqToTokenPool(REQUESTS, CONTEXT, "cpu", False)
+        self.requests = ReqToTokenPool(requests, context, "cpu", False)
         self.kv = self._kv_pool()
-        self.rows = torch.tensor([5, 2, 6, 3, 8, 1])[: verification.batch_size]
-        self._give_slots()
-        allocator = SimpleNamespace(get_kvcache=lambda: self.kv)
+        self.allocator = SimpleNamespace(get_kvcache=lambda: self.kv)
         self.translator = KVIndexTranslator(
             req_to_token=self.requests.req_to_token,
-            token_to_kv_pool_allocator=allocator,
+            token_to_kv_pool_allocator=self.allocator,
             token_to_kv_pool=self.kv,
             page_size=page_size,
             device="cpu",
         )
-        self.allocator = allocator
 
     def _kv_pool(self):
         common = {
@@ -113,11 +122,18 @@ class Server:
             "enable_memory_saver": False,
         }
         if self.mla:
-            pool = MLATokenToKVPool(SLOTS, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, layer_num=1, **common)
+            pool = MLATokenToKVPool(
+                self._slots, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, layer_num=1, **common
+            )
             buffers = pool.kv_buffer
         else:
             pool = MHATokenToKVPool(
-                SLOTS, head_num=KV_HEADS, head_dim=HEAD_DIM, layer_num=2, enable_kv_cache_copy=True, **common
+                self._slots,
+                head_num=KV_HEADS,
+                head_dim=HEAD_DIM,
+                layer_num=2,
+                enable_kv_cache_copy=True,
+                **common,
             )
             buffers = [*pool.k_buffer, *pool.v_buffer]
         for buffer in buffers:
@@ -126,6 +142,43 @@ class Server:
 
     def noise(self, *shape: int) -> torch.Tensor:
         return torch.from_numpy(self.rng.normal(size=shape).astype(np.float32))
+
+    def model_runner(self, spec_algorithm: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            req_to_token_pool=self.requests,
+            token_to_kv_pool=self.kv,
+            token_to_kv_pool_allocator=self.allocator,
+            kv_index_translator=self.translator,
+            model_config=model_config(self.mla, self._context),
+            sliding_window_size=self.window,
+            page_size=self.page_size,
+            decode_num_tokens_per_req=lambda: get_spec().speculative_num_draft_tokens or 1,
+            is_draft_worker=False,
+            spec_algorithm=spec_algorithm,
+            kv_cache_dtype=torch.float32,
+            kv_cache_dtype_str="auto",
+            dtype=torch.float32,
+            device="cpu",
+            gpu_id=0,
+            server_args=get_server_args(),
+            prefill_attention_backend_str=None,
+            decode_attention_backend_str=None,
+        )
+
+    def layer(self, number: int = 0) -> RadixAttention:
+        if self.mla:
+            return RadixAttention(HEADS, LATENT + ROPE, 0.1, 1, number, v_head_dim=LATENT)
+        return RadixAttention(HEADS, HEAD_DIM, 0.25, KV_HEADS, number, sliding_window_size=self.window or -1)
+
+
+class Server(Pools):
+    """Request r of a batch lives in row `rows[r]`, its tokens in slots scattered by page."""
+
+    def __init__(self, verification: Verification, **pools):
+        super().__init__(**pools)
+        self.verification = verification
+        self.rows = torch.tensor([5, 2, 6, 3, 8, 1])[: verification.batch_size]
+        self._give_slots()
 
     def _give_slots(self) -> None:
         pages = 1 + self.rng.permutation(SLOTS // self.page_size)
@@ -141,33 +194,6 @@ class Server:
 
     def attended_slots(self, request: int, row: int) -> list[int]:
         return self.slots(request)[self.verification.attended(request, row)].tolist()
-
-    def model_runner(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            req_to_token_pool=self.requests,
-            token_to_kv_pool=self.kv,
-            token_to_kv_pool_allocator=self.allocator,
-            kv_index_translator=self.translator,
-            model_config=model_config(self.mla),
-            sliding_window_size=self.window,
-            page_size=self.page_size,
-            decode_num_tokens_per_req=lambda: get_spec().speculative_num_draft_tokens,
-            is_draft_worker=False,
-            spec_algorithm=algorithm(),
-            kv_cache_dtype=torch.float32,
-            kv_cache_dtype_str="auto",
-            dtype=torch.float32,
-            device="cpu",
-            gpu_id=0,
-            server_args=get_server_args(),
-            prefill_attention_backend_str=None,
-            decode_attention_backend_str=None,
-        )
-
-    def layer(self) -> RadixAttention:
-        if self.mla:
-            return RadixAttention(HEADS, LATENT + ROPE, 0.1, 1, 0, v_head_dim=LATENT)
-        return RadixAttention(HEADS, HEAD_DIM, 0.25, KV_HEADS, 0, sliding_window_size=self.window or -1)
 
     def write_slots(self) -> torch.Tensor:
         v = self.verification
@@ -207,53 +233,17 @@ class Server:
         return batch
 
     def graph_batch(self, backend: AttentionBackend, mask: torch.Tensor | None = None) -> ForwardBatch:
-        """The batch that a captured graph of REQUESTS requests replays, its backend's tables filled: captured over
-        nothing first, then filled from this batch, as SGLang's graph runner does."""
-        v, fill = self.verification, backend.get_cuda_graph_seq_len_fill_value()
-        tokens = REQUESTS * v.width
-        captured = ForwardBatch(
-            forward_mode=ForwardMode.TARGET_VERIFY,
-            batch_size=REQUESTS,
-            input_ids=torch.zeros(tokens, dtype=torch.int64),
-            req_pool_indices=torch.zeros(REQUESTS, dtype=torch.int64),
-            seq_lens=torch.full((REQUESTS,), fill),
-            out_cache_loc=torch.zeros(tokens, dtype=torch.int64),
-            seq_lens_sum=REQUESTS * fill,
-            seq_lens_cpu=torch.full((REQUESTS,), fill),
-            positions=torch.zeros(tokens, dtype=torch.int64),
-            spec_algorithm=algorithm(),
-            spec_info=NgramVerifyInput(
-                custom_mask=torch.ones((REQUESTS * fill + tokens) * v.width, dtype=torch.bool),
-                draft_token_num=v.width,
-            ),
+        """The batch that a captured graph of REQUESTS requests replays, its backend's tables filled."""
+        width = self.verification.width
+        tokens = REQUESTS * width
+        fill = backend.get_cuda_graph_seq_len_fill_value()
+        spec_info = NgramVerifyInput(
+            custom_mask=torch.ones((REQUESTS * fill + tokens) * width, dtype=torch.bool),
+            draft_token_num=width,
         )
-        backend.init_cuda_graph_state(REQUESTS, tokens)
-        self.translator.bind_runner_slots(captured)
-        backend.init_forward_metadata_out_graph(captured, in_capture=True)
-        live = self.forward_batch(mask)
-        for name in (
-            "req_pool_indices",
-            "seq_lens",
-            "seq_lens_cpu",
-            "out_cache_loc",
-            "positions",
-            "input_ids",
-        ):
-            getattr(captured, name)[: len(getattr(live, name))] = getattr(live, name)
-        view = build_replay_fb_view(
-            forward_batch=live,
-            buffers=SimpleNamespace(**vars(captured)),
-            bs=REQUESTS,
-            raw_bs=v.batch_size,
-            num_tokens=tokens,
-            global_num_tokens_cpu=None,
-            seq_len_fill_value=fill,
-            capture_forward_mode=ForwardMode.TARGET_VERIFY,
-            is_encoder_decoder=False,
-        )
-        backend.init_forward_metadata_out_graph(view)
-        backend.init_forward_metadata_in_graph(captured)
-        return captured
+        of_mode = {"spec_algorithm": algorithm(), "spec_info": spec_info}
+        graphs = Graphs(backend, self.translator, ForwardMode.TARGET_VERIFY, [REQUESTS], width, **of_mode)
+        return graphs.replay(self.forward_batch(mask))
 
     def attend(
         self,
@@ -265,7 +255,7 @@ class Server:
     ) -> tuple[np.ndarray, np.ndarray]:
         """One layer over the trees: (what the backend makes of it, what dense attention over `columns(request, row)`
         makes of it, the tree's own by default), both [batch, width, heads, dim]."""
-        backend, layer = backend_class(self.model_runner()), self.layer()
+        backend, layer = backend_class(self.model_runner(algorithm())), self.layer()
         if graph:
             batch = self.graph_batch(backend, mask)
         else:

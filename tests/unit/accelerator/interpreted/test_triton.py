@@ -6,7 +6,7 @@ import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-from tests.unit.accelerator.interpreted.server import Server, dense_attention, settings
+from tests.unit.accelerator.interpreted.server import Server, algorithm, dense_attention, settings
 from tests.unit.accelerator.trees import WIDTHS, forest, verification
 
 WINDOW = 48
@@ -69,7 +69,7 @@ def test_with_a_sliding_window_plain_decoding_sees_one_key_less_than_verificatio
     v = server.verification
     assert not wrong_rows(*attend(server, columns=lambda *at: v.in_window(*at, WINDOW)))
     with settings(1):
-        backend, layer = TritonAttnBackend(server.model_runner()), server.layer()
+        backend, layer = TritonAttnBackend(server.model_runner(algorithm())), server.layer()
         batch = plain_step(server)
         backend.init_forward_metadata(batch)
         q, k, value = server.queries(v.batch_size)
