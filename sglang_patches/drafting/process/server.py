@@ -14,7 +14,7 @@ from datastore_service.protocol.types import Namespace
 from sglang_patches.drafting.draft_side import DraftParts, DraftSide
 from sglang_patches.drafting.messages import Closed, Opened, Ready
 from sglang_patches.drafting.process.connection import ParentConnection
-from sglang_patches.drafting.process.model import SglangModel
+from sglang_patches.drafting.process.model import CATCH_UP, SglangModel
 from sglang_patches.drafting.process.runner import CHUNK, described_graphs, load_runner
 from sglang_patches.drafting.process.settings import DraftSettings
 from sglang_patches.drafting.process.vocabulary import refuse_other_vocabulary
@@ -24,6 +24,8 @@ from sglang_patches.options import load_options
 logger = logging.getLogger(__name__)
 
 WARM_UP = "warm-up"  # name of a session
+# Tokens of a text whose second chunk is prefilled too: over a prefix, attention backends run other kernels.
+TWO_CHUNKS = CHUNK + CATCH_UP + 2
 ROOM_SECONDS = 0.5  # after which room is looked for again
 ROUND_SECONDS = Summary(
     "specstore_draft_round_seconds",
@@ -63,7 +65,7 @@ class DraftServer:
         logger.info("specstore: the draft model's %s", described_graphs(self._runner))
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
         self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows, settings.serial)
-        self._warm_up(min(CHUNK, max(1, model.longest)), rounds=2 + settings.lookahead)
+        self._warm_up(min(TWO_CHUNKS, max(1, model.longest)), rounds=3 + settings.lookahead)
         gc.collect()
         gc.freeze()  # to collect what stays until the end, SGLang's modules and the model, would hold up a draft
 
@@ -79,7 +81,7 @@ class DraftServer:
             logger.info("specstore: the worker is gone")
 
     def _warm_up(self, tokens: int, rounds: int) -> None:
-        """A prefill and forwards compile what was not compiled before: the worker takes a long silence for a hang. tokens: of a text
+        """Prefills and forwards compile what was not compiled before: the worker takes a long silence for a hang. tokens: of a text
         that the model takes. rounds: at most; a KV cache without room for them ends none."""
         self._side.hear([Opened(WARM_UP, np.zeros(tokens, np.int32), 0)])
         for _ in range(rounds):
