@@ -38,8 +38,6 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
 
 
 def _budget(settings: dict) -> str:
-    if "guesses" in settings:  # an earlier record
-        return f"; {settings['guesses']} guesses a request"
     return f"; {settings['draft_rows']} rows a draft forward, and as many guesses a step, over all requests"
 
 
@@ -187,7 +185,7 @@ def methods(rows: Sequence[dict]) -> list[str]:
         *table((*by[:-2], "C", "batch; over plain:", *names, "over the best"), lines),
         text,
         "",
-        *(_sessions(rows, by) if "hits_by_session" in rows[0] else []),  # an earlier record has none
+        *_sessions(rows, by),
     ]
 
 
