@@ -158,8 +158,9 @@ class Model(SglangModel):
         assert noted(self._device) == NOTHING
         done = super().prefill(drafts)
         after = noted(self._device)
-        self.prefilled += len(self._forwards(ForwardMode.EXTEND))
-        assert (after.waits, after.uploads) == ([], [])
+        chunks = len(self._forwards(ForwardMode.EXTEND))
+        self.prefilled += chunks
+        assert [wait.endswith(READ) for wait in after.waits] == [True] * chunks and after.uploads == []
         return done
 
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
