@@ -338,6 +338,12 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
     ),
     # python -m sglang_patches.check
     row(_SRT + "server_args.prepare_server_args", "argv", "an engine with the flags given to the check"),
+    row(
+        _SRT + "entrypoints.engine.Engine.run_scheduler_process_func",
+        None,
+        "an engine with the noise of the check",
+    ),
+    row(_SRT + "managers.scheduler.run_scheduler_process", None, "as above"),
     # The draft process
     row(_SRT + "plugins.load_plugins", "", "the CPU support in the draft process"),
     row(_SRT + "model_executor.forward_batch_info.CaptureHiddenMode", None, "a draft forward"),

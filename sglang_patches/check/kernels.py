@@ -10,10 +10,12 @@ from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_f
 from sglang.srt.speculative.spec_utils import move_accept_tokens_to_target_kvcache
 
 from sglang_patches.verification.layout import TreeLayout, full_mask, lay_out
+from sglang_patches.verification.shared_noise import SEED_BITS, draw, exponentials
 from sglang_patches.verification.verifier import HostTrees, verify_tree_greedy_func
 
 WIDTHS = (1, 2, 4, 16, 64)
 REQUESTS = 5
+VOCABULARY = 1000
 
 
 def _random_layout(width: int, lengths: np.ndarray, seed: int) -> TreeLayout:
@@ -157,9 +159,26 @@ def moved_rows(device: str) -> str | None:
     return None
 
 
+def shared_noise(device: str) -> str | None:
+    """The noise that target and draft share is the same on the device as on the host."""
+    random = np.random.default_rng(0)
+    seeds = torch.from_numpy(random.integers(0, 1 << SEED_BITS, REQUESTS))
+    positions = torch.from_numpy(_lengths(0))
+    probabilities = torch.from_numpy(random.dirichlet(np.ones(VOCABULARY), REQUESTS)).float()
+    noise = exponentials(seeds.to(device), positions.to(device), VOCABULARY)
+    found = (probabilities.to(device) / noise).argmax(-1).cpu()
+    expected = draw(probabilities, seeds, positions)
+    return (
+        None
+        if torch.equal(found, expected)
+        else f"draws {found.tolist()} where {expected.tolist()} are right"
+    )
+
+
 CHECKS = {
     "kernel: walk down the tree": tree_walk,
     "kernel: KV slots of a tree": cache_slots,
     "kernel: move of accepted rows": moved_rows,
     "tree masks": tree_masks,
+    "shared noise": shared_noise,
 }

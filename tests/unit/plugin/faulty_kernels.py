@@ -10,6 +10,7 @@ KERNELS = {
     "kernel: KV slots of a tree": "assign_extend_cache_locs_func",
     "kernel: move of accepted rows": "move_accept_tokens_to_target_kvcache",
     "tree masks": "full_mask",
+    "shared noise": "exponentials",
 }
 
 
