@@ -94,8 +94,8 @@ FAN_OUT = {"geometric": GeometricFanOut, "uniform": UniformFanOut, "likeliest": 
 class Question:
     """What all experiments share.
 
-    draft_rows: of a draft forward, and outcomes of a step, over all requests. pairs: the models and the batch -> pairs of them. datastore: makes an empty one for recorded pairs. Without one, e_miss tokens a
-    step come from a fallback that takes no time.
+    draft_rows: of a draft forward, and outcomes of a step, over all requests. pairs: the models and the batch -> pairs of them.
+    datastore: makes an empty one for recorded pairs. Without one, e_miss tokens a step come from a fallback that takes no time.
     """
 
     times: Times
