@@ -24,7 +24,7 @@ def load_runner(settings: DraftSettings) -> ModelRunner:
     args = server_args(settings)
     gpu, port = _index(settings.device), _free_port()
     config = ModelConfig.from_server_args(args)
-    _refuse_other_caches(config)
+    refuse_unsupported(config)
     rank = host.start_rank(args, config, gpu, port)
     runner = ModelRunner(
         model_config=config,
@@ -94,12 +94,13 @@ def _index(device: str) -> int:
     return int(device.partition(":")[2] or 0)
 
 
-def _refuse_other_caches(config: ModelConfig) -> None:
-    """Raises ValueError for a model whose KV cache is not one slot a token and layer."""
+def refuse_unsupported(config: ModelConfig) -> None:
+    """Raises ValueError for a model whose KV cache is not one slot a token and layer, or whose positions are not one number a token."""
     kinds = {
         "multi-head latent attention": config.attention_arch != AttentionArch.MHA,
         "a KV cache of its own for a sliding window": config.is_hybrid_swa,
         "a recurrent state": mambaish_config(config) is not None,
+        "positions in several dimensions (mrope)": config.model_is_mrope,
     }
     for kind, has in kinds.items():
         if has:
