@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from benchmarks.beside.costs import DraftTimes, Watch
 from benchmarks.beside.load_summary import summarise
 from benchmarks.beside.servers import ALGORITHMS, BESIDE, Setup, all_running, rotated, say
-from benchmarks.beside.window import Course, decode, window
+from benchmarks.beside.window import BEYOND, Course, decode, window
 from benchmarks.emulated_latency import AdjustableLatency
 from benchmarks.options import add_dtype, check_positive, options
 from benchmarks.report.manifest import manifest
@@ -37,7 +37,6 @@ from sglang_patches.workers.usage_report import SUMMARY
 
 LOADS = ("mixed", "repeated", "followup", "long", "unrelated")
 LONG_TOKENS = 600  # of a long prompt, at most: each draft process prefills it anew
-KV_TOKENS = 24576  # of each cache: all prompts, and a batch of answers
 PLAIN_WARM = 2  # tokens: plain decoding has nothing to warm up for
 PILOT_MS = 500.0  # emulated: the draft process is busy all the time
 ANSWERS = 2  # of a load, ratio and batch size in a round, at least
@@ -58,7 +57,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         choices=("plain", *ALGORITHMS),
         default=["plain", "sssd", "saguaro", "double", "duo", "specstore"],
-        help="the demo model's take about 3 GiB each",
+        help="the demo model's take 3 GiB each, with a draft process 4.5",
     )
     add("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     add("--speed", type=float, nargs="+", default=[1.5, 3.0, 6.0], help="EMULATED ratios")
@@ -117,6 +116,12 @@ def long(pool: Pool, count: int) -> list[Request]:
             texts.append(row["prompt"])
         found.append(Request("long", pool.chat("\n\n".join([*texts, SUMMARIZE]))))
     return found
+
+
+def kv_tokens(requests: dict[str, list[Request]], batch: int, until: int) -> int:
+    """Slots of each cache: all prompts, and twice a batch of answers that are cut when one has `until` tokens."""
+    prompts = sum(len(request.prompt) for of in requests.values() for request in of)
+    return prompts + 2 * batch * (until + BEYOND)
 
 
 def known_answers(requests: Sequence[Request], folder: Path) -> Path:
@@ -250,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             max(given.batch),
             latency.environment(),
             given.early_exit,
-            KV_TOKENS,
+            kv_tokens(requests, max(given.batch), given.warm + given.tokens),
         )
         try:
             with all_running(given.variants, setup, folder) as servers:
