@@ -38,7 +38,7 @@ class DraftModel(ABC):
         return True
 
     def prefill(self, drafts: Sequence[Draft]) -> bool:
-        """Runs a chunk of one of these texts that is not ready; whether there was anything to run, and room for it."""
+        """Runs a chunk of those texts that are not ready; whether there was anything to run, and room for it."""
         return False
 
     @abstractmethod

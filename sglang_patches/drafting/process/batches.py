@@ -39,28 +39,38 @@ def decode_fields(
     return BatchFields(on_device, on_host)
 
 
-def extend_fields(row: int, tokens: np.ndarray, start: int, slots: Sequence[int]) -> BatchFields:
-    """One text's next tokens, after its first `start`."""
-    count = len(tokens)
-    lengths = np.array([start + count], np.int64)
+class Stretch(NamedTuple):
+    """The next tokens of a text, after its first `start`. row: of the table. tokens: int32. slots: int32, where their KV goes."""
+
+    row: int
+    start: int
+    tokens: np.ndarray
+    slots: np.ndarray
+
+
+def extend_fields(stretches: Sequence[Stretch]) -> BatchFields:
+    """Next tokens of several texts."""
+    starts = np.array([stretch.start for stretch in stretches], np.int32)
+    counts = np.array([len(stretch.tokens) for stretch in stretches], np.int32)
+    lengths = (starts + counts).astype(np.int64)
     on_device = {
-        "input_ids": tokens.astype(np.int64),
-        "req_pool_indices": np.array([row], np.int64),
+        "input_ids": np.concatenate([stretch.tokens for stretch in stretches]).astype(np.int64),
+        "req_pool_indices": np.array([stretch.row for stretch in stretches], np.int64),
         "seq_lens": lengths,
-        "out_cache_loc": np.array(slots, np.int64),
-        "positions": np.arange(start, start + count),
-        "extend_seq_lens": np.array([count], np.int32),
-        "extend_prefix_lens": np.array([start], np.int32),
-        "extend_start_loc": np.zeros(1, np.int32),
+        "out_cache_loc": np.concatenate([stretch.slots for stretch in stretches]).astype(np.int64),
+        "positions": np.concatenate([np.arange(*of) for of in zip(starts, lengths, strict=True)]),
+        "extend_seq_lens": counts,
+        "extend_prefix_lens": starts,
+        "extend_start_loc": (np.cumsum(counts) - counts).astype(np.int32),
     }
     on_host = {
         "forward_mode": ForwardMode.EXTEND,
-        "batch_size": 1,
-        "seq_lens_sum": start + count,
+        "batch_size": len(stretches),
+        "seq_lens_sum": int(lengths.sum()),
         "seq_lens_cpu": torch.from_numpy(lengths),
-        "extend_num_tokens": count,
-        "extend_seq_lens_cpu": [count],
-        "extend_prefix_lens_cpu": [start],
-        "extend_logprob_start_lens_cpu": [0],
+        "extend_num_tokens": int(counts.sum()),
+        "extend_seq_lens_cpu": counts.tolist(),
+        "extend_prefix_lens_cpu": starts.tolist(),
+        "extend_logprob_start_lens_cpu": [0] * len(stretches),
     }
     return BatchFields(on_device, on_host)

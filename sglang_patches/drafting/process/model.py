@@ -7,7 +7,7 @@ writes the keys and values of all rows before it attends.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 
 from sglang_patches.drafting.draft import Candidates, Draft
 from sglang_patches.drafting.model import DraftModel, Row
-from sglang_patches.drafting.process.batches import BatchFields, decode_fields, extend_fields
+from sglang_patches.drafting.process.batches import BatchFields, Stretch, decode_fields, extend_fields
 from sglang_patches.drafting.process.candidates import choose
 from sglang_patches.drafting.process.limits import Limits
 from sglang_patches.drafting.process.sequences import SPARE, Cached, SequenceCache
@@ -89,38 +89,49 @@ class SglangModel(DraftModel):
         return cached is not None and self.takes(draft) and draft.text.length - cached.length <= CATCH_UP
 
     def prefill(self, drafts: Sequence[Draft]) -> bool:
-        """Of those that wait, the one with the least to run, if there is room for it."""
-        waiting = [draft for draft in drafts if not self.ready(draft) and self.takes(draft)]
-        return any(map(self._prefill, sorted(waiting, key=self._left)))
+        """Runs those that wait, the ones with the least to run first, as far as a chunk holds them and there is room."""
+        found = self._stretches([draft for draft in drafts if not self.ready(draft) and self.takes(draft)])
+        run = {cached: stretch for cached, stretch in found.items() if len(stretch.tokens)}
+        if run:
+            began = time.monotonic()
+            _, change = self._sequences.lay_out(run, [])
+            # The host waits for the chunk: else its time would count as that of the next forward.
+            self._run(extend_fields(list(run.values())), change, [0])[0, 0].item()
+            PREFILL_SECONDS.observe(time.monotonic() - began)
+            PREFILLED.inc(sum(len(stretch.tokens) for stretch in run.values()))
+        return bool(found)
+
+    def _stretches(self, waiting: Iterable[Draft]) -> dict[Cached, Stretch]:
+        """The next tokens of as many texts as a chunk holds."""
+        found: dict[Draft, tuple[Cached, Stretch]] = {}
+        left = self._chunk
+        for draft in sorted(waiting, key=self._left):
+            cached = self._sequences.of(draft) or self._sequences.begin(draft)
+            stretch = None if cached is None else self._stretch(draft, cached, left)
+            if cached is not None and stretch is not None:
+                found[draft] = cached, stretch
+                left -= len(stretch.tokens)
+            if not left:
+                break
+        # A later one may have been given the room of an earlier one.
+        return dict(of for draft, of in found.items() if self._sequences.of(draft) is of[0])
 
     def _left(self, draft: Draft) -> int:
         """Tokens of its text that were not run."""
         cached = self._sequences.of(draft)
         return draft.text.length - (cached.length if cached else 0)
 
-    def _prefill(self, draft: Draft) -> bool:
-        """Runs a chunk of its text; whether there was room."""
-        cached = self._sequences.of(draft) or self._sequences.begin(draft)
-        if cached is None:
-            return False
-        if self.ready(draft):  # a short text
-            return True
+    def _stretch(self, draft: Draft, cached: Cached, most: int) -> Stretch | None:
+        """The next tokens of a text, at most so many, with their slots: none of a short text, which rows of a forward run. None if there
+        is no room."""
         start = cached.length
-        end = min(start + self._chunk, draft.text.length - 1)
+        end = start if self.ready(draft) else min(start + most, draft.text.length - 1)
         grown = self._sequences.take(max(0, end - cached.held), {draft})
         if grown is None:
-            return False
+            return None
         cached.hold(grown)
         cached.length = end
-        slots = cached.slots[start:end].tolist()
-        began = time.monotonic()
-        _, change = self._sequences.lay_out([cached], [])
-        fields = extend_fields(cached.row, draft.text.between(start, end), start, slots)
-        # The host waits for the chunk: else its time would count as that of the next forward.
-        self._run(fields, change, [0])[0, 0].item()
-        PREFILL_SECONDS.observe(time.monotonic() - began)
-        PREFILLED.inc(end - start)
-        return True
+        return Stretch(cached.row, start, draft.text.between(start, end), cached.slots[start:end])
 
     def forward(self, rows: Sequence[Row]) -> list[Candidates | None]:
         began = time.monotonic()

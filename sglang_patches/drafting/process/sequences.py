@@ -147,7 +147,8 @@ class SequenceCache:
         if kept:
             cached.hold(kept)
             cached.length = cached.held
-        self.discard(draft, [node for node in cached.nodes if node not in draft.trie])
+        trie = draft.trie  # its root is the text's last token
+        self.discard(draft, [node for node in cached.nodes if node not in trie or node == trie.root])
 
     def discard(self, draft: Draft, nodes: Sequence[int]) -> None:
         """Frees the slots of these nodes, as far as they were run."""

@@ -65,7 +65,7 @@ class DraftServer:
         logger.info("specstore: the draft model's %s", described_graphs(self._runner))
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
         self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows, settings.serial)
-        self._warm_up(min(TWO_CHUNKS, max(1, model.longest)), rounds=3 + settings.lookahead)
+        self._warm_up(min(TWO_CHUNKS, max(1, model.longest)), rounds=4 + settings.lookahead)
         gc.collect()
         gc.freeze()  # to collect what stays until the end, SGLang's modules and the model, would hold up a draft
 
@@ -83,10 +83,14 @@ class DraftServer:
     def _warm_up(self, tokens: int, rounds: int) -> None:
         """Prefills and forwards compile what was not compiled before: the worker takes a long silence for a hang. tokens: of a text
         that the model takes. rounds: at most; a KV cache without room for them ends none."""
-        self._side.hear([Opened(WARM_UP, np.zeros(tokens, np.int32), 0)])
+        sizes = {
+            WARM_UP: tokens,
+            f"{WARM_UP}, beside": min(tokens, CATCH_UP + 2),
+        }  # a kernel may differ for a single text
+        self._side.hear([Opened(session, np.zeros(size, np.int32), 0) for session, size in sizes.items()])
         for _ in range(rounds):
             self._side.work()
-        self._side.hear([Closed(WARM_UP)])
+        self._side.hear(map(Closed, sizes))
 
     def _rounds(self) -> None:
         idle = True

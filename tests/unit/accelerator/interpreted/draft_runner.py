@@ -56,7 +56,7 @@ class Weights:
 
 class DraftRunner(Pools):
     """What `SglangModel` knows of a runner. graphs: row counts for which decode batches are captured, none where they run eagerly.
-    batches: mode, first position and rows of each that was run."""
+    batches: mode, tokens before each text of a prefill, and rows of each that was run."""
 
     device, spec_algorithm = "cpu", SpeculativeAlgorithm.NONE
 
@@ -79,11 +79,11 @@ class DraftRunner(Pools):
         self._layers = [self.layer(number) for number in range(LAYERS)]
         mode = ForwardMode.DECODE
         self._graphs = Graphs(self._backend, self.translator, mode, graphs) if graphs else None
-        self.batches: list[tuple[ForwardMode, int, int]] = []
+        self.batches: list[tuple[ForwardMode, tuple[int, ...], int]] = []
 
     def forward(self, batch: ForwardBatch) -> SimpleNamespace:
         mode, rows = batch.forward_mode, len(batch.input_ids)
-        self.batches.append((mode, int(batch.positions[0]), rows))
+        self.batches.append((mode, tuple(batch.extend_prefix_lens_cpu or ()), rows))
         if mode.is_decode() and self._graphs:
             batch = self._graphs.replay(batch)
         else:

@@ -41,6 +41,7 @@ class Drafting:
         runner = Runner(CONTEXT, slots, SESSIONS)
         self.model = SglangModel(runner, ROWS, CHUNK, VOCABULARY, self.clock)
         self.forwards = self.decodes = 0
+        self.prefills: list[list[int]] = []  # tokens of each text
         self._forward, runner.forward = runner.forward, self._counted
         parts = DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(4)), ratio=self.ratio)
         self.side = DraftSide(self.model, parts, ROWS, ROWS, serial)
@@ -49,6 +50,8 @@ class Drafting:
     def _counted(self, batch):
         self.forwards += 1
         self.decodes += batch.forward_mode.is_decode()
+        if batch.forward_mode.is_extend():
+            self.prefills.append(batch.extend_seq_lens_cpu)
         return self._forward(batch)
 
     def open(self, session: str, length: int) -> None:
@@ -115,6 +118,26 @@ def test_short_prompts_do_not_wait_for_a_long_one_before_them():
         drafted += [answer.session for answer in drafting.side.work() or ()]
     assert {*drafted} == {f"s{at}" for at in range(4)}
     assert drafting.work() >= {"long"}
+
+
+def test_a_chunk_holds_the_texts_of_several_sessions():
+    """At a large batch each would else wait for a round of its own."""
+    drafting = Drafting(slots=8000)
+    for at in range(8):
+        drafting.open(f"s{at}", 21)
+    assert drafting.work() == {f"s{at}" for at in range(8)}
+    # Of the fourth and the seventh the first has one token too many for rows of a forward.
+    assert drafting.prefills == [[20, 20, 20, 4], [16, 20, 20, 8], [20]]
+
+
+def test_a_text_whose_room_another_one_of_the_chunk_was_given_is_not_run():
+    drafting = Drafting(slots=800)
+    drafting.open("long", 620)
+    while (left := 619 - sum(map(sum, drafting.prefills))) >= CHUNK:
+        drafting.side.work()
+    drafting.open("short", 80)  # with 128 slots for its drafts there is no room beside the long one
+    drafting.side.work()
+    assert 0 < left < 79 and drafting.prefills[-1] == [CHUNK - left]
 
 
 def test_a_pool_that_fills_up_while_texts_grow_neither_spins_nor_says_that_forwards_are_fast():
