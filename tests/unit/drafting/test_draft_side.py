@@ -13,10 +13,12 @@ from sglang_patches.drafting.mirror import ExpectedOutcomes
 from sglang_patches.drafting.planner import LikeliestOutcomes
 from sglang_patches.drafting.rollouts import Rollouts
 from sglang_patches.drafting.saguaro import GeometricFanOut
+from sglang_patches.drafting.speed_ratio import SpeedRatio
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import FunctionModel
 
 ROWS, NODES = 24, 15
+NONE = np.empty(0, np.int64)
 PREDICTORS = [GeometricFanOut, LikeliestOutcomes, ExpectedOutcomes, AllAccepted, Heads]
 
 
@@ -75,3 +77,59 @@ def test_in_one_forward_a_step_the_sessions_take_turns(predictor):
         batch.step(rounds=1)
     assert all(len(sessions) == ROWS for sessions in run)
     assert all(before.isdisjoint(after) for before, after in zip(run, run[1:], strict=False))
+
+
+class Verifications(SpeedRatio):
+    def __init__(self):
+        super().__init__()
+        self.told = 0
+
+    def verification_took(self, seconds):
+        self.told += 1
+
+
+def one_session(ratio=None):
+    side = DraftSide(
+        FunctionModel(model(1.0)),
+        DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(4)), ratio=ratio),
+        ROWS,
+        ROWS,
+    )
+    side.hear([Opened("s", np.array([1, 2, 3], np.int32), 1)])
+    return side
+
+
+def commit(side, start, count=1, epoch=1):
+    """Tokens that the trie has, if it has any."""
+    (draft,) = side._drafts.values()
+    text, tokens = draft.text.after(0).tolist(), []
+    for _ in range(count):
+        tokens.append(target(text + tokens))
+    side.hear([Committed("s", start, np.array(tokens, np.int32), epoch)])
+
+
+def test_a_verification_is_timed_once():
+    """Further commits before the next one say nothing of it."""
+    ratio = Verifications()
+    side = one_session(ratio)
+    while side.work() is not None:
+        pass
+    side.hear([Verifying("s", 1, NONE, NONE, NONE.astype(np.int32))])
+    commit(side, 3)
+    commit(side, 4)
+    assert ratio.told == 1
+
+
+def test_a_session_that_is_verified_no_more_is_not_drafted_for():
+    """Two commits without a verification between them: the target does without drafts."""
+    side = one_session()
+    while side.work() is not None:
+        pass
+    commit(side, 3)
+    assert side.work() is not None
+    while side.work() is not None:
+        pass
+    commit(side, 4)
+    assert side.work() is None
+    side.hear([Verifying("s", 1, NONE, NONE, NONE.astype(np.int32))])
+    assert side.work() is not None

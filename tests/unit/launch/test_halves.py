@@ -175,6 +175,30 @@ def test_an_instance_that_is_not_there_ends_the_other_half(capsys):
     assert "Cannot connect" in capsys.readouterr().err
 
 
+@contextlib.contextmanager
+def silent_machine():
+    """The address of one that takes no connection and refuses none: its queue of them is full."""
+    with contextlib.ExitStack() as sockets:
+        listening = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield "http://{}:{}".format(*listening.getsockname())
+
+
+def test_an_instance_whose_machine_is_silent_is_given_up(monkeypatch):
+    monkeypatch.setattr(halves, "CONNECT_SECONDS", 0.2)
+
+    async def run(silent):
+        async with through_the_proxy() as ask, instance(waits) as one:
+            return await asyncio.gather(ask(one.url), ask(silent))
+
+    with silent_machine() as silent:
+        answers = asyncio.run(asyncio.wait_for(run(silent), IN_TIME))
+    assert [status for status, _ in answers] == [502, 502]
+
+
 def test_an_instances_own_refusal_is_both_halves_answer():
     refused, other = both(refuses, waits, leaves=1)
     assert refused == other == (400, '{"error": {"message": "too long"}}')

@@ -127,6 +127,46 @@ def test_no_branch_needs_no_row(sequences):
     assert laid_out(sequences, [], []) == []
 
 
+def run_nodes(sequences, draft, cached, *nodes):
+    """A chain of nodes below the root, in the trie; those that are named were run. Returns their slots."""
+    for node in range(1, 4):
+        draft.trie.add(node, node - 1, 10 + node, 0.5)
+    slots = sequences.take(len(nodes), {draft})
+    cached.nodes.update(zip(nodes, slots, strict=True))
+    return slots
+
+
+def committed(sequences, draft, *tokens):
+    start = draft.text.length
+    sequences.commit(draft, start, draft.commit(np.array(tokens, np.int32), 1))
+
+
+def test_the_nodes_of_a_committed_path_give_the_text_their_slots(sequences):
+    draft, cached, text = begun(sequences, 9)
+    first, second, third = run_nodes(sequences, draft, cached, 1, 2, 3)
+    committed(sequences, draft, 11, 12)
+    assert cached.slots[: cached.length].tolist() == [*text, first, second]
+    assert cached.nodes == {3: third} and cached.held == cached.length == 11
+
+
+def test_a_node_behind_one_that_was_not_run_gives_none(sequences):
+    """Its slot would stand at the place of another token."""
+    draft, cached, text = begun(sequences, 9)
+    first, _ = run_nodes(sequences, draft, cached, 1, 3)
+    committed(sequences, draft, 11, 12, 13)
+    assert cached.slots[: cached.length].tolist() == [*text, first]
+    assert cached.nodes == {} and sequences.room == SLOTS - 10
+
+
+def test_nothing_is_taken_over_behind_a_text_that_was_not_run_to_its_end(sequences):
+    draft, cached, text = begun(sequences, 9)
+    run_nodes(sequences, draft, cached, 1)
+    cached.length = 8
+    committed(sequences, draft, 11)
+    assert (cached.held, cached.length) == (9, 8) and cached.nodes == {}
+    assert cached.slots[:9].tolist() == text and sequences.room == SLOTS - 9
+
+
 def test_every_slot_comes_back(sequences):
     draw = random.Random(0)
     for _ in range(20):
