@@ -60,6 +60,9 @@ def throughput(rows: Sequence[dict], planner: Sequence[dict]) -> list[str]:
 
 
 def pooled(planner: Sequence[dict]) -> list[str]:
+    """Empty where SPECSTORE was not measured."""
+    if not planner:
+        return []
     cells = [
         [f"{row['speed']:g}", row["batch"], interval(row["over_best"])]
         for row in sorted(planner, key=lambda row: (row["speed"], row["batch"]))
