@@ -258,8 +258,9 @@ class DraftSide:
         answers: list[Answer] = []
         self._forwards += 1
         for draft in run | tentative:
-            draft.forwards += draft in run
-            draft.last_run = self._forwards
+            if ran:
+                draft.forwards += draft in run
+                draft.last_run = self._forwards
             proposed = tentative.get(draft, [])
             grown = [new for node in run.get(draft, ()) for new in self._grow(draft, node, proposed)]
             kept = set(grown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_patches.drafting.draft import Draft
 from sglang_patches.drafting.predictor import Guess, OutcomePredictor, Prediction
 
-GOES_ON = 0.7  # chance that the draft model's choice after a node is among those that are verified there, where nothing is known of it
+GOES_ON = 0.7  # assumed chance that a choice of the draft model is verified: it orders rows
 
 
 class AllAccepted(OutcomePredictor):

@@ -53,7 +53,10 @@ class Limits:
 
     def _fault(self, draft: Draft) -> str:
         """The reason to refuse the text, "" for none."""
-        new = draft.text.after(self._seen.get(draft, 0))
+        seen = self._seen.get(draft, 0)
+        if seen == draft.text.length:  # most often
+            return ""
+        new = draft.text.after(seen)
         if draft.text.length > self._bounds["length"]:
             return "length"
         if new.max(initial=0) >= self._bounds["token"]:
