@@ -1,5 +1,6 @@
 """For which row counts of a draft forward SGLang captures graphs."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -9,29 +10,20 @@ pytest.importorskip("sglang")
 from sglang.srt.arg_groups.overrides import resolved_view  # noqa: E402
 
 from sglang_patches.drafting.process.runner import described_graphs, server_args  # noqa: E402
-from sglang_patches.drafting.process.settings import DraftSettings  # noqa: E402
+from tests.unit.drafting.process.test_start import SETTINGS  # noqa: E402
 from tests.unit.plugin.platform import override_platform  # noqa: E402
 from tests.unit.plugin.resolution import PLATFORMS, write_model  # noqa: E402
 
 
 def captured(tmp_path, platform, rows, sessions):
-    settings = DraftSettings(
-        method="SAGUARO",
+    settings = dataclasses.replace(
+        SETTINGS,
         arguments={"model_path": write_model(tmp_path / "model", "dense")},
-        quantization="",
-        tokenizer="",
-        tokenizer_revision="",
         device="cuda:0",
         tokens=32768,
         sessions=sessions,
         rows=rows,
-        lookahead=4,
-        namespace="m",
-        fingerprint="f",
         context_length=4096,
-        vocabulary=1000,
-        serial=False,
-        cores="",
     )
     with override_platform(**PLATFORMS[platform]):
         return resolved_view(server_args(settings)).cuda_graph_config.decode.bs
