@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_patches.check.__main__ import CACHES
 from sglang_patches.check.parts import LAST
 from sglang_patches.drafting.registry import METHODS
 from tests.support.tiny_model import write_spelling_model
@@ -39,7 +40,9 @@ FURTHER = [
 
 
 def environment(**variables: str) -> dict[str, str]:
-    return {name: of for name, of in os.environ.items() if name != "SGLANG_USE_CPU_ENGINE"} | variables
+    """An operator's, without what SGLang sets in a process that imports it, as this one may have."""
+    set_by_imports = {"SGLANG_USE_CPU_ENGINE", *CACHES}
+    return {name: of for name, of in os.environ.items() if name not in set_by_imports} | variables
 
 
 def shown(table: str) -> dict[str, str]:
