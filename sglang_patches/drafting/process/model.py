@@ -54,7 +54,7 @@ class SglangModel(DraftModel):
     """A session's KV begins when it is drafted for.
 
     rows: most of a decode batch. chunk: tokens of a text that are prefilled at once. vocabulary: the target's. longest: tokens of a
-    text that is drafted for. now: seconds by a steady clock."""
+    text that is drafted for. now: seconds by a steady clock. Raises ValueError where that leaves no text."""
 
     def __init__(
         self,
@@ -68,7 +68,13 @@ class SglangModel(DraftModel):
         self._rows, self._chunk, self._vocabulary = rows, chunk, vocabulary
         self._sequences = SequenceCache(runner, rows, now)
         columns = self._sequences.table.shape[1]
-        self.longest = min(runner.model_config.context_len, columns, self._sequences.slots) - SPARE
+        context, slots = min(runner.model_config.context_len, columns), self._sequences.slots
+        self.longest = min(context, slots) - SPARE
+        if self.longest < 1:
+            raise ValueError(
+                f"the draft model could draft for no text: {SPARE} tokens of its context ({context}) and of its KV cache "
+                f"(--specstore-draft-tokens, {slots}) are kept for drafts"
+            )
         self._limits = Limits(self.longest, runner.model_config.vocab_size)
 
     def commit(self, draft: Draft, start: int, path: Sequence[int]) -> None:

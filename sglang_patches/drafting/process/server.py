@@ -65,7 +65,7 @@ class DraftServer:
         logger.info("specstore: the draft model's %s", described_graphs(self._runner))
         model = SglangModel(self._runner, settings.rows, CHUNK, settings.vocabulary)
         self._side = DraftSide(model, draft_parts(settings), settings.rows, settings.rows, settings.serial)
-        self._warm_up(min(TWO_CHUNKS, max(1, model.longest)), rounds=4 + settings.lookahead)
+        self._warm_up(min(TWO_CHUNKS, model.longest), rounds=4 + settings.lookahead)
         gc.collect()
         gc.freeze()  # to collect what stays until the end, SGLang's modules and the model, would hold up a draft
 

@@ -128,3 +128,11 @@ def test_rows_of_several_sessions_in_one_forward(model):
         for (draft, node), found in zip(rows, model.forward(rows), strict=True):
             assert found.tokens[0] == logits_of(text_of(draft, node)).argmax()
             follow(draft, node, int(found.tokens[0]))
+
+
+@pytest.mark.parametrize(("context", "slots"), [(0, SLOTS), (CONTEXT, SPARE)])
+def test_a_context_or_cache_in_which_no_text_has_room_stops_the_start(context, slots):
+    with pytest.raises(
+        ValueError, match=rf"context \({context + SPARE}\).*--specstore-draft-tokens, {slots}"
+    ):
+        SglangModel(Runner(context, slots), ROWS, CHUNK, VOCABULARY)
