@@ -41,6 +41,9 @@ PLAIN_WARM = 2  # tokens: plain decoding has nothing to warm up for
 PILOT_MS = 500.0  # emulated: the draft process is busy all the time
 ANSWERS = 2  # of a load, ratio and batch size in a round, at least
 SETTLING = 16  # tokens after a change of the ratio: step times are learned
+# The same in the first round, whose answers show what each request has of the draft model: for half of 16 tokens that still reads the
+# prompts of a batch of 32.
+SHOWING = 96
 MODEL = source_name(DRAFT_MODEL)
 
 
@@ -174,7 +177,7 @@ class Run:
         for turn in itertools.count():
             for speed, batch in itertools.product(self._given.speed, self._given.batch):
                 self._latency.set(speed * self._full_forward_ms)
-                self._learn(speed, batch)
+                self._learn(speed, batch, turn == 0)
                 for load in self._given.loads:
                     if time.monotonic() > until:
                         say("the time is up")
@@ -182,13 +185,18 @@ class Run:
                     for group in self._groups(batch, turn):
                         self._group(load, speed, batch, group)
 
-    def _learn(self, speed: float, batch: int) -> None:
-        """Step times of this ratio and batch size, with the first load's last prompts; and what each of these had of the draft model."""
+    def _learn(self, speed: float, batch: int, first: bool) -> None:
+        """Step times of this ratio and batch size, with the first load's last prompts; at first also what each of these had of the
+        draft model."""
         prompts = [request.prompt for request in self._requests[self._given.loads[0]][-batch:]]
-        sampling = {"temperature": 0, "max_new_tokens": SETTLING, "ignore_eos": True}
+        sampling = {
+            "temperature": 0,
+            "max_new_tokens": SHOWING if first else SETTLING,
+            "ignore_eos": True,
+        }
         for variant in self._given.variants[1:]:
             answers = self._servers[variant].generate_many(prompts, batch, **sampling)
-            if variant in BESIDE:
+            if first and variant in BESIDE:
                 accepted = [answer["meta_info"][SUMMARY]["accepted"] for answer in answers]
                 labels = {"speed": speed, "batch": batch, "variant": variant}
                 self._journal.add("sessions", labels | {"accepted": [of.get(MODEL, 0) for of in accepted]})
