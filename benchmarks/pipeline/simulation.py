@@ -26,7 +26,8 @@ from sglang_patches.drafting.outcome import Outcome, settle
 from sglang_patches.drafting.requests import RequestState
 from sglang_patches.drafting.speculation import Choices, Speculation
 from sglang_patches.drafting.text import Text
-from sglang_patches.verification.layout import pack
+from sglang_patches.early_exit.read_rows import likeliest_ends
+from sglang_patches.verification.layout import pack, pack_reached
 from sglang_patches.workers.acceptance import Acceptance
 from sglang_patches.workers.length import LengthPolicy
 
@@ -385,13 +386,16 @@ class Pipeline:
     ) -> None:
         """At a node that left the target's text the exit says what it says at the same place of it, as `PairModel` does."""
         packed = pack(trees, width)
-        rows = [self._places(state, parents) for state, (_, parents) in zip(states, packed, strict=True)]
+        places = [self._places(state, parents) for state, (_, parents) in zip(states, packed, strict=True)]
         of = [self._pairs[state.session].exits[exit.layer] for state in states]
+        read = likeliest_ends(packed, pack_reached(trees, width), self._setting.draft_rows)
         tokens, chances = (
-            np.stack([pair[part][places, : exit.choices] for pair, places in zip(of, rows, strict=True)])
+            np.concatenate([pair[part][at, : exit.choices] for pair, at in zip(of, places, strict=True)])[
+                read
+            ]
             for part in (0, 1)
         )
-        self._speculation.expected(states, packed, Choices(tokens, chances))
+        self._speculation.expected(states, packed, Choices(read, tokens, chances))
 
     def _places(self, state: RequestState, parents: np.ndarray) -> np.ndarray:
         """The index in the answer of what follows each row. parents: of the rows but the root, as from `pack`."""

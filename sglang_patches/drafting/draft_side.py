@@ -196,10 +196,12 @@ class DraftSide:
     def _expect(self, message: Expected) -> None:
         """Drops expectations that do not belong to the verification under way."""
         draft = self._drafts[message.session]
-        nodes = [draft.trie.resolve(node) for node in message.nodes.tolist()]
-        if message.epoch != draft.trie.epoch or draft.verifying is None or draft.trie.root not in nodes:
+        trie = draft.trie
+        known = message.epoch == trie.epoch and trie.resolve(message.root) == trie.root
+        if not known or draft.verifying is None:
             STALE.inc()
             return
+        nodes = [trie.resolve(node) for node in message.nodes.tolist()]
         shape = len(nodes), -1
         rows = zip(nodes, message.tokens.reshape(shape), message.probabilities.reshape(shape), strict=True)
         draft.expected = {node: Candidates(*choices) for node, *choices in rows if node in draft.verifying}

@@ -74,12 +74,13 @@ class Verifying(msgspec.Struct, eq=False, array_like=True, tag=True):
 class Expected(msgspec.Struct, eq=False, array_like=True, tag=True):
     """What an early exit of the target expects at the tree that it verifies, while it still does (MIRROR, equation 7).
 
-    nodes: int64 [rows], the root and verified nodes. tokens: int32 [rows * choices], each row's choices, the likeliest first.
+    root: of the tree. nodes: int64 [rows], those of the root and the verified nodes that it read. tokens: int32 [rows * choices], each row's choices, the likeliest first.
     probabilities: float32 [rows * choices], the early exit's.
     """
 
     session: str
     epoch: int
+    root: int
     nodes: NDArray[np.int64]
     tokens: NDArray[np.int32]
     probabilities: NDArray[np.float32]

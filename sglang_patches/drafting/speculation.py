@@ -65,8 +65,10 @@ class Flight(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What may follow the rows of a verification, the likeliest first. tokens: int32. probabilities: float32."""
+    """What may follow the rows of a verification that an early exit read, the likeliest first. rows: int64 [read], ascending, among those
+    of all requests. tokens: int32 [read, choices]. probabilities: float32 [read, choices]."""
 
+    rows: np.ndarray
     tokens: np.ndarray
     probabilities: np.ndarray
 
@@ -238,8 +240,7 @@ class Speculation:
     def expected(self, states: Sequence[RequestState], packed: np.ndarray, choices: Choices) -> None:
         """Tells the draft side what an early exit expects of these requests' step, while it is under way. From any thread.
 
-        states: the list that `verification_launched` gets. packed: the step's trees as from `layout.pack`. choices: of each row,
-        [batch, width, choices] each.
+        states: the list that `verification_launched` gets. packed: the step's trees as from `layout.pack`.
         """
         with self._lock:
             if states is not self._verified.states:  # its launch is not told yet, or it is over
@@ -247,9 +248,11 @@ class Speculation:
                 return
             self._channel.post(
                 [
-                    self._expected(state, tree, Choices(*of_state))
-                    for state, tree, *of_state in zip(states, packed, *choices, strict=True)
-                    if state in self._verified.told and state.session in self._cache
+                    self._expected(state, tree, of_state)
+                    for state, tree, of_state in zip(
+                        states, packed, _by_request(packed, choices), strict=True
+                    )
+                    if len(of_state.rows) and state in self._verified.told and state.session in self._cache
                 ]
             )
 
@@ -263,13 +266,14 @@ class Speculation:
             if below is None:  # the cache was full
                 break
             nodes.append(below)
-        rows = len(nodes)
+        known = choices.rows < len(nodes)
         return Expected(
             state.session,
             trie.epoch,
-            np.array(nodes, np.int64),
-            choices.tokens[:rows].ravel(),
-            choices.probabilities[:rows].ravel(),
+            trie.root,
+            np.array(nodes, np.int64)[choices.rows[known]],
+            choices.tokens[known].ravel(),
+            choices.probabilities[known].ravel(),
         )
 
     def _verifying(self, state: RequestState, proposed: DraftTree) -> Verifying:
@@ -346,3 +350,12 @@ class Speculation:
             return EMPTY_TREE
         self._shown.add(state)
         return self._cache.subtree(state.session, self._nodes, depth, DRAFT_MODEL)
+
+
+def _by_request(packed: np.ndarray, choices: Choices) -> list[Choices]:
+    """The choices of each request, whose rows are those of its own tree."""
+    width = packed[0].shape[1] + 1
+    rows, tokens, probabilities = choices
+    parts = np.searchsorted(rows, width * np.arange(1, len(packed)))
+    split = (np.split(values, parts) for values in (rows % width, tokens, probabilities))
+    return [Choices(*of) for of in zip(*split, strict=True)]

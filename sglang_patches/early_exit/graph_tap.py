@@ -40,7 +40,7 @@ LATE_SECONDS = 1.0  # after which a step's choices are not waited for: its graph
 
 
 class _Step(NamedTuple):
-    """number: of the step, from 1. rows: of its forward. choices: of a row, that the receiver gets."""
+    """number: of the step, from 1. rows: that are read. choices: of a row, that the receiver gets."""
 
     number: int
     rows: int
@@ -49,7 +49,7 @@ class _Step(NamedTuple):
 
 
 class GraphTap(Tap):
-    """rows: most of a forward. choices: of a row, that the graph computes."""
+    """rows: most that are read of a forward. choices: of a row, that the graph computes."""
 
     def __init__(self, runner: ModelRunner, adapter: Adapter, layer: int, rows: int, choices: int) -> None:
         super().__init__(runner, adapter, layer)
@@ -57,6 +57,7 @@ class GraphTap(Tap):
         self._stream = self._devices.Stream()
         device = torch.device(runner.device)
         # What the graph reads.
+        self._rows = torch.zeros(rows, dtype=torch.int64, device=device)
         self._temperatures = torch.ones(rows, device=device)
         self._seeds = torch.full((rows,), -1, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -81,14 +82,17 @@ class GraphTap(Tap):
     def expect(self, draws: Draws, choices: int, receiver: Receiver) -> None:
         """Returns at once: what the graph reads is copied on the current stream."""
         self._last += 1
-        rows = len(draws.seeds)
-        for there, values in zip((self._temperatures, self._seeds, self._positions), draws, strict=True):
+        rows = len(draws.rows)
+        read = self._rows, self._temperatures, self._seeds, self._positions
+        for there, values in zip(read, draws, strict=True):
             there[:rows].copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
         self._number.fill_(self._last)
         self._steps.put(_Step(self._last, rows, choices, receiver))
 
     def _captured(self, states: torch.Tensor) -> None:
-        kept = self._keep(states.clone())  # the next layer may write over them
+        # A copy: the next layer may write over them. A forward that nobody expected may have fewer rows than the one before.
+        rows = self._rows[: len(states)].clamp(max=len(states) - 1)
+        kept = self._keep(states.index_select(0, rows))
         with self._beside():
             logits = self._exit.logits(kept)
             if self._exit.divided:

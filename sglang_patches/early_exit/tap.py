@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 CAPTURE = "capture_output"
 
-# Takes tokens, int32 [rows, choices], and probabilities, float32 [rows, choices], the likeliest first.
+# Takes tokens, int32 [read, choices], and probabilities, float32 [read, choices], the likeliest first, of the rows that were read.
 Receiver = Callable[[np.ndarray, np.ndarray], None]
 
 
 class Draws(NamedTuple):
-    """How the rows of a verification are drawn. temperatures: float32 [rows]. seeds: int64 [rows] as of `shared_noise.best`.
-    positions: int64 [rows], index in its sequence of the token that is drawn. All on the host."""
+    """The rows of a verification that are read, and how they are drawn. rows: int64 [read], ascending. temperatures: float32 [read].
+    seeds: int64 [read] as of `shared_noise.best`. positions: int64 [read], index in its sequence of the token that is drawn. All on
+    the host."""
 
+    rows: np.ndarray
     temperatures: np.ndarray
     seeds: np.ndarray
     positions: np.ndarray
 
     @classmethod
-    def of_batch(cls, requests: Sequence[tuple[float, int | None]], positions: np.ndarray) -> Draws:
-        """requests: temperature and seed of each, None for one that shares no noise. positions: int64 [rows], of the rows themselves;
-        each request has as many."""
-        width = len(positions) // len(requests)
+    def of_batch(
+        cls, requests: Sequence[tuple[float, int | None]], positions: np.ndarray, rows: np.ndarray
+    ) -> Draws:
+        """requests: temperature and seed of each, None for one that shares no noise. positions: int64, of all rows; each request has as
+        many."""
+        of = rows // (len(positions) // len(requests))
         warmth = [1.0 if seed is None else temperature for temperature, seed in requests]
         seeds = [NO_NOISE if seed is None else seed for _, seed in requests]
-        return cls(
-            np.repeat(np.array(warmth, np.float32), width),
-            np.repeat(np.array(seeds, np.int64), width),
-            positions + 1,
-        )
+        return cls(rows, np.array(warmth, np.float32)[of], np.array(seeds, np.int64)[of], positions[rows] + 1)
 
 
 class EarlyExit:
@@ -132,7 +132,8 @@ class HostTap(Tap):
         if self._expected is None:
             return
         (draws, choices, receiver), self._expected = self._expected, None
-        tokens, chances = self._exit.expects(states, *map(torch.from_numpy, draws), choices)
+        rows, *drawn = map(torch.from_numpy, draws)
+        tokens, chances = self._exit.expects(states[rows], *drawn, choices)
         receiver(tokens.to(torch.int32).numpy(), chances.numpy())
 
 

@@ -23,30 +23,39 @@ PADDING = -2
 def pack(trees: Sequence[DraftTree], width: int) -> np.ndarray:
     """int32 [batch, 2, width - 1]: tokens and parents of each tree's first nodes, depth first; padding has parent
     PADDING."""
+    return _packed([tree.tokens for tree in trees], trees, width)
+
+
+def pack_reached(trees: Sequence[DraftTree], width: int) -> np.ndarray:
+    """float32 [batch, width - 1]: the nodes' probabilities in the order of `pack`; padding has 0."""
+    return _packed([tree.probs.view(np.int32) for tree in trees], trees, width)[:, 0].view(np.float32)
+
+
+def _packed(values: Sequence[np.ndarray], trees: Sequence[DraftTree], width: int) -> np.ndarray:
+    """As `pack`. values: int32 [nodes] of each tree, in the tokens' place."""
     packed = np.zeros((len(trees), 2, width - 1), dtype=np.int32)
     packed[:, 1] = PADDING
     sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
     if width > 1 and sizes.any():
-        tokens = np.concatenate([tree.tokens for tree in trees])
         parents = np.concatenate([tree.parents for tree in trees])
-        _pack(tokens, parents, sizes, packed)
+        _pack(np.concatenate(values), parents, sizes, packed)
     return packed
 
 
 @numba.njit(cache=True, nogil=True)
-def _pack(tokens, parents, sizes, packed):  # pragma: no cover
-    """tokens, parents: the trees' one after the other."""
+def _pack(values, parents, sizes, packed):  # pragma: no cover
+    """values, parents: the trees' one after the other."""
     begin = 0
     for tree in range(len(sizes)):
         end = begin + min(sizes[tree], packed.shape[2])
-        _depth_first(tokens[begin:end], parents[begin:end], packed[tree])
+        _depth_first(values[begin:end], parents[begin:end], packed[tree])
         begin += sizes[tree]
 
 
 @numba.njit
-def _depth_first(tokens, parents, out):  # pragma: no cover
+def _depth_first(values, parents, out):  # pragma: no cover
     """Writes the tree into out [2, >= nodes], every node followed by its first child, then by its next sibling."""
-    nodes = len(tokens)
+    nodes = len(values)
     first_child = np.full(nodes + 1, -1, np.int32)  # of node i at i + 1, of the root at 0
     next_sibling = np.full(nodes, -1, np.int32)
     for node in range(nodes - 1, -1, -1):
@@ -57,7 +66,7 @@ def _depth_first(tokens, parents, out):  # pragma: no cover
     depth, count, node = 0, 0, first_child[0]
     while node != -1:
         place[node + 1] = count
-        out[0, count] = tokens[node]
+        out[0, count] = values[node]
         out[1, count] = place[parents[node] + 1]
         count += 1
         waiting[depth] = next_sibling[node]

@@ -30,12 +30,13 @@ from sglang_patches.drafting.requests import RequestBook, RequestState, Step, te
 from sglang_patches.drafting.shared_session import shared_session
 from sglang_patches.drafting.speculation import Choices, Speculation
 from sglang_patches.early_exit.loading import make_tap
+from sglang_patches.early_exit.read_rows import likeliest_ends
 from sglang_patches.early_exit.tap import Draws, Tap
 from sglang_patches.metrics import observe_step
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options
 from sglang_patches.tree_attention import ANY_WIDTH_BACKENDS, verifies_chains_only, verifying_backend
-from sglang_patches.verification.layout import TreeLayout, pack
+from sglang_patches.verification.layout import TreeLayout, pack, pack_reached
 from sglang_patches.verification.target_sampling import needs_plain_step
 from sglang_patches.versions import host
 from sglang_patches.workers import finish_hooks
@@ -141,7 +142,7 @@ class DecodeWorker(TreeWorker):
 
     def _make_tap(self, server_args: ServerArgs) -> Tap:
         view = resolved_view(server_args)
-        rows = view.max_running_requests * self.max_width
+        rows = self.options.draft_rows
         return make_tap(self.options, self.model_runner, rows, MOST, view.model_path, view.revision)
 
     def start_draft(self, vocab_size: int) -> DraftChannel:
@@ -230,18 +231,19 @@ class DecodeWorker(TreeWorker):
         together = get_parallel().tp_group.world_size > 1
         if not (together or (self.speculation is not None and self.speculation.looked_up)):
             return
-        states, packed = self._launch.states, self._launch.packed
-        shape = len(states), self._launch.width, -1
+        states, trees, packed, width, _ = self._launch
+        reached = pack_reached(trees, width)
+        rows = self.broadcast_from_first_rank(likeliest_ends(packed, reached, self.options.draft_rows))
         requests = [
             (state.req.sampling_params.temperature, self.verifier.seed_of(state.req)) for state in states
         ]
 
         def expected(tokens: np.ndarray, probabilities: np.ndarray) -> None:
             if self.speculation is not None:
-                choices = Choices(tokens.reshape(shape), probabilities.reshape(shape))
-                self.speculation.expected(states, packed, choices)
+                self.speculation.expected(states, packed, Choices(rows, tokens, probabilities))
 
-        self.tap.expect(Draws.of_batch(requests, layout.positions), choices_of(len(states)), expected)
+        draws = Draws.of_batch(requests, layout.positions, rows)
+        self.tap.expect(draws, choices_of(len(states)), expected)
 
     def verification_launched(self, batch: ScheduleBatch) -> None:
         states, trees, _, width, began = self._launch

@@ -66,7 +66,7 @@ def test_messages_are_followed_from_one_process_to_the_other():
 def test_an_early_exit_speaks_at_a_share_of_its_verification():
     one = np.ones(1)
     said = events.framed(
-        [Expected("s", 1, one.astype(np.int64), one.astype(np.int32), one.astype(np.float32))]
+        [Expected("s", 1, 0, one.astype(np.int64), one.astype(np.int32), one.astype(np.float32))]
     )
     worker = [
         events.Posted(5, said),  # beside no verification

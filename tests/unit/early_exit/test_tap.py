@@ -62,8 +62,9 @@ def runner():
     return SimpleNamespace(model=Model(), model_config=config, device="cpu", dtype=torch.float32)
 
 
-def draws(temperatures, seeds, rows):
-    return Draws.of_batch(list(zip(temperatures, seeds, strict=True)), np.arange(rows, dtype=np.int64))
+def draws(temperatures, seeds, rows, read=None):
+    requests, places = list(zip(temperatures, seeds, strict=True)), np.arange(rows, dtype=np.int64)
+    return Draws.of_batch(requests, places, places if read is None else np.array(read, np.int64))
 
 
 def states(rows, seed=1):
@@ -80,6 +81,16 @@ def test_what_the_adapter_and_the_head_make_of_the_state_is_told():
     tokens, chances = found.get(timeout=1)
     assert tokens.dtype == np.int32 and tokens.tolist() == expected.indices.tolist()
     assert np.allclose(chances, expected.values.detach())
+
+
+def test_of_the_rows_that_are_read_each_is_told_as_if_all_were():
+    made, adapter, found = runner(), Adapter(HIDDEN), []
+    tap, temperatures, seeds = HostTap(made, adapter, EXIT), [0.0, 0.7], [None, 99]
+    for read in (None, [1, 3, 5]):
+        tap.expect(draws(temperatures, seeds, 6, read), 4, lambda *said: found.append(said))
+        made.model(states(6))
+    (whole, whole_chances), (part, chances) = found
+    assert np.array_equal(part, whole[[1, 3, 5]]) and np.allclose(chances, whole_chances[[1, 3, 5]])
 
 
 def test_nothing_changes_and_a_forward_is_told_once():
@@ -144,8 +155,8 @@ def test_on_an_accelerator_the_choices_come_from_another_thread(streams):
     tap, host = graph_tap.GraphTap(made, adapter, EXIT, rows=32, choices=8), runner()
     said = []
     host_tap = HostTap(host, adapter, EXIT)
-    for seed, rows in ((3, 6), (4, 4), (5, 8)):
-        of = draws([0.7, 0.0], [seed, None], rows)
+    for seed, rows, read in ((3, 6, [0, 2, 5]), (4, 4, None), (5, 8, [1, 7])):
+        of = draws([0.7, 0.0], [seed, None], rows, read)
         tap.expect(of, 4, lambda *answer: found.put(answer))
         host_tap.expect(of, 4, lambda *answer: said.append(answer))
         made.model(states(rows, seed)), host.model(states(rows, seed))

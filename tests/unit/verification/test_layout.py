@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from sglang_patches.verification.layout import PADDING, full_mask, lay_out, pack
+from sglang_patches.verification.layout import PADDING, full_mask, lay_out, pack, pack_reached
 
 
 def _random_tree(rng: np.random.Generator, nodes: int) -> DraftTree:
@@ -51,6 +51,16 @@ def test_the_first_path_lies_in_consecutive_rows():
     parents = np.array([-1, -1, 0, 1, 2], np.int32)
     tree = DraftTree(np.arange(5, dtype=np.int32), parents, np.full(5, 0.5, np.float32), np.ones(5, np.uint8))
     assert pack([tree], 6)[0].tolist() == [[0, 2, 4, 1, 3], [-1, 0, 1, -1, 3]]
+
+
+def test_the_probabilities_are_in_the_order_of_the_rows():
+    tree = DraftTree(
+        np.arange(3, dtype=np.int32),
+        np.array([-1, -1, 0], np.int32),
+        np.array([0.5, 0.4, 0.25], np.float32),
+        np.ones(3, np.uint8),
+    )
+    assert np.allclose(pack_reached([tree, EMPTY_TREE], 5), [[0.5, 0.25, 0.4, 0], [0, 0, 0, 0]])
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 16])

@@ -66,7 +66,8 @@ class Watched(Run):
                 right = target(path)
                 tokens[request, row] = [(right + other) % VOCABULARY for other in (50, 51, 0, 52)]
         chances = np.broadcast_to(np.array([0.4, 0.3, 0.2, 0.1], np.float32), tokens.shape).copy()
-        return Choices(tokens, chances)
+        rows = np.arange(tokens[..., 0].size)
+        return Choices(rows, tokens.reshape(-1, KAPPA), chances.reshape(-1, KAPPA))
 
 
 class Beside(InProcessDraftSide):
@@ -178,11 +179,35 @@ def test_what_belongs_to_no_verification_is_dropped(later, node):
     (draft,) = side._side._drafts.values()
     before, choice = STALE._value.get(), np.ones(1)
     session, epoch = draft.session, draft.trie.epoch
-    for of in ((epoch + later, node), (epoch, draft.trie.root)):
-        side.post([Expected(session, of[0], np.array([of[1]]), choice.astype(np.int32), choice)])
+    for of, root in ((epoch + later, node), (epoch, draft.trie.root)):
+        side.post([Expected(session, of, root, np.array([root]), choice.astype(np.int32), choice)])
     assert STALE._value.get() == before + 2 and draft.verifying is None and draft.expected == {}
 
 
 def test_fewer_choices_cross_for_larger_batches():
     """Appendix D.1."""
     assert [choices_of(batch) for batch in (1, 8, 16, 32, 64, 128)] == [8, 8, 4, 2, 1, 1]
+
+
+def test_each_request_hears_of_its_own_rows(monkeypatch):
+    """The second request, of which no row was read, hears nothing."""
+    side, told, sessions = InProcessDraftSide(model(1.0), parts=mirror_parts), [], []
+    run = Run(side, requests=3)
+    launched = run.speculation.verification_launched
+
+    def verification_launched(states):
+        launched(states)
+        sessions.extend(state.session for state in states)
+        packed = pack([state.tree for state in states], NODES + 1)
+        monkeypatch.setattr(side, "post", told.extend)
+        rows, tokens = np.array([1, 3, 17]), np.array([[4, 5], [6, 7], [8, 9]], np.int32)
+        run.speculation.expected(states, packed, Choices(rows, tokens, tokens / np.float32(10)))
+        monkeypatch.undo()
+
+    run.step()  # the second step verifies drafts
+    monkeypatch.setattr(run.speculation, "verification_launched", verification_launched)
+    run.step()
+    first, last = told
+    assert [first.session, last.session] == [sessions[0], sessions[2]]
+    assert first.tokens.tolist() == [4, 5, 6, 7] and last.tokens.tolist() == [8, 9]
+    assert (len(first.nodes), len(last.nodes)) == (2, 1) and first.root not in first.nodes
