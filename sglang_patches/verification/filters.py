@@ -30,7 +30,8 @@ def keep_filtered(
 
     top_ks, top_ps, min_ps: [rows]; None if no row asks for that filter, which saves work. most: the largest of `top_ks`, None if
     the host does not know it; without it an accelerator sorts whole rows. flashinfer: filter as FlashInfer's kernels do, SGLang's
-    default on CUDA: all that tie at the last place stay, and in a row with min-p top-p is a share of the mass that top-k left.
+    default on CUDA: all that tie at the last place stay, the likelier ones have a mass below top-p, and in a row with min-p top-p is a
+    share of the mass that top-k left.
     """
     probabilities = probabilities.float()
     rows, vocab = probabilities.shape
@@ -67,7 +68,8 @@ def _keep_on_device(
         mass = torch.where(ranked >= ranked.gather(1, top_ks - 1), ranked, 0).sum(dim=-1)
         limits = torch.where(min_ps > 0, top_ps * mass, top_ps)
     limits = torch.where(top_ps < 1, limits, torch.inf)  # a sum may round to more than 1
-    stays &= ranked.cumsum(dim=-1) - ranked <= limits.view(-1, 1)
+    before, limits = ranked.cumsum(dim=-1) - ranked, limits.view(-1, 1)
+    stays &= before < limits if flashinfer else before <= limits
     count = stays.sum(dim=-1, keepdim=True)
     last = ranked.gather(1, count - 1)
     kept = probabilities >= last
@@ -107,7 +109,8 @@ def _keep_rows(probabilities, top_ks, top_ps, min_ps, flashinfer, kept):  # prag
         last, places = np.float32(-1), vocab
         if top_ks[row] < vocab or top_ps[row] < 1:
             rescaled = flashinfer and min_ps[row] > 0
-            last, places = _last_place(of_row, likeliest, top_ks[row], top_ps[row], rescaled, ranked)
+            limits = top_ks[row], top_ps[row]
+            last, places = _last_place(of_row, likeliest, limits, rescaled, flashinfer, ranked)
         least = max(last, likeliest * min_ps[row])
         total, tied = 0.0, 0
         for token in range(vocab):
@@ -126,9 +129,10 @@ def _keep_rows(probabilities, top_ks, top_ps, min_ps, flashinfer, kept):  # prag
 
 
 @numba.njit
-def _last_place(probabilities, likeliest, top_k, top_p, rescaled, ranked):  # pragma: no cover
+def _last_place(probabilities, likeliest, limits, rescaled, below, ranked):  # pragma: no cover
     """The probability of the last token that top-k and top-p keep, and how many they keep of those that tie there. Ranks the
-    tokens above a floor, and lowers it until they are enough. ranked: room for all."""
+    tokens above a floor, and lowers it until they are enough. below: as of `_count`. ranked: room for all."""
+    top_k, top_p = limits
     share = np.float32(_FLOOR)
     while True:
         size = 0
@@ -141,7 +145,7 @@ def _last_place(probabilities, likeliest, top_k, top_p, rescaled, ranked):  # pr
         limit = top_p if top_p < 1 else np.float32(np.inf)
         if rescaled:
             limit *= np.float32(leading[leading >= leading[max(size - top_k, 0)]].sum())
-        count = _count(leading, top_k, limit)
+        count = _count(leading, top_k, limit, below)
         if size == len(probabilities) or count == top_k or (count < size and not (rescaled and size < top_k)):
             break
         share *= share  # in the end 0
@@ -153,13 +157,14 @@ def _last_place(probabilities, likeliest, top_k, top_p, rescaled, ranked):  # pr
 
 
 @numba.njit
-def _count(ascending, top_k, limit):  # pragma: no cover
-    """How many of the likeliest stay."""
+def _count(ascending, top_k, limit, below):  # pragma: no cover
+    """How many of the likeliest stay. below: those before the last have a mass below the limit, else at most the limit."""
     size, count, mass = len(ascending), 0, 0.0
     while count < min(size, top_k):
         value = ascending[size - 1 - count]
         mass += value  # in double precision, rounded when compared, as torch's cumulative sum is
-        if np.float32(mass) - value > limit:
+        before = np.float32(mass) - value
+        if before > limit or (below and before == limit):
             break
         count += 1
     return count

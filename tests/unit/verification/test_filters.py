@@ -103,6 +103,19 @@ def test_keeps_what_flashinfers_kernels_keep(where, rows):
     assert not torch.equal(kept > 0, keep_filtered(*rows) > 0)
 
 
+@pytest.mark.parametrize(("flashinfer", "counts"), [(False, [2, 3, 4]), (True, [1, 2, 4])])
+def test_a_mass_of_exactly_top_p(where, flashinfer, counts):
+    """SGLang keeps one more token then, and FlashInfer's kernels do not."""
+    probabilities, top_ps = torch.tensor([[0.125, 0.5, 0.25, 0.125]] * 3), torch.tensor([0.5, 0.75, 0.875])
+    rows = probabilities, torch.full((3,), TOP_K_ALL), top_ps, torch.full((3,), 0.01)
+    kept = keep_filtered(*rows, flashinfer=flashinfer) > 0
+    if flashinfer:
+        expected = [kernels_keep(*(x.numpy() for x in row)).tolist() for row in zip(*rows, strict=True)]
+    else:
+        expected = (filtered(*rows) > 0).tolist()
+    assert kept.tolist() == expected and kept.sum(dim=-1).tolist() == counts
+
+
 @pytest.mark.parametrize("flashinfer", [False, True])
 def test_a_device_needs_to_rank_no_more_tokens_than_the_largest_top_k(flashinfer):
     probabilities, top_ks, top_ps, _ = tied_rows()
