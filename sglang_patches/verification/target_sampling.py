@@ -192,7 +192,7 @@ def _sampling_steps(
 ) -> dict[str, bool | int | None]:
     """Which sampling steps the rows need: fewer than the batch's where greedy requests are sampled apart."""
     top_ks = [p.top_k for p in params]
-    steps = {"is_all_greedy": max(top_ks) <= 1, "is_any_greedy": min(top_ks) <= 1}
+    steps = {"is_all_greedy": max(top_ks) <= 1}
     if info.sampling_seed is not None:
         return steps  # the batch's steps decide which noise a seed yields, so they are kept
     steps |= {
