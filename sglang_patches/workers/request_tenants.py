@@ -95,8 +95,12 @@ def _object(value: object, field: str) -> dict[str, Any]:
 
 
 def _checked(tenant: str, field: str) -> str:
-    if len(tenant.encode()) > MOST_BYTES:
-        raise ValueError(f"{field}: {len(tenant.encode())} bytes exceeds {MOST_BYTES}")
+    try:
+        size = len(tenant.encode())
+    except UnicodeEncodeError:  # JSON can hold half of a surrogate pair
+        raise ValueError(f"{field}: {reprlib.repr(tenant)} is not Unicode") from None
+    if size > MOST_BYTES:
+        raise ValueError(f"{field}: {size} bytes exceeds {MOST_BYTES}")
     return tenant
 
 

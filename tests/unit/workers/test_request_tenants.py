@@ -137,6 +137,12 @@ def test_what_is_no_name_is_refused(answering, name, message):
             sent(header=name)
 
 
+def test_a_name_that_is_not_unicode_is_refused_by_name(answering):
+    answering(FROM_BODY)
+    with pytest.raises(ValueError, match=r"^custom_params\.specstore\.tenant: '\\ud800' is not Unicode"):
+        sent({"tenant": "\ud800"})
+
+
 WRONG_WISHES = [
     ({"publish": "false"}, "publish: 'false' is not true or false"),
     ({"publish": 0}, "publish: 0 is not true or false"),
