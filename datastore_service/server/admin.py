@@ -24,7 +24,7 @@ from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import Drafting
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
-from datastore_service.server.namespaces import HostedNamespace, Namespaces
+from datastore_service.server.namespaces import HostedNamespace, Namespaces, named
 from datastore_service.server.refusal import (
     RefusalError,
     disk_refused,
@@ -99,7 +99,7 @@ class Admin(AdminServicer):
             hosted.engine.flush()
         else:
             raise invalid("target: one of tier, session or all (true) is required")
-        log.info("flushed", extra={"target": target, "model": hosted.namespace.model})
+        log.info("flushed", extra=named(hosted.namespace) | {"target": target})
         return pb.FlushReply()
 
     @_admin_call
@@ -127,7 +127,7 @@ class Admin(AdminServicer):
         hosted = self._existing(request.namespace)
         hosted.engine.compact()
         live = hosted.engine.stats().tiers[Tier.LIVE]
-        log.info("compacted", extra={"model": hosted.namespace.model, "segments": live.segments})
+        log.info("compacted", extra=named(hosted.namespace) | {"segments": live.segments})
         return pb.CompactReply(segments=live.segments, tokens=live.tokens)
 
     @_admin_call
@@ -145,7 +145,7 @@ class Admin(AdminServicer):
         except ValueError:
             hosted.check_not_dropped()
             raise
-        log.info("snapshot made", extra={"model": hosted.namespace.model, "snapshot": request.name})
+        log.info("snapshot made", extra=named(hosted.namespace) | {"snapshot": request.name})
         return pb.SnapshotReply(segments=len(segments), tokens=_tokens_in(segments))
 
     @_admin_call
@@ -154,7 +154,7 @@ class Admin(AdminServicer):
         if not self._has_snapshot(namespace, request.name):
             raise RefusalError(grpc.StatusCode.NOT_FOUND, f"name: there is no snapshot {request.name!r}")
         segments = self._namespaces.open(namespace).engine.restore(request.name)
-        log.info("snapshot restored", extra={"model": namespace.model, "snapshot": request.name})
+        log.info("snapshot restored", extra=named(namespace) | {"snapshot": request.name})
         return pb.RestoreReply(segments=len(segments), tokens=_tokens_in(segments))
 
     @_admin_call

@@ -33,6 +33,11 @@ LISTED = 3  # namespaces that a refusal names, each of up to 512 bytes
 EngineFactory = Callable[[Namespace, "LiveStore | None"], "tuple[Engine, bool]"]
 
 
+def named(namespace: Namespace) -> dict[str, str]:
+    """The namespace, in a line of the log. The tokenizer follows from the others."""
+    return {"model": namespace.model, "tenant": namespace.tenant}
+
+
 class HostedNamespace:
     """An engine and the leases of its sessions. prior: whether the prior is attached. stored: whether the live tier
     outlives the process."""
@@ -88,10 +93,7 @@ class Namespaces:
         self._damaged: set[Segment] = set()
         for namespace in data.namespaces if data else ():
             tokens = self._host(namespace).engine.stats().tiers[Tier.LIVE].tokens
-            log.info(
-                "namespace restored",
-                extra={"model": namespace.model, "tenant": namespace.tenant, "live_tokens": tokens},
-            )
+            log.info("namespace restored", extra=named(namespace) | {"live_tokens": tokens})
 
     def __iter__(self):
         return iter(list(self._hosted.values()))
@@ -130,9 +132,7 @@ class Namespaces:
                     self.data.remove(hosted.namespace)
                 del self._hosted[hosted.namespace]
         hosted.release()
-        log.info(
-            "namespace dropped", extra={"model": hosted.namespace.model, "tenant": hosted.namespace.tenant}
-        )
+        log.info("namespace dropped", extra=named(hosted.namespace))
 
     def close_expired(self) -> int:
         return sum(hosted.close_expired(time.monotonic()) for hosted in self)
@@ -183,10 +183,7 @@ class Namespaces:
             raise storage_refused(error) from error
         except OSError as error:
             raise disk_refused(error) from error
-        log.info(
-            "namespace created",
-            extra={"model": namespace.model, "tenant": namespace.tenant, "prior": hosted.prior},
-        )
+        log.info("namespace created", extra=named(namespace) | {"prior": hosted.prior})
         return hosted
 
     def _host(self, namespace: Namespace) -> HostedNamespace:

@@ -11,7 +11,7 @@ import numpy as np
 from datastore_service.server import wire
 from datastore_service.server.corpora import Corpora, hiding_path
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.server.namespaces import HostedNamespace, Namespaces
+from datastore_service.server.namespaces import HostedNamespace, Namespaces, named
 from datastore_service.server.refusal import exhausted, invalid, precondition
 from datastore_service.storage.corpus import groups, read_tokens
 from proto_gen.specstore.v1 import admin_pb2 as pb
@@ -49,7 +49,7 @@ class Warmup:
                 waiting = []
         if hosted is not None:
             _add(hosted, waiting, added)
-        log.info("warmed up", extra={"documents": added.documents, "tokens": added.tokens})
+            log.info("warmed up", extra=_told(hosted, added))
         return added
 
     def from_file(self, request: pb.WarmupFileRequest) -> Iterator[pb.WarmupProgress]:
@@ -64,9 +64,7 @@ class Warmup:
         for group in groups(documents, SEGMENT_TOKENS):
             _add(hosted, group, added)
             yield added
-        log.info(
-            "warmed up", extra={"documents": added.documents, "tokens": added.tokens, "file": request.file}
-        )
+        log.info("warmed up", extra=_told(hosted, added) | {"file": request.file})
 
     def _same_namespace(self, hosted: HostedNamespace | None, request: pb.WarmupRequest) -> HostedNamespace:
         """The namespace of a request: the first request names it, later ones may not name another."""
@@ -88,6 +86,11 @@ class Warmup:
             wire.read_document(document.tokens, f"documents[{i}].tokens", hosted.engine.vocab_size)
             for i, document in enumerate(request.documents)
         ]
+
+
+def _told(hosted: HostedNamespace, added: pb.WarmupReply | pb.WarmupProgress) -> dict[str, str | int]:
+    """What was added to which namespace, in a line of the log."""
+    return {**named(hosted.namespace), "documents": added.documents, "tokens": added.tokens}
 
 
 def _add(

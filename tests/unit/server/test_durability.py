@@ -1,6 +1,7 @@
 """The service over a data directory: restarts, snapshots, dropped namespaces, and a disk that refuses."""
 
 import errno
+import logging
 import os
 from urllib.request import urlopen
 
@@ -175,6 +176,33 @@ def test_a_damaged_snapshot_is_data_loss(start, clients, tmp_path):
         code, details = refusal(lambda: client.call("Restore", name="a"))
         assert code is grpc.StatusCode.DATA_LOSS
         assert details == f"{path.name}: tokens: checksum does not match, the file is damaged"
+
+
+def test_each_line_of_the_log_about_a_namespace_names_its_tenant(start, clients, caplog):
+    caplog.set_level(logging.INFO, "datastore_service.server")
+    with start() as service:
+        client = clients(service, tenant="acme")
+        client.publish()
+        documents = [{"tokens": OUTPUT}]
+        client.admin.Warmup(iter([admin_pb2.WarmupRequest(namespace=client.namespace, documents=documents)]))
+        client.call("Compact")
+        client.call("Snapshot", name="a")
+        client.call("Restore", name="a")
+        client.call("Flush", all=True)
+    with start() as service:
+        clients(service, tenant="acme").call("DropNamespace")
+    told = [record for record in caplog.records if hasattr(record, "model")]
+    assert [record.getMessage() for record in told] == [
+        "namespace created",
+        "warmed up",
+        "compacted",
+        "snapshot made",
+        "snapshot restored",
+        "flushed",
+        "namespace restored",
+        "namespace dropped",
+    ]
+    assert {(record.model, record.tenant) for record in told} == {("m", "acme")}
 
 
 @pytest.mark.parametrize("damage", ["manifest", "manifest gone", "segment gone", "segment cut"])
