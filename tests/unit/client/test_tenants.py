@@ -71,13 +71,6 @@ def test_a_published_text_is_proposed_to_its_tenant_alone(datastore, teller):
     assert list(found.values()) == [[], []]
 
 
-@pytest.mark.parametrize("alike", ["A", "a ", "e\u0301"])
-def test_names_that_look_alike_are_tenants_apart(datastore, alike):
-    teller = {"e\u0301": "\u00e9"}.get(alike, "a")
-    datastore.post([says(teller)])
-    assert draft(datastore, asks(teller), asks(alike)) == [SECRET[8:16].tolist(), []]
-
-
 def test_a_conversation_goes_on_with_its_tenant_alone(datastore):
     datastore.post([says("a", "talk")])
     found = draft(datastore, asks("b", conversation="talk"), asks("a", conversation="talk"))
