@@ -290,6 +290,13 @@ def test_ids_outside_the_vocabulary_stay_here(datastore, primary):
     assert ask(datastore, "image")[0].tree is REMOTE_TREE
 
 
+def test_of_a_session_that_comes_to_have_an_image_nothing_is_kept_here(datastore, primary):
+    primary.mode = "slow"
+    ask(datastore, "s")
+    datastore.post([Entry("s", start=40, tokens=np.array([5000], np.int32))])
+    assert (len(datastore._texts), datastore._incomplete) == (0, set())
+
+
 def test_the_log_names_the_first_session_outside_the_vocabulary(datastore, caplog):
     """A client may send any number."""
     caplog.set_level(logging.INFO)
