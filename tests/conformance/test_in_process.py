@@ -96,7 +96,7 @@ def test_requests_of_all_kinds_in_one_batch(workbench, model, lags, late):
     kinds = [*GREEDY.values(), {"max_new_tokens": 1}, {"max_new_tokens": 2}, {"ignore_eos": True}] * 2
     prompts = _prompts(len(kinds))
     noise = [request(p, VOCABULARY, temperature=1.0) for p in prompts[:4]]
-    with workbench.scheduler(model, lags=lags, size=12) as scheduler:
+    with workbench.scheduler(model, lags=lags, late=late, size=12) as scheduler:
         asked = [request(p, VOCABULARY, **kind) for p, kind in zip(prompts, kinds, strict=True)]
         answers = scheduler.answers([*noise, *asked])[len(noise) :]
     assert answers == [plain_answer(model, p, **kind) for p, kind in zip(prompts, kinds, strict=True)]

@@ -51,8 +51,8 @@ def test_norm_and_residual(dtype, tolerance, rows, width):
     torch.testing.assert_close(out.float(), _rms(total, norm.weight), atol=tolerance, rtol=tolerance)
 
 
-@DTYPES
-def test_a_row_normalises_alike_alone_and_in_company(dtype, tolerance):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_normalises_alike_alone_and_in_company(dtype):
     norm, x = _norm(576, dtype), torch.randn(16, 576).to(dtype)
     together = layers.rms_norm(_not_stock, norm, x)
     alone = torch.cat([layers.rms_norm(_not_stock, norm, row.unsqueeze(0)) for row in x])
