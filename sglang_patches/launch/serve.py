@@ -31,6 +31,7 @@ from sglang_patches.demo.paths import cache_root
 from sglang_patches.drafting.registry import DEFAULT, METHODS
 from sglang_patches.tokenizer_file import tokenizer_file
 
+from . import system
 from .processes import ChildDiedError, Part, port_taken, run_stack
 
 HOST = "127.0.0.1"
@@ -193,6 +194,13 @@ def refuse_missing_files(settings: Settings) -> None:
             raise SettingsError(f"{variable}={model}: no such folder")
     if settings.early_exit and not Path(settings.early_exit).is_file():
         raise SettingsError(f"EARLY_EXIT={settings.early_exit}: no such file")
+
+
+def refuse_missing_packages() -> None:
+    """Raises `SettingsError` for what instances that share a request need of the system: SGLang would say it minutes later, in a
+    traceback."""
+    if line := system.lacking(*system.SPLIT):
+        raise SettingsError(line)
 
 
 def refuse_taken_ports(settings: Settings) -> None:
@@ -418,14 +426,17 @@ def main(
     run: Callable[[Settings, list[str]], NoReturn] = run,
     datastore_port: int = DATASTORE_PORT,
     cpu_dtype: str = "",
+    split: bool = False,
 ) -> int:
     """Runs what the environment asks for. Returns the exit status and prints an error on standard error. datastore_port: of a
-    service that it starts. cpu_dtype: as of `on_this_machine`."""
+    service that it starts. cpu_dtype: as of `on_this_machine`. split: whether it starts prefill and decode instances."""
     flags = sglang_flags(sys.argv[1:])
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
     try:
         settings = replace(read_settings(os.environ), datastore_port=datastore_port)
+        if split or settings.role:
+            refuse_missing_packages()
         refuse_unknown_algorithm(settings.algorithm)
         refuse_missing_files(settings)
         refuse_taken_ports(settings)

@@ -72,4 +72,4 @@ def run(settings: Settings, extra: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(serve.main(run))
+    sys.exit(serve.main(run, split=True))

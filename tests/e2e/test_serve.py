@@ -15,6 +15,8 @@ import pytest
 import requests
 
 from sglang_patches.launch.servers import one_architecture
+from sglang_patches.launch.system import SPLIT
+from tests.support.system import require
 
 READY_SECONDS = 420
 ENDED_SECONDS = 120  # four parts have 15 seconds each, one after the other
@@ -114,9 +116,13 @@ def test_it_answers_and_leaves_nothing_behind(demo_model, free_port, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "engines"), [("sglang_patches.launch.serve", 1), ("sglang_patches.launch.serve_pd", 2)]
+    ("module", "engines", "packages"),
+    [("sglang_patches.launch.serve", 1, ()), ("sglang_patches.launch.serve_pd", 2, SPLIT)],
 )
-def test_stopped_while_it_starts_it_leaves_nothing_behind(demo_model, free_port, tmp_path, module, engines):
+def test_stopped_while_it_starts_it_leaves_nothing_behind(
+    demo_model, free_port, tmp_path, module, engines, packages
+):
+    require(*packages)
     with launched(free_port, tmp_path / "out", module) as launcher:
         launcher.wait_for("multiprocessing.spawn", engines)
         launcher.signal(signal.SIGTERM)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import time
 
@@ -17,12 +16,11 @@ from sglang_patches.launch.demo_page.answers import Server
 from sglang_patches.launch.demo_page.application import QUESTION_CHARACTERS, SAMPLES, application
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from sglang_patches.launch.serve import read_settings
+from sglang_patches.launch.system import lacking
 from tests.support.browser import CHROMIUM, Page, browsing
 from tests.support.sglang_stand_in import END, StandIn, byte_tokenizer, serving
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and "CI" not in os.environ, reason="no chromium here; .ci/run installs it"
-)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=lacking("chromium"))
 
 TOKENIZER = byte_tokenizer()
 ANSWER = "By the sea <b>é</b>: 😀\n\n  and the end."

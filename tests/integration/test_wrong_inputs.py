@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from sglang_patches.launch.system import SPLIT
 from tests.integration.datastore.conftest import write_tokenizer
+from tests.support.system import require
 from tests.unit.server.service import running, serving
 
 CHECKOUT = Path(__file__).parents[2]
@@ -97,6 +99,7 @@ COMMANDS = [
     ("typed", "status", "parts"), [(t, s, p) for t, s, *p in COMMANDS], ids=[row[0] for row in COMMANDS]
 )
 def test_a_wrong_input_is_told_in_one_line(place, typed, status, parts):
+    require(*(SPLIT if "serve_pd" in typed else ()))
     done = subprocess.run(
         ["bash", "-c", typed.format_map(vars(place))],
         cwd=place.folder,

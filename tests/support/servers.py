@@ -26,7 +26,9 @@ from sglang_patches.launch import servers, split
 from sglang_patches.launch.processes import Child
 from sglang_patches.launch.serve import CPU_SPLIT_ENVIRONMENT
 from sglang_patches.launch.servers import ServerSpec
+from sglang_patches.launch.system import SPLIT
 from tests.support.fork_server import MESSAGE, READ_LATE
+from tests.support.system import require
 
 # What a server's processes import.
 SGLANG = (
@@ -179,4 +181,5 @@ def running(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServ
 
 def running_split(spec: ServerSpec, folder: Path, **size) -> AbstractContextManager[Split]:
     """As `sglang_patches.launch.split.split`."""
+    require(*SPLIT)
     return servers.healthy(Split(spec, folder, **size))

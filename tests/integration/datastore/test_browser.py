@@ -1,6 +1,5 @@
 """The status page in a real browser (Debian's chromium, without a window): what it draws, on light and on dark."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +10,7 @@ from PIL import Image
 
 from datastore_service.protocol.types import Namespace
 from datastore_service.server.history import SAMPLE_SECONDS, History
+from sglang_patches.launch.system import lacking
 from tests.unit.server.service import running, serving
 from tests.unit.server.test_status_page import HOSTILE, Clock, decode
 
@@ -19,9 +19,7 @@ WIDTH, HEIGHT = 1200, 1000
 LIGHT, DARK = (255, 255, 255), (22, 22, 22)
 SESSION_LINE = {LIGHT: (168, 80, 0), DARK: (240, 160, 75)}  # of the page's style sheet
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and "CI" not in os.environ, reason="no chromium here; .ci/run installs it"
-)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=lacking("chromium"))
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
+
+from tests.support.system import require
 
 SOURCE = r"""
 #define __global__
@@ -45,14 +45,12 @@ def _pointer(tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 class CudaSource:
     def __init__(self, folder: Path):
-        compiler = shutil.which("g++")
-        if compiler is None:
-            pytest.skip("g++ is not installed")
+        require("g++")
         headers = Path(find_spec("sglang").origin).parent / "kernels/jit/include/sgl_kernel/speculative"
         library = folder / "tree.so"
         (folder / "tree.cpp").write_text(SOURCE)
         subprocess.run(
-            [compiler, "-shared", "-fPIC", "-O1", f"-I{headers}", "-o", library, folder / "tree.cpp"],
+            ["g++", "-shared", "-fPIC", "-O1", f"-I{headers}", "-o", library, folder / "tree.cpp"],
             check=True,
         )
         self._library = ctypes.CDLL(str(library))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
-import pytest
 import yaml
 
+from tests.support.system import require
 from tests.unit.deploy.exported import CHECKOUT
 
 FOLDER = CHECKOUT / "deploy" / "prometheus"
@@ -16,10 +15,8 @@ RULES, TESTS = "specstore.rules.yml", "specstore.rules.test.yml"
 
 def promtool(*words: str) -> str:
     """Runs it beside the rules, and returns what it prints."""
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("needs promtool (Debian: prometheus)")
-    done = subprocess.run([program, *words], cwd=FOLDER, capture_output=True, text=True, timeout=60)
+    require("prometheus")
+    done = subprocess.run(["promtool", *words], cwd=FOLDER, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
