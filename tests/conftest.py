@@ -1,12 +1,14 @@
 """What several test packages share."""
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from sglang_patches.launch import processes
+from tests import skips
 
 DRAFTS, DRAFT = ("1", "0.9", "0.6", "0.3", "lying"), "0.9"  # of the conformance suite; what CI runs it with
 LONG_FUZZ = "10"  # times the examples of every change
@@ -44,6 +46,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="too long for every change: --long runs it"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    skips.refuse(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    skips.refuse(report)
+    return report
 
 
 @pytest.fixture(scope="session")
