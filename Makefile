@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .SILENT:
-.PHONY: help env test test-long lint serve serve-pd demo bench peers packages settings dist lock clean
+.PHONY: help env test test-rest test-all test-long lint serve serve-pd demo bench peers packages settings dist lock clean
 
 # Every target runs in the environment of the lock file, which is made on first use.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
@@ -9,8 +9,10 @@ help:
 	echo "make serve   a datastore and an SGLang server with it (MODEL= DRAFT_MODEL= EARLY_EXIT= PORT= ALGORITHM= DEVICE= DATASTORE=)"
 	echo "make demo    a page in a browser: plain decoding and a method answer the same question (variables of make serve; PORT= is the page's)"
 	echo "make serve-pd  the same with separate prefill and decode instances behind a router (PREFILLS= DECODES=)"
-	echo "make test    every test, in two lanes side by side (ARGS='tests/unit -k name' for some)"
-	echo "make test-long  the same and what takes too long for every change: a report under var/tests/long"
+	echo "make test    the tests of every change, in two lanes side by side (ARGS='tests/unit -k name' for some)"
+	echo "make test-all   these, and then what they leave out: what CI runs"
+	echo "make test-rest  only what they leave out"
+	echo "make test-long  all of them and what takes hours: a report under var/tests/long"
 	echo "make lint    ruff, import contracts, mypy"
 	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served"
 	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks"
@@ -27,8 +29,14 @@ env:
 test:
 	$(IN_ENV) python -m $(if $(strip $(ARGS)),pytest $(ARGS),tests.lanes)
 
+test-rest:
+	$(IN_ENV) python -m tests.lanes rest
+
+test-all:
+	first=0; $(MAKE) test ARGS= || first=$$?; $(MAKE) test-rest && exit $$first
+
 test-long:
-	$(IN_ENV) python -m tests.lanes --long
+	$(IN_ENV) python -m tests.lanes long
 
 lint:
 	$(IN_ENV) && export PATH && ruff check . && ruff format --check . && lint-imports && mypy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from sglang_patches.launch import processes
-from tests import skips
+from tests import parts, skips
 
 DRAFTS, DRAFT = ("1", "0.9", "0.6", "0.3", "lying"), "0.9"  # of the conformance suite; what CI runs it with
 LONG_FUZZ = "10"  # times the examples of every change
@@ -23,6 +23,9 @@ settings.load_profile("busy")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run what is too long for every change")
+    parser.addoption(
+        "--part", choices=parts.PARTS, help="what `make test` runs, or what `make test-all` runs besides"
+    )
     parser.addoption("--method", metavar="NAME", help="run tests/conformance for this method alone")
     parser.addoption(
         "--draft",
@@ -40,7 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("SPECSTORE_FUZZ", LONG_FUZZ)  # read when the fuzz tests are imported
 
 
+@pytest.hookimpl(trylast=True)  # `-m` has chosen already
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if part := config.getoption("--part"):
+        parts.leave_others(config, items, part)
     if config.getoption("--long"):
         return
     for item in items:

@@ -1,7 +1,7 @@
-"""`python -m tests.lanes [--long]`: every test, in two lanes side by side; one summary, and reports under var/.
+"""`python -m tests.lanes [rest|long]`: the tests of a part, in two lanes side by side; one summary, and reports under var/.
 
-A lane that is free takes the next run. Each lane gets one core: two OpenMP processes that spin on two cores slow each other down
-tenfold and more.
+A lane that is free takes the next run, the longest first. Each lane gets one core: two OpenMP processes that spin on two cores slow
+each other down tenfold and more. Each lane has its own ports, for servers that bind theirs long after they have chosen it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,37 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_patches.drafting.registry import METHODS
-from sglang_patches.launch.processes import Child
+from sglang_patches.launch.processes import PORTS_VARIABLE, Child
+from sglang_patches.launch.system import PACKAGES, lacking
+from tests import progress
 from tests.conftest import DRAFT, DRAFTS
+from tests.parts import REST, TEST
 
-# The runs of pytest, in the order in which they begin: the longest first. The conformance suite imports SGLang for a CPU, others must
-# not. Two halves of the end-to-end tests side by side would need more than 24 GiB.
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "var" / "tests"
+IN_PROCESS = [f"tests/conformance/test_{name}.py" for name in ("in_process", "drafts", "toy_methods")]
+WITH_SGLANG = [f"tests/unit/{name}" for name in ("accelerator", "benchmarks", "cpu", "plugin", "workers")]
+
+
+def without(paths: list[str]) -> list[str]:
+    return [f"--ignore={path}" for path in paths]
+
+
+# The runs of pytest. What starts servers of the demo model is in one run: two of them side by side would need more than 24 GiB.
 RUNS = {
-    "conformance": ["tests/conformance"],
+    "conformance-servers": ["tests/conformance", *without(IN_PROCESS)],
+    "conformance-in-process": IN_PROCESS,
     "e2e": ["tests/e2e"],
-    "units": ["tests/unit"],
+    "units": ["tests/unit", *without(WITH_SGLANG)],
+    "units-with-sglang": WITH_SGLANG,
     "integration": ["tests/integration"],
 }
+CLOCK = "clock"  # the run of tests with strict limits of time: alone, when all others are over
 # With --long also the other versions of SGLang, and the suite again for each method with a draft process, with the drafts that its first run does not have. What
 # tries all drafts in any run is left out.
 AGAIN = ["tests/conformance", "-k", "not (test_drafts or pinned or toy or every_width)"]
@@ -40,23 +56,37 @@ LONG = {
     if draft != DRAFT
 }
 LONG["versions"] = ["tests/versions"]
-LANES = 2
-ROOT = Path(__file__).parents[1]
-REPORTS = ROOT / "var" / "tests"
+# Seconds that the runs took on two cores, for the first time: later the last report says it. Others take LONG_RUN.
+SECONDS = {
+    TEST: {"conformance-servers": 250, "conformance-in-process": 150, "e2e": 150, "units": 300}
+    | {"units-with-sglang": 150, "integration": 160, CLOCK: 60},
+    REST: {"conformance-servers": 1000, "conformance-in-process": 450, "e2e": 800, "units": 20}
+    | {"units-with-sglang": 300, "integration": 90, CLOCK: 60},
+}
+LONG_RUN = 600
+PARTS = {TEST: ["--part", TEST], REST: ["--part", REST], "long": ["--long"]}  # words of pytest
+# Of each lane. SGLang draws some of its own from 22000 to 29999.
+PORTS = ["20000-21999", "30001-32767"]
+LANES = len(PORTS)
 ONE_CORE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 SLOWEST = 40  # tests that each lane lists
 FILES = 25  # that the summary lists
 REASON = 12  # last lines of a failure that it shows
+TRACEBACK = 80  # last lines of a failure that are printed before it
 NO_TESTS = 5  # pytest's status when it found none
+TELL_SECONDS = 60.0  # between two lines of progress where no terminal shows the last one alone
+CLEAR = "\r\x1b[2K"  # a terminal's line
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of a run. status: pytest's. report: its JUnit document, None if it was ended before it wrote one."""
+    """Of a run. status: pytest's. report: its JUnit document, None if it was ended before it wrote one. left: tests that it left to the
+    rest."""
 
     name: str
     status: int
     report: ElementTree.Element | None
+    left: int = 0
 
     @property
     def counts(self) -> Counter:
@@ -70,6 +100,14 @@ class Result:
     @property
     def cases(self) -> list[ElementTree.Element]:
         return [] if self.report is None else list(self.report.iter("testcase"))
+
+    @property
+    def failures(self) -> Iterator[tuple[str, ElementTree.Element]]:
+        """Names of tests, with what became of them."""
+        for case in self.cases:
+            for child in case:
+                if child.tag in {"failure", "error"}:
+                    yield f"{_file(case)}::{case.get('name')}", child
 
     @property
     def seconds_by_file(self) -> Counter:
@@ -87,96 +125,205 @@ def _file(case: ElementTree.Element) -> str:
     return "/".join(parts) + ".py"
 
 
-def run(runs: dict[str, list[str]], folder: Path, arguments: list[str]) -> list[Result]:
-    """Runs them all, `LANES` at a time; interrupted, they end as an interrupted pytest does, and no further one is started."""
+class Running:
+    """A run of pytest in a lane."""
+
+    def __init__(self, name: str, words: list[str], folder: Path, lane: int) -> None:
+        self.name, self.lane = name, lane
+        self._report, self._progress = folder / f"{name}.xml", folder / f"{name}.progress"
+        command = [sys.executable, "-m", "pytest", *words, f"--rootdir={ROOT}", f"--durations={SLOWEST}"]
+        command += ["--color=no", f"--junitxml={self._report}", "-o", f"junit_suite_name={name}"]
+        command += ["--continue-on-collection-errors", "-p", "tests.progress", f"--progress={self._progress}"]
+        environment = ONE_CORE | {"PYTHONUNBUFFERED": "1", PORTS_VARIABLE: PORTS[lane]}
+        self.child = Child(name, command, environment, folder / f"{name}.txt", show=False)
+
+    @property
+    def progress(self) -> progress.Progress | None:
+        return progress.read(self._progress)
+
+    def result(self) -> Result:
+        """Once it has ended."""
+        done = self.progress
+        return Result(self.name, self.child.wait(None), read(self._report), done.left if done else 0)
+
+
+class Teller:
+    """Says how much is done: on a terminal in one line that is written again and again, elsewhere in a line a minute.
+
+    seconds: what each run takes, by guess.
+    """
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._told = -TELL_SECONDS
+        self._failed: set[str] = set()
+        self._on_terminal = sys.stderr.isatty()
+
+    def tell(self, running: list[Running], over: list[Result]) -> None:
+        now = {run.name: run.progress for run in running}
+        for done in filter(None, now.values()):
+            for name in done.failed:
+                self._say_failed(name)
+        passed = time.monotonic() - self._began
+        if self._on_terminal:
+            line = self.line(now, over, passed)[: shutil.get_terminal_size().columns - 1]
+            print(CLEAR + line, end="", file=sys.stderr, flush=True)
+        elif passed - self._told >= TELL_SECONDS:
+            self._told = passed
+            print(self.line(now, over, passed), file=sys.stderr, flush=True)
+
+    def line(self, running: dict[str, progress.Progress | None], over: list[Result], seconds: float) -> str:
+        """Such as `4:10  38%  conformance 120/210, units 1800/2500; 2 of 7 runs are over`."""
+        shares = {name: done.done / max(done.total, 1) for name, done in running.items() if done}
+        shares |= {result.name: 1.0 for result in over}
+        share = sum(self._seconds[name] * part for name, part in shares.items()) / sum(self._seconds.values())
+        told = ", ".join(
+            f"{name} {done.done}/{done.total}" if done else f"{name} begins" for name, done in running.items()
+        )
+        minutes, rest = divmod(int(seconds), 60)
+        failed = f", {len(self._failed)} failed" if self._failed else ""
+        return f"{minutes}:{rest:02}  {share:.0%}  {told}; {len(over)} of {len(self._seconds)} runs are over{failed}"
+
+    def end(self) -> None:
+        if self._on_terminal:
+            print(CLEAR, end="", file=sys.stderr, flush=True)
+
+    def _say_failed(self, name: str) -> None:
+        if name not in self._failed:
+            self._failed.add(name)
+            print((CLEAR if self._on_terminal else "") + f"FAILED {name}", file=sys.stderr, flush=True)
+
+
+def run(runs: dict[str, list[str]], folder: Path, teller: Teller) -> list[Result]:
+    """Runs them all in this order, `LANES` at a time; interrupted, they end as an interrupted pytest does, and no further one is
+    started."""
     waiting = list(runs.items())
-    running: dict[str, Child] = {}
+    running: list[Running] = []
     results: list[Result] = []
     while running or waiting:
         try:
-            while waiting and len(running) < LANES:
-                name, paths = waiting.pop(0)
-                running[name] = start(name, paths, folder, arguments)
+            while waiting and (len(running) < LANES if waiting[0][0] != CLOCK else not running):
+                lane = min(set(range(LANES)) - {busy.lane for busy in running})
+                running.append(Running(*waiting.pop(0), folder, lane))
             time.sleep(0.5)
+            teller.tell(running, results)
         except KeyboardInterrupt:
             waiting.clear()
-            for child in running.values():
-                if child.status is None:
-                    os.kill(child.pid, signal.SIGINT)
-        for name, child in list(running.items()):
-            if child.status is not None:
-                del running[name]
-                results.append(Result(name, child.wait(None), read(folder / f"{name}.xml")))
+            for busy in running:
+                if busy.child.status is None:
+                    os.kill(busy.child.pid, signal.SIGINT)
+        ended = [busy for busy in running if busy.child.status is not None]
+        running = [busy for busy in running if busy not in ended]
+        results += [busy.result() for busy in ended]
+    teller.end()
     return results
-
-
-def start(name: str, paths: list[str], folder: Path, arguments: list[str]) -> Child:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *paths,
-        f"--rootdir={ROOT}",
-        f"--durations={SLOWEST}",
-        "--color=no",
-    ]
-    command += [f"--junitxml={folder / name}.xml", *arguments]
-    return Child(name, command, ONE_CORE | {"PYTHONUNBUFFERED": "1"}, folder / f"{name}.txt")
 
 
 def read(path: Path) -> ElementTree.Element | None:
     return ElementTree.parse(path).getroot() if path.exists() else None
 
 
-def write_report(results: list[Result], path: Path) -> None:
+def seconds_of(part: str, last: ElementTree.Element | None) -> dict[str, float]:
+    """What each run of a part takes. last: its report of the last time."""
+    known = SECONDS.get(part, {})
+    if last is not None:
+        known = known | {
+            suite.get("name", ""): float(suite.get("time", 0)) for suite in last.iter("testsuite")
+        }
+    names = [*RUNS, *(LONG if part == "long" else ()), CLOCK]
+    return {name: known.get(name, LONG_RUN) for name in names}
+
+
+def runs_of(part: str, seconds: dict[str, float]) -> dict[str, list[str]]:
+    """The words of each run of pytest, the longest first, and last the one of what has strict limits of time."""
+    runs = RUNS | LONG
+    in_order = sorted(seconds.keys() - {CLOCK}, key=lambda name: -seconds[name])
+    words = {name: [*runs[name], "-m", f"not {CLOCK}", *PARTS[part]] for name in in_order}
+    marked = [
+        str(file) for file in (ROOT / "tests").rglob("test_*.py") if f"mark.{CLOCK}" in file.read_text()
+    ]
+    return words | ({CLOCK: [*sorted(marked), "-m", CLOCK, *PARTS[part]]} if marked else {})
+
+
+def counts_of(results: list[Result]) -> Counter:
+    """Tests by outcome; a run that died is an error."""
+    counts = sum((result.counts for result in results), Counter())
+    counts["error"] += sum(result.status not in (0, 1, NO_TESTS) for result in results)
+    return counts
+
+
+def write_report(results: list[Result], seconds: float, path: Path) -> None:
     """One JUnit document of all runs."""
-    suites = ElementTree.Element("testsuites")
+    suites = ElementTree.Element("testsuites", time=f"{seconds:.2f}")
+    suites.set("errors", str(counts_of(results)["error"]))
     for result in results:
         if result.report is not None:
             suites.extend(result.report.iter("testsuite"))
     ElementTree.ElementTree(suites).write(path, encoding="utf-8", xml_declaration=True)
 
 
-def summary(results: list[Result], seconds: float) -> str:
-    """Where the time went, what failed, and last a line as pytest's."""
+def tracebacks(results: list[Result]) -> str:
+    lines: list[str] = []
+    for name, failure in (failure for result in results for failure in result.failures):
+        lines += [f" {name} ".center(100, "_"), *(failure.text or "").splitlines()[-TRACEBACK:]]
+    return "\n".join(lines)
+
+
+def summary(results: list[Result]) -> str:
+    """Where the time went, and what failed."""
     lines = ["seconds  file"]
     for result in results:
         lines += [f"{s:7.0f}  {file}" for file, s in result.seconds_by_file.most_common(FILES)]
-        for case in result.cases:
-            for child in case:
-                if child.tag in {"failure", "error"}:
-                    lines.append(f"FAILED {_file(case)}::{case.get('name')}")
-                    lines += [f"    {line}" for line in child.get("message", "").splitlines()[-REASON:]]
+        for name, failure in result.failures:
+            lines.append(f"FAILED {name}")
+            lines += [f"    {line}" for line in failure.get("message", "").splitlines()[-REASON:]]
         if result.report is None:
             lines.append(f"FAILED run {result.name}: ended with status {result.status} and no report")
-    return "\n".join([*lines, last_line(results, seconds)])
+    return "\n".join(lines)
 
 
-def last_line(results: list[Result], seconds: float) -> str:
-    counts = sum((result.counts for result in results), Counter())
-    counts["error"] += sum(result.status not in (0, 1, NO_TESTS) for result in results)
+def last_line(counts: Counter, seconds: float, left: int = 0) -> str:
+    """As pytest's."""
     words = {"failure": "failed", "passed": "passed", "skipped": "skipped", "error": "errors"}
     told = ", ".join(f"{counts[kind]} {word}" for kind, word in words.items() if counts[kind])
     clock = time.strftime("%H:%M:%S", time.gmtime(seconds))
-    return f" {told or 'no tests ran'} in {seconds:.2f}s ({clock}) ".center(100, "=")
+    more = f", {left} more in make test-all" if left else ""
+    return f" {told or 'no tests ran'} in {seconds:.2f}s ({clock}){more} ".center(100, "=")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--long", action="store_true", help="also what is too long for every change")
-    long = parser.parse_args().long
-    folder = REPORTS / ("long" if long else "short")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    parser.add_argument(
+        "part", nargs="?", choices=PARTS, default=TEST, help="what else `make test` leaves out"
+    )
+    part = parser.parse_args().part
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job inherits that SIGINT is ignored
         signal.signal(number, signal.default_int_handler)
+    if line := lacking(*PACKAGES):
+        print(
+            f"tests: {line} (tests that need it {'fail' if 'CI' in os.environ else 'are skipped'})",
+            file=sys.stderr,
+        )
+    folder = REPORTS / part
+    seconds = seconds_of(part, read(folder / "report.xml"))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     began = time.monotonic()
-    results = run(RUNS | LONG if long else RUNS, folder, ["--long"] if long else [])
-    text = summary(results, time.monotonic() - began)
-    write_report(results, folder / "report.xml")
+    runs = runs_of(part, seconds)
+    results = run(runs, folder, Teller({name: seconds[name] for name in runs}))
+    took = time.monotonic() - began
+    write_report(results, took, folder / "report.xml")
+    counts, lines = counts_of(results), [summary(results)]
+    if part == REST and (before := read(REPORTS / TEST / "report.xml")) is not None:
+        lines += [last_line(counts, took), "with those of the last `make test`:"]
+        counts += Result(TEST, 0, before).counts + Counter(error=int(before.get("errors", 0)))
+        took += float(before.get("time", 0))
+    lines.append(last_line(counts, took, sum(result.left for result in results)))
+    text = "\n".join(lines)
     (folder / "report.txt").write_text(text + "\n")
-    print(f"reports: {folder.relative_to(ROOT)}\n{text}", flush=True)
-    sys.exit(any(result.status != 0 for result in results))
+    print(f"{tracebacks(results)}\nreports: {folder.relative_to(ROOT)}\n{text}", flush=True)
+    sys.exit(bool(counts["failure"] or counts["error"]))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-# Linux gives outgoing connections the ports from 32768 upwards. A connection that only asks whether a server is up could get
-# the very port that this server is about to bind.
-_ports = itertools.cycle(random.sample(range(20_000, 32_768), k=32_768 - 20_000))
+PORTS_VARIABLE = "SPECSTORE_PORTS"  # FIRST-LAST: where `free_port` looks, of who runs beside others that do
+
+
+def _shuffled_ports(wanted: str) -> Iterator[int]:
+    """Those of FIRST-LAST, again and again."""
+    # Linux gives outgoing connections the ports from 32768 upwards. A connection that only asks whether a server is up could get
+    # the very port that this server is about to bind.
+    first, last = map(int, (wanted or "20000-32767").split("-"))
+    return itertools.cycle(random.sample(range(first, last + 1), k=last + 1 - first))
+
+
+_ports = _shuffled_ports(os.environ.get(PORTS_VARIABLE, ""))
 
 STOP_SECONDS = 15
 TAIL_LINES = 25

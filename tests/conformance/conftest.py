@@ -68,7 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         setup = setups[1] if "stack" in item.fixturenames else given.get("server")
         return methods.index(given["method"].name), setups.index(setup)
 
-    items.sort(key=place)
+    ours = {item for item in items if Path(__file__).parent in item.path.parents}
+    ordered = iter(sorted(filter(ours.__contains__, items), key=place))
+    items[:] = [next(ordered) if item in ours else item for item in items]  # others stay where they are
 
 
 def _methods(config: pytest.Config) -> dict[str, Method]:
