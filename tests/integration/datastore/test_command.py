@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import trustme
 
+from datastore_service.client.remote import GrpcDatastore
+from datastore_service.protocol.types import Namespace
+from datastore_service.server.service import DRAIN_SECONDS, END_SECONDS
 from datastore_service.tls import client_tls
 from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import specstore, write_tokenizer
@@ -188,14 +191,24 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         assert specstore("drop-namespace", *name, *at, *secret).stdout == "dropped\n"
         assert_one_line(specstore("drop-namespace", *name, *at, *secret), 1, "there is no model 'm'")
         service.signal(signal.SIGTERM)
-        assert service.wait(60) == 0
-    eventually(lambda: "stopped" in service.logs().splitlines()[-1])
-    events = [json.loads(line)["message"] for line in service.logs().splitlines()]
-    assert events[0] == "serving"
-    ended = [
-        event for event in events if event != "drain: calls that do not end"
-    ]  # in time, on a busy machine
-    assert ended[-2:] == ["draining", "stopped"]
+        assert service.wait(END_SECONDS) == 0
+    events = events_of(service)
+    assert (events[0], events[-1]) == ("serving", "stopped") and "draining" in events
+
+
+def events_of(service) -> list[str]:
+    return [json.loads(line)["message"] for line in service.logs().splitlines()]
+
+
+@pytest.mark.clock
+def test_a_service_ends_its_calls_in_time(tmp_path):
+    with DatastoreService(tmp_path / "log") as service:
+        datastore = GrpcDatastore(service.endpoint, Namespace("m", "a" * 64))
+        assert datastore.wait_connected(60)
+        service.signal(signal.SIGTERM)
+        assert service.wait(DRAIN_SECONDS) == 0
+        datastore.close()
+    assert events_of(service)[-2:] == ["draining", "stopped"]
 
 
 @pytest.mark.parametrize(("fusion", "parents"), [("weighted", {-1}), ("priority", {-1, 0})])

@@ -1,9 +1,11 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from datastore_service import client
 from datastore_service.client import open_datastore
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.client.metrics import DAMAGED_TREES
@@ -54,6 +56,24 @@ def test_service():
         datastore = open_datastore(service.endpoint, NAMESPACE, 100)
         assert isinstance(datastore, ResilientDatastore)
         datastore.close()
+
+
+def test_a_start_waits_two_seconds_for_all_its_services_and_goes_on_without_them(monkeypatch, caplog):
+    clock, waits = SimpleNamespace(now=100.0), []
+
+    def wait(self, seconds):
+        waits.append(seconds)
+        clock.now += min(seconds, 1.5)
+        return False
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(GrpcDatastore, "wait_connected", wait)
+    endpoints = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
+    datastore = open_datastore(",".join(endpoints), NAMESPACE, 100)
+    assert waits == [2.0, 0.5, 0.0]
+    said = [record.args[0] for record in caplog.records if record.name == client.__name__]
+    assert said == endpoints and "127.0.0.1:3: not there yet (" in caplog.text
+    assert first_token(datastore) == -1
 
 
 def test_a_service_s_ids_are_those_of_the_model(monkeypatch):

@@ -1,8 +1,11 @@
 """GrpcDatastore against a service in this process."""
 
+import contextlib
 import logging
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -99,33 +102,102 @@ def test_deadline_is_kept(datastore, go_on, monkeypatch):
 def test_post_neither_waits_nor_raises(datastore, go_on, caplog):
     """A service that lags behind by more than the bound is dropped, and connected to again."""
     caplog.set_level(logging.WARNING, remote.__name__)
-    started = time.monotonic()
-    for _ in range(MAX_UNANSWERED + 10):
+    for sent in range(MAX_UNANSWERED):
         datastore.post([opened("a")])
-    assert time.monotonic() - started < 30
+        assert (datastore._sent, datastore._answered) == (sent + 1, 0) and not datastore.disconnect_reason
+    datastore.post([opened("a")])
     eventually(lambda: f"{MAX_UNANSWERED} messages unanswered; connecting again" in caplog.text)
     go_on.set()
     assert datastore.wait_connected(SECONDS)
 
 
-def test_gone_service_fails_at_once(service, datastore):
+@pytest.mark.clock
+def test_the_seconds_of_posts_to_a_service_that_does_not_answer(datastore, go_on):
+    begun = time.monotonic()
+    for _ in range(2 * MAX_UNANSWERED):
+        datastore.post([opened("a")])
+    assert time.monotonic() - begun < 2 * MAX_UNANSWERED * 0.001
+
+
+@pytest.fixture
+def no_wait(datastore, monkeypatch):
+    """A step that waits for a reply fails the test."""
+    monkeypatch.setattr(datastore, "collect", lambda *_: pytest.fail("it waits"))
+
+
+def test_a_step_for_a_service_that_is_gone_fails_without_a_wait(service, datastore, no_wait):
     service.stop()
-    started = time.monotonic()
+    eventually(lambda: datastore.disconnect_reason)
     with pytest.raises(DatastoreError):
-        datastore.step([opened("a")], 2 * SECONDS)
-    assert time.monotonic() - started < SECONDS
+        datastore.step([opened("a")], SECONDS)
     datastore.post([opened("a")])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_step_whose_stream_breaks_fails_at_once(datastore, go_on, again):
+    """again: whether another stream is open by then. A reply that was there would be found without a wait, so the step gets none."""
+    entries = [opened("a")]
+    step = datastore.submit(entries)
+    datastore._call.cancel()
+    eventually(lambda: datastore.state_of(step) is StepState.LOST)
+    go_on.set()
+    if again:
+        assert datastore.wait_connected(SECONDS)
+    with pytest.raises(DatastoreError) as raised:
+        datastore.collect(step, entries, time.monotonic())
+    assert not isinstance(raised.value, DeadlineMissedError)
+
+
+def test_a_step_that_waits_learns_that_its_stream_breaks(datastore, go_on):
+    """Before its deadline."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(datastore.step, [opened("a")], SECONDS)
+        eventually(lambda: datastore._awaited)
+        datastore._call.cancel()
+        assert not isinstance(waiting.exception(), DeadlineMissedError | None)
+
+
+PINGS = 4  # the service ends a connection at the third that comes too soon
+
+
+class Pings:
+    """A proxy to a service that counts the pings of its client. HTTP/2: RFC 9113."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.count = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = "{}:{}".format(*self._listener.getsockname())
+        host, _, port = endpoint.rpartition(":")
+        self._target = host, int(port)
+        threading.Thread(target=self._forward, daemon=True).start()
+
+    def _forward(self) -> None:
+        near, _ = self._listener.accept()
+        with self._listener, near, socket.create_connection(self._target) as far:
+            threading.Thread(target=self._pump, args=(far, near), daemon=True).start()
+            reading = near.makefile("rb")
+            far.sendall(reading.read(24))  # the connection's preface
+            while head := reading.read(9):
+                far.sendall(head + reading.read(int.from_bytes(head[:3])))
+                self.count += (head[3], head[4]) == (6, 0)  # PING, and not the answer to one
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the test is over
+            while data := source.recv(65536):
+                sink.sendall(data)
 
 
 def test_an_idle_stream_is_pinged_and_stays_open(service, monkeypatch):
     """gRPC's service ends connections for more than two pings that come sooner than it permits."""
-    hurried = dict(remote._CHANNEL_OPTIONS) | {"grpc.keepalive_time_ms": 1_200}
+    hurried = dict(remote._CHANNEL_OPTIONS) | {"grpc.keepalive_time_ms": 1_100}
     monkeypatch.setattr(remote, "_CHANNEL_OPTIONS", tuple(hurried.items()))
-    datastore = GrpcDatastore(service.endpoint, NAMESPACE)
+    pings = Pings(service.endpoint)
+    datastore = GrpcDatastore(pings.endpoint, NAMESPACE)
     try:
         assert datastore.wait_connected(SECONDS)
-        stream = datastore._call
-        time.sleep(7.0)
+        stream, before = datastore._call, pings.count
+        eventually(lambda: pings.count >= before + PINGS)
+        datastore.step([opened("a")], SECONDS)
         assert datastore._call is stream and stream.is_active()
     finally:
         datastore.close()
