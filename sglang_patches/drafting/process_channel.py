@@ -56,7 +56,7 @@ class ProcessChannel(DraftChannel):
     - `close` hangs up, and is called at the interpreter's exit. A draft process that does not end within `STOP_SECONDS` is killed.
     - The kernel kills it when this process is gone (`ParentConnection` asks for that).
 
-    A draft process that hangs is killed and started again: one that has said nothing for `stall_seconds` after a message. A live one
+    A draft process that hangs is killed and started again: one that has said nothing for `STALL_SECONDS` after a message. A live one
     reads and works in turn, and says something every second meanwhile (`ParentConnection`). So this finds a process that does not
     read, and one whose device does not return.
 
@@ -72,16 +72,13 @@ class ProcessChannel(DraftChannel):
         environment: Mapping[str, str],
         log: Path,
         backoff: Backoff = Backoff(1.0, 60.0, 10.0),  # noqa: B008 - a constant
-        ready_seconds: float = READY_SECONDS,
-        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         """Waits until the draft process is ready.
 
         command: the program and its arguments; it uses `ParentConnection`. environment: what differs from this process's.
-        log: file that gets its output. ready_seconds: that a start may take. stall_seconds: that it may be silent after a message.
-        Raises RuntimeError with the end of its log if it does not become ready."""
-        self._command, self._environment, self._log = command, environment, log
-        self._backoff, self._ready_seconds, self._stall_seconds = backoff, ready_seconds, stall_seconds
+        log: file that gets its output. Raises RuntimeError with the end of its log if it does not become ready within
+        `READY_SECONDS`."""
+        self._command, self._environment, self._log, self._backoff = command, environment, log, backoff
         self._changed = threading.Condition()
         self._has: dict[str, bool] = {}  # of each open session, whether the draft process has its text
         self._lost: list[str] = []  # not collected yet
@@ -202,15 +199,15 @@ class ProcessChannel(DraftChannel):
                     self._closing.wait(PAUSE_SECONDS)
         except TimeoutError:
             if self._outbox is None:
-                return f"was not ready after {self._ready_seconds:g} s"
-            return f"had not answered for {self._stall_seconds:g} s"
+                return f"was not ready after {READY_SECONDS:g} s"
+            return f"had not answered for {STALL_SECONDS:g} s"
         except DamagedFrameError as error:
             return f"sent what it should not ({error})"
         return ""
 
     def _receive(self, child: Child) -> bytes:
         """Raises TimeoutError when it has been silent for too long."""
-        limit = self._ready_seconds if self._outbox is None else self._stall_seconds
+        limit = READY_SECONDS if self._outbox is None else STALL_SECONDS
         while True:
             owing, overdue = self._owing, self._overdue()
             try:

@@ -70,6 +70,7 @@ def stuck(parent: ParentConnection) -> None:
     """Reads a message, and never comes back from its work."""
     parent.send([READY])
     parent.receive(None)
+    print("read", flush=True)
     time.sleep(3600)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,16 @@ from sglang_patches.drafting import inbox, process_channel
 from sglang_patches.drafting.fallback import Patience
 from sglang_patches.drafting.messages import Closed, Committed, Growth, Lost, Opened, Verifying
 from sglang_patches.drafting.process.connection import SOCKET_VARIABLE, ParentConnection
-from sglang_patches.drafting.process_channel import DROPPED, RESTARTS, UP, Backoff, ProcessChannel
+from sglang_patches.drafting.process_channel import (
+    DROPPED,
+    LATE_SECONDS,
+    READY_SECONDS,
+    RESTARTS,
+    STALL_SECONDS,
+    UP,
+    Backoff,
+    ProcessChannel,
+)
 from tests.support.draft_programs import FORGOTTEN
 from tests.unit.drafting.test_speculation import Run
 from tests.waiting import eventually
@@ -30,14 +40,57 @@ QUICK = Backoff(0.01, 0.05, 60.0)
 PROGRAMS = "tests.support.draft_programs"
 
 
+class Clock:
+    """The channels' time, which stands still until it is moved. seen: at which the channel last waited in vain."""
+
+    def __init__(self):
+        self.now, self.seen = 1000.0, 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def move(self, seconds):
+        """Returns once the channel has seen it."""
+        self.now += seconds
+        eventually(lambda: self.seen >= self.now, "the channel does not look at its clock", SECONDS)
+
+
 @pytest.fixture
-def start(tmp_path):
+def clock(monkeypatch):
+    clock = Clock()
+
+    class Child(process_channel.Child):
+        """Waits by the clock."""
+
+        def receive(self, seconds):
+            limit = clock.now + seconds
+            while True:
+                now = clock.now
+                try:
+                    return super().receive(0.01)
+                except TimeoutError:
+                    clock.seen = now
+                    if now >= limit:
+                        raise
+
+    monkeypatch.setattr(process_channel, "Child", Child)
+    monkeypatch.setattr(process_channel, "time", clock)
+    return clock
+
+
+def command_for(program, *arguments):
+    return [sys.executable, "-m", PROGRAMS, program, *arguments]
+
+
+@pytest.fixture
+def start(tmp_path, clock):
     channels = []
 
-    def start(program, *arguments, backoff=QUICK, **settings):
-        command = [sys.executable, "-m", PROGRAMS, program, *arguments]
+    def start(program, *arguments, backoff=QUICK):
         environment = {"PYTHONPATH": str(ROOT)}
-        channel = ProcessChannel(command, environment, tmp_path / "draft.log", backoff, **settings)
+        channel = ProcessChannel(
+            command_for(program, *arguments), environment, tmp_path / "draft.log", backoff
+        )
         channels.append(channel)
         return channel
 
@@ -282,64 +335,73 @@ def test_the_delay_is_short_again_after_good_health(start, caplog):
 # A draft process that hangs
 
 
-def test_a_process_that_does_not_read_is_started_again(start, caplog):
-    channel = start("echo", stall_seconds=3.0)
+def test_a_process_that_does_not_read_is_started_again(start, clock, caplog):
+    channel = start("echo")
     channel.post([opened("a"), opened("b")])
     collect_until(channel, lambda answers: len(answers) == 2)
     restarts, down = RESTARTS._value.get(), dropped("down")
     hung = draft_process()
     hung.suspend()
-    answers, limit = [], time.monotonic() + SECONDS
-    while not lost(answers):
-        assert time.monotonic() < limit
+    for _ in range(100):  # the last message is young, the first is not
         channel.post([committed("a", 3, size=10_000)])
-        answers += channel.collect(0.0)
-        time.sleep(0.05)
-    assert ended(hung.pid) and lost(answers) == {"a", "b"}
-    assert "was killed because it had not answered for 3 s" in caplog.text
+        clock.now += STALL_SECONDS / 101
+    assert channel.collect(0.0) == [] and RESTARTS._value.get() == restarts
+    clock.move(STALL_SECONDS / 50)
+    assert lost(collect_until(channel, lost)) == {"a", "b"} and ended(hung.pid)
+    assert "was killed because it had not answered for 30 s" in caplog.text
     assert RESTARTS._value.get() == restarts + 1 and dropped("down") > down
     channel.post([opened("a", epoch=-2), committed("a", 6)])
     answers = collect_until(channel, lambda answers: has(answers, "a", 6))
     assert [answer.epoch for answer in answers] == [-2, 6]
 
 
-def test_one_small_message_is_enough_to_find_a_hang(start):
+def test_one_small_message_is_enough_to_find_a_hang(start, clock):
     """It fits into the socket; and nobody posts or collects any more."""
-    channel, restarts = start("echo", stall_seconds=0.5), RESTARTS._value.get()
+    channel, restarts = start("echo"), RESTARTS._value.get()
     draft_process().suspend()
-    time.sleep(0.6)  # with nothing to say, silence is no fault
-    assert RESTARTS._value.get() == restarts
+    clock.move(2 * STALL_SECONDS)  # with nothing to say, silence is no fault
     channel.post([opened("a")])
+    clock.move(STALL_SECONDS - 1)
+    assert RESTARTS._value.get() == restarts
+    clock.move(1)
     eventually(lambda: RESTARTS._value.get() == restarts + 1, "it was not killed", SECONDS)
 
 
-def test_a_process_that_reads_and_then_hangs_is_started_again(start):
-    channel, restarts = start("stuck", stall_seconds=0.5), RESTARTS._value.get()
+def test_a_process_that_reads_and_then_hangs_is_started_again(start, clock, tmp_path):
+    channel, restarts = start("stuck"), RESTARTS._value.get()
     channel.post([opened("a")])
+    eventually(lambda: (tmp_path / "draft.log").read_text() == "read\n", seconds=SECONDS)
+    clock.move(STALL_SECONDS)
     assert lost(collect_until(channel, lost)) == {"a"} and RESTARTS._value.get() == restarts + 1
 
 
-def test_a_process_that_has_nothing_to_answer_does_not_hang(start):
+@pytest.mark.clock
+def test_a_process_that_has_nothing_to_answer_says_something_every_second(tmp_path):
     """`drafting` answers no `Closed`, but says that it lives: also while more messages follow all the time."""
-    channel, restarts = start("drafting"), RESTARTS._value.get()
+    channel = ProcessChannel(command_for("drafting"), {"PYTHONPATH": str(ROOT)}, tmp_path / "draft.log")
+    restarts = RESTARTS._value.get()
     received, closed = process_channel.BYTES.labels("received")._value, Closed("nobody's")
-    for following in ([], [], [closed]):
-        before = received.get()
-        channel.post([closed])
-        while received.get() == before:
-            assert RESTARTS._value.get() == restarts
-            time.sleep(0.01)
-            channel.post(following)
-    assert RESTARTS._value.get() == restarts and channel.collect(0.0) == []
+    try:
+        for following in ([], [], [closed]):
+            before, began = received.get(), time.monotonic()
+            channel.post([closed])
+            while received.get() == before and time.monotonic() < began + LATE_SECONDS:
+                time.sleep(0.01)
+                channel.post(following)
+            assert time.monotonic() - began < 1.2
+        assert RESTARTS._value.get() == restarts and channel.collect(0.0) == []
+    finally:
+        channel.close()
 
 
-def test_a_process_that_is_late_is_not_waited_for(start, monkeypatch):
-    monkeypatch.setattr(process_channel, "LATE_SECONDS", 0.1)
+def test_a_process_that_is_late_is_not_waited_for(start, clock):
     channel = start("echo")
     process = draft_process()
     process.suspend()
     channel.post([opened("a")])
-    time.sleep(0.2)
+    clock.now += LATE_SECONDS
+    assert not channel._silent
+    clock.now += 0.1
     assert channel.collect(3600.0) == []
     process.resume()
     collect_until(channel, lambda answers: has(answers, "a", 1))
@@ -375,11 +437,17 @@ def test_a_refusal_at_the_start_is_shown(start):
         start("refusing")
 
 
-def test_a_start_that_takes_too_long(tmp_path):
+def test_a_start_that_takes_too_long(tmp_path, clock):
     log = tmp_path / "draft.log"
     command = ["sh", "-c", "echo loading $$; exec sleep 3600"]
-    with pytest.raises(RuntimeError, match=r"(?s)not ready after 5 s .*loading"):
-        ProcessChannel(command, {}, log, ready_seconds=5.0)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(ProcessChannel, command, {}, log)
+        eventually(lambda: log.exists() and log.read_text().endswith("\n"), seconds=SECONDS)
+        clock.move(READY_SECONDS - 1)
+        assert not starting.done()
+        clock.move(1)
+        with pytest.raises(RuntimeError, match=r"(?s)not ready after 600 s .*loading"):
+            starting.result()
     assert ended(int(log.read_text().split()[1]))
 
 

@@ -1,10 +1,13 @@
 """The draft process's end of its channel says something from time to time, also where there is nothing to answer."""
 
+import contextlib
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from sglang_patches.drafting.messages import Closed
+from sglang_patches.drafting.process import connection as connection_module
 from sglang_patches.drafting.process.connection import (
     BEAT_SECONDS,
     READ_BYTES,
@@ -51,6 +54,21 @@ def test_a_message_without_an_answer_is_answered_after_a_beat(ends, monkeypatch)
     assert waits[0] <= BEAT_SECONDS < waits[1]
     worker.setblocking(False)
     assert worker.recv(READ_BYTES) == frame_of([])
+
+
+def test_messages_that_follow_do_not_put_the_beat_off(ends, monkeypatch):
+    connection, worker = ends
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(connection_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    worker.setblocking(False)
+    said = []
+    for _ in range(25):
+        worker.sendall(frame_of([Closed("nobody's")]))
+        assert connection.receive(0.0)
+        with contextlib.suppress(BlockingIOError):
+            said += [clock.now] * (worker.recv(READ_BYTES) == frame_of([]))
+        clock.now += BEAT_SECONDS / 8
+    assert said == [100 + beats * BEAT_SECONDS for beats in (1, 2, 3)]
 
 
 def test_before_a_message_there_is_nothing_to_say(ends, monkeypatch):
