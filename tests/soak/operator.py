@@ -51,12 +51,12 @@ class Operator:
 
     def _call(self, method: Callable[..., T], request: object, *expected: str) -> T | str | None:
         """The reply; one of the expected status codes; None if the service went away meanwhile."""
+        stops = self._tenant.plan.stops.value
         try:
             reply = method(request, timeout=CALL_SECONDS, metadata=self._metadata)
         except grpc.RpcError as error:
             code = error.code().name
-            # A service that is told to stop cancels what it has not answered after ten seconds.
-            if code in ("UNAVAILABLE", "CANCELLED"):
+            if code == "UNAVAILABLE" or (code == "CANCELLED" and self._tenant.may_be_cancelled(stops)):
                 return None
             if code not in expected:
                 self._tenant.find(f"operator: {type(request).__name__}: {code}: {error.details()}")

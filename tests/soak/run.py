@@ -135,7 +135,7 @@ def soak(minutes: float, seed: int, folder: Path, between: tuple[float, float] =
     service = ServiceProcess(folder, token, "--vocab-size", tenants * IDS, "--grace", GRACE)
     service.start()
     first_bytes, first_descriptors = service.nbytes, service.descriptors
-    plan = Plan(service.endpoint, token, seed, WORKERS, SESSIONS, LIVE_TOKENS // 2)
+    plan = Plan(service.endpoint, token, seed, WORKERS, SESSIONS, LIVE_TOKENS // 2, service.stops)
     clients = [Client(plan, range(first, first + TENANTS)) for first in range(0, tenants, TENANTS)]
     violations: list[str] = []
     disturbances: Counter[str] = Counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import signal
 import subprocess
 import threading
@@ -23,7 +24,8 @@ class ServiceError(Exception):
 
 
 class ServiceProcess(DatastoreService):
-    """`specstore serve` at the same address and with the same data each time. peak: bytes, over all its lives."""
+    """`specstore serve` at the same address and with the same data each time. peak: bytes, over all its lives. stops: how often it was
+    told to stop and has stopped, odd in between; for client processes too."""
 
     def __init__(self, folder: Path, token: str, *flags: object) -> None:
         self.data = folder / "data"
@@ -31,6 +33,7 @@ class ServiceProcess(DatastoreService):
         words = ("--data", self.data, "--log-level", "warning", *flags)
         super().__init__(folder / "service.log", *words, token=token)
         self.peak = self.starts = 0
+        self.stops = multiprocessing.get_context("spawn").Value("q", 0)
         threading.Thread(target=self._weigh, daemon=True).start()
 
     def start(self) -> ServiceProcess:
@@ -44,12 +47,15 @@ class ServiceProcess(DatastoreService):
 
     def terminate(self) -> None:
         """Raises ServiceError if it does not drain and end with status 0."""
+        self.stops.value += 1
         self.signal(signal.SIGTERM)
         try:
             status = self.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
             raise ServiceError(f"the service did not end within {STOP_SECONDS:.0f} s of SIGTERM") from None
+        finally:
+            self.stops.value += 1
         if status != 0:
             raise ServiceError(f"the service ended with status {status} after SIGTERM")
 

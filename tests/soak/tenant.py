@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
 
 import numpy as np
 
@@ -24,7 +25,7 @@ CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
 @dataclass(frozen=True)
 class Plan:
-    """Of a run. bound: see Ledger."""
+    """Of a run. bound: see Ledger. stops: the service's."""
 
     endpoint: str
     token: str
@@ -32,6 +33,7 @@ class Plan:
     workers: int  # of a tenant
     sessions: int  # of a worker
     bound: int
+    stops: Synchronized
 
 
 class Tenant:
@@ -69,6 +71,11 @@ class Tenant:
             self.counts["violations"] += 1
             if len(self.findings) < MOST_FINDINGS:
                 self.findings.append(f"tenant {self.number}: {what}")
+
+    def may_be_cancelled(self, stops: int) -> bool:
+        """Whether a call may be that began at so many stops: a service that is told to stop cancels what it has not answered after ten
+        seconds."""
+        return stops % 2 == 1 or self.plan.stops.value != stops
 
     def check_tree(self, tree: DraftTree, last: int, budget: Budget, what: str) -> None:
         """last: the context's last token."""

@@ -104,6 +104,7 @@ class Worker:
 
     def _connect(self, channel: grpc.Channel) -> None:
         self._stream += 1
+        self._stops = self._tenant.plan.stops.value
         self._outbound: queue.SimpleQueue = queue.SimpleQueue()
         self._call = DraftingStub(channel).Draft(iter(self._outbound.get, None))
         self._just_closed = []
@@ -137,8 +138,9 @@ class Worker:
         return read_sound(message)
 
     def _check_end(self, error: grpc.RpcError) -> None:
-        # A service that is told to stop cancels what it has not answered after ten seconds.
-        stopped = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        stopped = error.code() is grpc.StatusCode.UNAVAILABLE or (
+            error.code() is grpc.StatusCode.CANCELLED and self._tenant.may_be_cancelled(self._stops)
+        )
         dropped = error.code() is grpc.StatusCode.FAILED_PRECONDITION and "was dropped" in error.details()
         if not stopped and not (dropped and not self._tenant.keeps):
             self._tenant.find(f"{self._name}: stream ended: {error.code().name}: {error.details()}")

@@ -1,7 +1,9 @@
 """What the soak judges by: its texts, its ledger of what must be found, its checks of drafts."""
 
 import random
+from types import SimpleNamespace
 
+import grpc
 import numpy as np
 import pytest
 
@@ -10,8 +12,10 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Entry, Opening
 from tests.soak import ledger as ledger_module
 from tests.soak.ledger import Ledger
+from tests.soak.operator import Operator
 from tests.soak.tenant import PROBE_BUDGET, Plan, Tenant, followed, probe
 from tests.soak.texts import IDS, PROBE, Texts
+from tests.soak.worker import Worker
 
 
 def chain(tokens) -> DraftTree:
@@ -44,6 +48,14 @@ def test_an_engine_finds_a_document_by_its_context():
     for document in documents:
         (reply,) = engine.step([probe(document, "p")])
         assert followed(reply.tree, document.continuation) == len(document.continuation)
+
+
+class Cancelled(grpc.RpcError):
+    def code(self):
+        return grpc.StatusCode.CANCELLED
+
+    def details(self):
+        return "of a call"
 
 
 @pytest.fixture
@@ -153,7 +165,7 @@ class TestScene:
 
     @pytest.fixture
     def tenant(self):
-        return Tenant(Plan("nowhere", "", 0, 1, 1, 1 << 20), number=1)
+        return Tenant(Plan("nowhere", "", 0, 1, 1, 1 << 20, SimpleNamespace(value=0)), number=1)
 
     def test_a_right_draft_is_no_finding(self, tenant):
         document = tenant.write()
@@ -187,6 +199,25 @@ class TestScene:
         assert "stands in no text" in tenant.findings[0] and len(tenant.findings) == 1
         tenant.check_tree(chain(tokens[1:20]), tokens[0], PROBE_BUDGET, "x")
         assert "deeper than the budget" in tenant.findings[1]
+
+    @pytest.mark.parametrize(
+        ("begun", "ended", "found"), [(0, 0, 1), (0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 2, 0), (2, 2, 1)]
+    )
+    def test_a_service_cancels_only_when_it_is_told_to_stop(self, tenant, begun, ended, found):
+        """begun, ended: the service's stops at these moments of a call."""
+        tenant.plan.stops.value = ended
+        worker, operator = Worker(tenant, 0), Operator(tenant)
+        worker._stops = begun
+        worker._check_end(Cancelled())
+        assert len(tenant.findings) == found
+
+        def call(request, **options):
+            tenant.plan.stops.value = ended
+            raise Cancelled
+
+        tenant.plan.stops.value = begun
+        operator._call(call, None)
+        assert len(tenant.findings) == 2 * found
 
     def test_a_conversation_without_memory(self, tenant):
         document = tenant.write()
