@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import time
 
 import httpx
 import numpy as np
@@ -249,7 +248,7 @@ def test_nothing_is_wider_than_the_window(page, tmp_path, width):
 
 def test_the_command_serves_the_page_and_ends_within_an_answer(stand_ins, tmp_path):
     plain, _, _ = stand_ins
-    plain.seconds = 2.0
+    plain.most = 1  # the answer does not end
     TOKENIZER.save(str(tmp_path / "tokenizer.json"))
     settings = read_settings({"PORT": str(free_port()), "MODEL": "/models/tiny", "DEVICE": "cpu"})
     with contextlib.ExitStack() as stack:
@@ -265,7 +264,5 @@ def test_the_command_serves_the_page_and_ends_within_an_answer(stand_ins, tmp_pa
         with httpx.stream("POST", f"{url}/ask", json=body, trust_env=False, timeout=60) as reply:
             lines = reply.iter_lines()
             assert json.loads(next(lines))["tokens"] == 1
-            began = time.monotonic()
             child.stop()
-        assert time.monotonic() - began < 30, "an answer takes longer"
         assert child.status == -signal.SIGTERM, "uvicorn ends as the signal would have ended it"

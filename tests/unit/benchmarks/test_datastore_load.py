@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 
 from benchmarks.load import __main__ as command
 from benchmarks.load import engine as load_engine
-from benchmarks.load.clients import shares
+from benchmarks.load.clients import Clients, shares
 from benchmarks.load.engine import Engine, Level, Taken
 from benchmarks.load.levels import RAISE, excess, exhausted, figures, search, thinned
 from benchmarks.load.texts import Texts
@@ -325,13 +325,17 @@ def tokenizer_file(tmp_path_factory):
 
 def test_a_short_load_on_a_real_service(tokenizer_file, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "SETTLE_SECONDS", 0.5)
+    levels, run = [], Clients.run
+    monkeypatch.setattr(Clients, "run", lambda self, level: levels.append(level) or run(self, level))
     words = (
         "--streams 4 --sessions 64 --processes 2 --rate 10 --minutes 0.1 --millions 0.001 --deadline-ms 60000"
     )
     command.main([*words.split(), "--tokenizer", str(tokenizer_file), "--json", str(tmp_path / "load.json")])
     found = json.loads((tmp_path / "load.json").read_text())
     (one,) = found["levels"]
-    assert 4 <= one["steps"] <= 244
+    offered = [(level.rate, level.end - level.start) for level in levels]
+    assert offered == [(10.0, pytest.approx(0.5)), (10.0, pytest.approx(6.0))]
+    assert 4 <= one["steps"] <= 4 * 60
     assert one["tokens_per_step"] > 1 and one["refused"] == {} and (one["missed"], one["broken"]) == (0, 0)
     assert 0 < one["service_engine_ms"] < one["service_ms"] < one["longest_ms"]
     assert one["service_cores"] > 0 and one["client_cores"] > 0

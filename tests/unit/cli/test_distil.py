@@ -1,8 +1,9 @@
 """`specstore distil` in this process. The model's server is a stand-in on the loopback."""
 
 import json
-import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -18,6 +19,8 @@ from tests.unit.server.service import running
 from tests.unit.storage.conftest import WORDS, write_tokenizer
 
 PROMPTS = ["one", "two", "three"]
+SPECSTORE = [sys.executable, "-m", "datastore_service.cli.main"]
+SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -126,22 +129,26 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_run_keeps_its_answers_and_the_next_goes_on(distil, out, server):
-    over = threading.Event()
+def test_an_interrupted_run_keeps_its_answers_and_the_next_goes_on(distil, prompts, out, server):
+    asked, over = threading.Event(), threading.Event()
 
-    def interrupting(body):
+    def waiting(body):
         if body["messages"][0]["content"] == "two":
-            os.kill(os.getpid(), signal.SIGINT)
-            over.wait(60)  # the answer would be there before a busy machine notices the signal
+            asked.set()
+            over.wait(SECONDS)  # the answer would be there before a busy machine notices the signal
         return reply(body)
 
     with out.open("w") as file:
         file.write('{"prompt": "th')  # of a run that was killed while it wrote
-    server.reply = interrupting
-    done = distil("--concurrency", 1)
+    server.reply = waiting
+    words = ["distil", prompts, "--server", server.url, "--out", out, "--concurrency", 1]
+    with subprocess.Popen([*SPECSTORE, *map(str, words)], stderr=subprocess.PIPE, text=True) as command:
+        assert asked.wait(SECONDS)
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=SECONDS)
     over.set()
-    assert done.exit_code == 130
-    assert done.stderr == f"specstore: interrupted; 1 of 3 answers are in {out}; the same command goes on\n"
+    assert command.returncode == 130
+    assert said == f"specstore: interrupted; 1 of 3 answers are in {out}; the same command goes on\n"
     server.reply = reply
     assert distil().stdout == f"{out}: 3 answers, 12 tokens\n"
 

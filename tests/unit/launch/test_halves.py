@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -20,8 +21,11 @@ Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @pytest.fixture(autouse=True)
-def a_connection_takes_as_long_as_it_likes(monkeypatch):
+def connect_seconds(monkeypatch):
+    """The product's; a connection takes as long as it likes."""
+    product = halves.CONNECT_SECONDS
     monkeypatch.setattr(halves, "CONNECT_SECONDS", IN_TIME)
+    return product
 
 
 class Instance:
@@ -187,8 +191,8 @@ def silent_machine():
         yield "http://{}:{}".format(*listening.getsockname())
 
 
-def test_an_instance_whose_machine_is_silent_is_given_up(monkeypatch):
-    monkeypatch.setattr(halves, "CONNECT_SECONDS", 0.2)
+def given_up():
+    """What both halves are answered where one instance's machine is silent."""
 
     async def run(silent):
         async with through_the_proxy() as ask, instance(waits) as one:
@@ -196,7 +200,20 @@ def test_an_instance_whose_machine_is_silent_is_given_up(monkeypatch):
 
     with silent_machine() as silent:
         answers = asyncio.run(asyncio.wait_for(run(silent), IN_TIME))
-    assert [status for status, _ in answers] == [502, 502]
+    return [status for status, _ in answers]
+
+
+def test_an_instance_whose_machine_is_silent_is_given_up(monkeypatch):
+    monkeypatch.setattr(halves, "CONNECT_SECONDS", 0.2)
+    assert given_up() == [502, 502]
+
+
+@pytest.mark.clock
+def test_a_silent_machine_is_given_up_after_three_seconds(monkeypatch, connect_seconds):
+    monkeypatch.setattr(halves, "CONNECT_SECONDS", connect_seconds)
+    began = time.monotonic()
+    assert given_up() == [502, 502]
+    assert 3.0 <= time.monotonic() - began < 4.0
 
 
 def test_an_instances_own_refusal_is_both_halves_answer():
