@@ -21,9 +21,6 @@ ALLOWED = (
     "earlier versions lack some of them",
     "before 0.5.19 SGLang does not show them there",
     "SGLang has no watermarks",
-    # Of a method, by what it is.
-    r"\w+ has no draft process",
-    r"\w+ drafts in no process of its own",
 )
 
 

@@ -57,7 +57,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A method after the other and, of one, a setup after the other: no server is started twice."""
+    """A method after the other and, of one, a setup after the other: no server is started twice. A test with the mark `draft_process` is
+    for methods that have one."""
+    foreign = [
+        item
+        for item in items
+        if item.get_closest_marker("draft_process") and not item.callspec.params["method"].draft_process
+    ]
+    config.hook.pytest_deselected(items=foreign)
+    items[:] = [item for item in items if item not in foreign]
     methods, setups = list(_methods(config)), [None, *SETUPS]
 
     def place(item: pytest.Item) -> tuple[int, int]:
@@ -130,6 +138,16 @@ def cpu_engine() -> None:
         "SGLang was imported for an accelerator before: run tests/conformance in a pytest of its own"
     )
     load_plugins()
+
+
+@pytest.fixture
+def murmur_hash(monkeypatch) -> None:
+    """The hash of SGLang's seeds, which its library for CPUs lacks."""
+    from sglang.srt.layers import sampler
+
+    from tests.unit.verification.test_verification_distribution import murmur_hash32_reference
+
+    monkeypatch.setattr(sampler, "murmur_hash32", murmur_hash32_reference)
 
 
 @pytest.fixture(scope="session")

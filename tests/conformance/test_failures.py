@@ -159,10 +159,8 @@ def test_restarted_mid_generation(drafting, datastore, expected):
     _wait_for_datastore_drafts(drafting)
 
 
-def test_draft_side_killed(method, drafting, expected):
-    if not method.draft_process:
-        pytest.skip(f"{method.name} drafts in no process of its own")
-
+@pytest.mark.draft_process
+def test_draft_side_killed(drafting, expected):
     def kill() -> None:
         draft_processes(drafting)[0].kill()
 

@@ -32,9 +32,8 @@ ALONE = "the datastore alone"
 
 
 @pytest.mark.long
+@pytest.mark.draft_process
 def test_sampled_output_is_the_same_with_every_draft(method, spelling_model, prompts, logs, tmp_path):
-    if not method.draft_process:
-        pytest.skip(f"{method.name} has no draft process")
     said, accepted = {}, {}
     for draft in (ALONE, *AGREEMENTS, LYING):
         with start(_spec(method.name, draft, spelling_model, tmp_path), logs) as server:

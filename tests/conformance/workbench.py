@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import os
 from array import array
 from collections import deque
@@ -41,7 +42,13 @@ from sglang_patches.early_exit.tap import HostTap
 from sglang_patches.namespace import namespace_of
 from sglang_patches.workers.decode import DecodeWorker
 from tests.support.draft_side import InProcessDraftSide, follow_pairs
-from tests.unit.verification.plain_decoding import make_request, one_rank, plain_token, sampler_on_cpu
+from tests.unit.verification.plain_decoding import (
+    make_request,
+    one_rank,
+    plain_token,
+    plain_tokens_of_batch,
+    sampler_on_cpu,
+)
 
 EOS = 1
 TOKENIZER = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=EOS)
@@ -291,7 +298,14 @@ def output_of(req: Req) -> list[int]:
 
 
 def plain_answer(model: Markov, prompt: Sequence[int], **sampling) -> list[int]:
-    """Plain decoding's, a token at a time."""
+    """Plain decoding's, a token at a time. It is the same for every method, and made once."""
+    return list(_plain_answer(model, tuple(prompt), json.dumps(sampling, sort_keys=True)))
+
+
+@functools.cache
+def _plain_answer(model: Markov, prompt: tuple[int, ...], wanted: str) -> list[int]:
+    """wanted: sampling parameters as JSON."""
+    sampling = json.loads(wanted)
     req = request(prompt, model.vocab, **sampling)
     oracle = make_request(prompt, (), **{"temperature": 0.0, **sampling})
     with sampler_on_cpu(deterministic="sampling_seed" in sampling) as sampler:
@@ -300,6 +314,23 @@ def plain_answer(model: Markov, prompt: Sequence[int], **sampling) -> list[int]:
             req.output_ids.append(oracle.output_ids[-1])
             req.update_finish_state(1)
     return output_of(req)
+
+
+def plain_answers(model: Markov, prompts: Sequence[Sequence[int]], kinds: Sequence[dict]) -> list[list[int]]:
+    """Plain decoding's of one batch with seeds, in which SGLang draws for each request as the others' filters have it. No penalties."""
+    reqs = [request(prompt, model.vocab, **kind) for prompt, kind in zip(prompts, kinds, strict=True)]
+    oracles = {
+        req: make_request(prompt, (), **{"temperature": 0.0, **kind})
+        for req, prompt, kind in zip(reqs, prompts, kinds, strict=True)
+    }
+    with sampler_on_cpu(deterministic=True) as sampler:
+        while running := [req for req in reqs if not req.finished()]:
+            texts = [[*req.origin_input_ids, *req.output_ids] for req in running]
+            tokens = plain_tokens_of_batch(model, sampler, [oracles[req] for req in running], texts)
+            for req, token in zip(running, tokens, strict=True):
+                req.output_ids.append(token)
+                req.update_finish_state(1)
+    return [output_of(req) for req in reqs]
 
 
 @dataclass(eq=False)
@@ -465,10 +496,11 @@ class Workbench:
         request_tenant: str = "",
         seeded: bool = False,
         late: bool = False,
+        adaptive: bool = False,
     ) -> Iterator[Scheduler]:
         """With a worker of its own. nodes: most drafted tokens a step. size: most requests at a time. request_tenant: where requests name
-        their tenants. seeded: requests draw by
-        their seeds. late: the host has a step's tokens when the next one begins, as on an accelerator."""
+        their tenants. seeded: requests draw by their seeds. late: the host has a step's tokens when the next one begins, as on an
+        accelerator. adaptive: steps have several widths."""
         arguments = SimpleNamespace(
             disaggregation_mode="null",
             served_model_name=None,
@@ -477,7 +509,8 @@ class Workbench:
             revision=None,
             speculative_draft_model_path=str(self._tokenizer),
         )
-        with _configured(nodes, endpoint, tenant, request_tenant, seeded):
+        length = "adaptive" if adaptive else "static"
+        with _configured(nodes, endpoint, tenant, request_tenant, seeded, length):
             target = Target(model, size)
             with build_worker(self._method, arguments, target, self._draft_side) as worker:
                 if late:
@@ -486,11 +519,13 @@ class Workbench:
 
 
 @contextlib.contextmanager
-def _configured(nodes: int, endpoint: str, tenant: str, request_tenant: str, seeded: bool) -> Iterator[None]:
+def _configured(
+    nodes: int, endpoint: str, tenant: str, request_tenant: str, seeded: bool, length: str
+) -> Iterator[None]:
     """SGLang's and the plugin's settings of a worker in this process."""
     width = nodes + 1
     options = {"NODES": str(nodes), "ENDPOINT": endpoint, "TENANT": tenant, "REQUEST_TENANT": request_tenant}
-    options |= {"LENGTH": "static", "DEADLINE_MS": DEADLINE_MS, "PUBLISH": "on"}
+    options |= {"LENGTH": length, "DEADLINE_MS": DEADLINE_MS, "PUBLISH": "on"}
     with (
         mock.patch.dict(os.environ, {f"SPECSTORE_{name}": value for name, value in options.items()}),
         get_context().override_server_args(

@@ -131,6 +131,14 @@ def plain_tokens(model, sampler, request, count):
     return path
 
 
+def plain_tokens_of_batch(model, sampler, requests, texts):
+    """The next token of each request's text, from one plain decode step of all of them. Without penalties."""
+    output = LogitsProcessorOutput(next_token_logits=torch.stack([model(text) for text in texts]))
+    info = Batch(requests, model.vocab).sampling_info.copy_for_forward()
+    none = [0] * len(texts), [None] * len(texts)
+    return sampler(output, info, False, *none, torch.tensor([len(text) - 1 for text in texts])).tolist()
+
+
 def plain_distribution(model, sampler, request, path):
     """float64 ``[vocab]``: the distribution plain decoding draws the next token from."""
     _, info, logits, _ = _prepared(model, request, path)

@@ -5,6 +5,7 @@ and its bonus token) has the product of plain decoding's conditional probabiliti
 """
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tests.unit.verification.plain_decoding import (
     make_request,
     plain_distribution,
     plain_tokens,
+    plain_tokens_of_batch,
     random_tree,
     sampler_on_cpu,
     tree_logits,
@@ -192,3 +194,30 @@ def test_seeded_requests_emit_the_tokens_of_plain_decoding(params, monkeypatch):
                 assert tokens == expected[: tree.longest_match(expected) + 1]
                 accepted += len(tokens) - 1
         assert accepted > 5
+
+
+def test_seeded_requests_of_several_filters_emit_the_tokens_of_plain_decoding(monkeypatch):
+    """Of the same batch: where one request filters, SGLang draws for all from sorted probabilities, of which a seed takes other tokens."""
+    monkeypatch.setattr(sglang_sampler, "murmur_hash32", murmur_hash32_reference)
+    kinds = [{}, dict(temperature=0.7, top_p=0.9), dict(temperature=1.3), dict(top_k=6)]
+    with sampler_on_cpu(deterministic=True) as sampler:
+        accepted = Counter()
+        for trial in range(8):
+            model, rng = RandomModel(VOCAB, seed=trial), np.random.default_rng(trial)
+            requests = [
+                make_request(output=(5,) * (n + 1), sampling_seed=trial + 10 * n, **kind)
+                for n, kind in enumerate(kinds)
+            ]
+            texts = [[*request.origin_input_ids, *request.output_ids] for request in requests]
+            expected = [[] for _ in requests]
+            for _ in range(8):
+                tokens = plain_tokens_of_batch(model, sampler, requests, texts)
+                for text, said, token in zip(texts, expected, tokens, strict=True):
+                    text.append(token)
+                    said.append(token)
+            trees = [random_tree(rng, model, request, 8) for request in requests]
+            emitted, _ = verify(model, sampler, trees, requests)
+            for n, (tree, tokens, said) in enumerate(zip(trees, emitted, expected, strict=True)):
+                assert tokens == said[: tree.longest_match(said) + 1]
+                accepted[n] += len(tokens) - 1
+        assert all(accepted[n] > 0 for n in range(len(kinds)))
