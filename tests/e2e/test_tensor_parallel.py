@@ -15,6 +15,7 @@ from sglang_patches.drafting.registry import METHODS
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import ServerSpec
 from tests.support.servers import SglangServer, draft_processes, running
+from tests.support.system import require
 from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_exits import train_tiny_exits
 from tests.support.tiny_model import texts_of, write_spelling_model
@@ -89,7 +90,8 @@ def spec(name: str, model: Path, environment: dict[str, str], **settings) -> Ser
 
 @pytest.fixture(scope="module")
 def expected(model, prompts, logs) -> list[list[int]]:
-    """Greedy answers of plain decoding by as many ranks."""
+    """Greedy answers of plain decoding by as many ranks. SGLang compiles the look-up in a rank's part of the vocabulary."""
+    require("g++")
     with running(spec("plain", model, {}), logs) as server:
         return answers(server, prompts)
 

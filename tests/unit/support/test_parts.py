@@ -1,5 +1,8 @@
-"""Each test is in one part, and the page shows which."""
+"""Each test is in one part, the page shows which, and one process can collect them all."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from sglang_patches.drafting.registry import METHODS
@@ -39,3 +42,19 @@ def test_the_first_row_decides():
 def test_a_folder_s_row_is_for_that_folder_alone():
     assert parts.part_of("tests/unit/benchmarks/test_load.py::test_it") == parts.REST
     assert parts.part_of("tests/unit/benchmarks_of_another/test_load.py::test_it") == parts.TEST
+
+
+def test_one_process_collects_the_conformance_suite_beside_the_others():
+    """They have parameters of the same names."""
+    files = [
+        "tests/conformance/test_context_limit.py",
+        "tests/e2e/test_draft_trace.py",
+        "tests/unit/test_tls.py",
+    ]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *files]
+    done = subprocess.run(
+        command, cwd=TESTS.parent, env=os.environ, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line]
+    assert list(dict.fromkeys(found)) == files
