@@ -27,7 +27,7 @@ find_uv() {
 
 install_uv() {
   say "installing uv with pip into $root/tools"
-  python3 -m pip --version >/dev/null || { say "needs uv, or Python's pip to install it (Debian: python3-pip)"; exit 1; }
+  python3 -m pip --version >/dev/null 2>&1 || { say "this machine lacks uv, and Python's pip to install it: apt-get install python3-pip"; exit 1; }
   rm -rf "$root/tools.new"
   # --target: works with a Python of the distribution and changes nothing in it.
   python3 -m pip install --quiet --target "$root/tools.new" uv >&2

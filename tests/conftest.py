@@ -43,8 +43,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("SPECSTORE_FUZZ", LONG_FUZZ)  # read when the fuzz tests are imported
 
 
-@pytest.hookimpl(trylast=True)  # `-m` has chosen already
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    yield  # all others choose first, such as `-m`
     if part := config.getoption("--part"):
         parts.leave_others(config, items, part)
     if config.getoption("--long"):

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from sglang_patches.drafting.registry import METHODS
 from sglang_patches.launch.processes import PORTS_VARIABLE, Child
-from sglang_patches.launch.system import PACKAGES, lacking
 from tests import progress
 from tests.conftest import DRAFT, DRAFTS
 from tests.parts import REST, TEST
@@ -238,7 +237,7 @@ def seconds_of(part: str, last: ElementTree.Element | None) -> dict[str, float]:
 def runs_of(part: str, seconds: dict[str, float]) -> dict[str, list[str]]:
     """The words of each run of pytest, the longest first, and last the one of what has strict limits of time."""
     runs = RUNS | LONG
-    in_order = sorted(seconds.keys() - {CLOCK}, key=lambda name: -seconds[name])
+    in_order = sorted((name for name in seconds if name != CLOCK), key=lambda name: -seconds[name])
     words = {name: [*runs[name], "-m", f"not {CLOCK}", *PARTS[part]] for name in in_order}
     marked = [
         str(file) for file in (ROOT / "tests").rglob("test_*.py") if f"mark.{CLOCK}" in file.read_text()
@@ -300,11 +299,6 @@ def main() -> None:
     part = parser.parse_args().part
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job inherits that SIGINT is ignored
         signal.signal(number, signal.default_int_handler)
-    if line := lacking(*PACKAGES):
-        print(
-            f"tests: {line} (tests that need it {'fail' if 'CI' in os.environ else 'are skipped'})",
-            file=sys.stderr,
-        )
     folder = REPORTS / part
     seconds = seconds_of(part, read(folder / "report.xml"))
     shutil.rmtree(folder, ignore_errors=True)

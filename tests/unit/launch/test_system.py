@@ -1,8 +1,10 @@
 """What the system lacks is told at once, in one line with the command to type."""
 
+import os
 import re
 import runpy
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from sglang_patches.launch.servers import ServerSpec
 from tests.support.servers import running_split
 from tests.support.system import require
 
+CHECKOUT = Path(__file__).parents[3]
 LINE = "this machine lacks libibverbs1: apt-get install libibverbs1"
 OF_THE_COMPILER = r"ld-linux|lib(c|m|dl|pthread|resolv|stdc\+\+|gcc_s)\.so"
 
@@ -32,6 +35,41 @@ def test_what_is_missing_is_told_in_one_line(monkeypatch):
         system, "PACKAGES", {"libc6": "libc.so.6", "liba": "liba.so.9", "b": "no-such-program"}
     )
     assert system.lacking("b", "libc6", "liba") == "this machine lacks b, liba: apt-get install b liba"
+
+
+@pytest.mark.parametrize(("use", "said"), [("split", f"split: {LINE}"), ("tests", f"tests: {LINE}")])
+def test_the_program_says_it_and_fails(without_verbs, monkeypatch, use, said):
+    for package in set(system.PACKAGES) - {"libibverbs1"}:
+        monkeypatch.setitem(system.PACKAGES, package, "bash")
+    monkeypatch.setattr("sys.argv", ["system.py", use])
+    with pytest.raises(SystemExit, match=f"^{said}$"):
+        system.main()
+
+
+def test_make_serve_pd_asks_before_it_makes_the_environment(tmp_path):
+    stub = tmp_path / "python3"
+    stub.write_text('#!/bin/sh\necho "$@"\nexit 1\n')
+    stub.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SPECSTORE_ENV_ROOT": str(tmp_path / "root")}
+    done = subprocess.run(
+        ["make", "serve-pd"],
+        cwd=CHECKOUT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert done.stdout == "sglang_patches/launch/system.py split\n"
+    assert not (tmp_path / "root").exists()
+
+
+def test_any_python_can_ask():
+    """Without the packages of the environment."""
+    program = CHECKOUT / "sglang_patches" / "launch" / "system.py"
+    command = [sys.executable, "-I", "-S", program, "split"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == bool(system.lacking(*system.SPLIT)) and "Traceback" not in done.stderr
 
 
 def test_a_split_asks_for_all_that_mooncake_is_linked_with():
@@ -74,6 +112,7 @@ def test_one_instance_alone_needs_none_of_it(launch):
 
 def test_make_serve_pd_is_a_split(monkeypatch):
     asked: list[dict] = []
+    monkeypatch.delitem(sys.modules, "sglang_patches.launch.serve_pd", raising=False)
     monkeypatch.setattr(serve, "main", lambda run, **words: asked.append(words))
     with pytest.raises(SystemExit):
         runpy.run_module("sglang_patches.launch.serve_pd", run_name="__main__")
