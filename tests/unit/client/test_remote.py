@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -102,10 +103,11 @@ def test_deadline_is_kept(datastore, go_on, monkeypatch):
 def test_post_neither_waits_nor_raises(datastore, go_on, caplog):
     """A service that lags behind by more than the bound is dropped, and connected to again."""
     caplog.set_level(logging.WARNING, remote.__name__)
-    for sent in range(MAX_UNANSWERED):
+    with no_wait(datastore):
+        for sent in range(MAX_UNANSWERED):
+            datastore.post([opened("a")])
+            assert (datastore._sent, datastore._answered) == (sent + 1, 0) and not datastore.disconnect_reason
         datastore.post([opened("a")])
-        assert (datastore._sent, datastore._answered) == (sent + 1, 0) and not datastore.disconnect_reason
-    datastore.post([opened("a")])
     eventually(lambda: f"{MAX_UNANSWERED} messages unanswered; connecting again" in caplog.text)
     go_on.set()
     assert datastore.wait_connected(SECONDS)
@@ -119,18 +121,30 @@ def test_the_seconds_of_posts_to_a_service_that_does_not_answer(datastore, go_on
     assert time.monotonic() - begun < 2 * MAX_UNANSWERED * 0.001
 
 
-@pytest.fixture
-def no_wait(datastore, monkeypatch):
-    """A step that waits for a reply fails the test."""
-    monkeypatch.setattr(datastore, "collect", lambda *_: pytest.fail("it waits"))
+@contextlib.contextmanager
+def no_wait(datastore):
+    """This thread fails if it waits for another one or for a reply."""
+    here, wait = threading.current_thread(), threading.Condition.wait
+
+    def wait_of_others(condition, timeout=None):
+        assert threading.current_thread() is not here, "it waits"
+        return wait(condition, timeout)
+
+    with (
+        mock.patch.object(threading.Condition, "wait", wait_of_others),
+        mock.patch.object(datastore, "collect") as collect,
+    ):
+        yield
+    collect.assert_not_called()
 
 
-def test_a_step_for_a_service_that_is_gone_fails_without_a_wait(service, datastore, no_wait):
+def test_a_step_for_a_service_that_is_gone_fails_without_a_wait(service, datastore):
     service.stop()
     eventually(lambda: datastore.disconnect_reason)
-    with pytest.raises(DatastoreError):
-        datastore.step([opened("a")], SECONDS)
-    datastore.post([opened("a")])
+    with no_wait(datastore):
+        with pytest.raises(DatastoreError):
+            datastore.step([opened("a")], SECONDS)
+        datastore.post([opened("a")])
 
 
 @pytest.mark.parametrize("again", [False, True])
