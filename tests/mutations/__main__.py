@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.mutations.table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
+UNITS = "tests/unit"
 LIMIT_SECONDS = 900.0
 # The process ends with pytest: a thread that a failed test has left would keep the interpreter from its end.
 PYTEST = "import os, sys, pytest; status = pytest.main(sys.argv[1:]); sys.stdout.flush(); os._exit(status)"
@@ -90,7 +91,7 @@ def _made(mutant: Mutant, copy: Path) -> Iterator[None]:
 
 def _tested(copy: Path, tests: str) -> tuple[int | None, str]:
     """The status of pytest, None if it took too long, and the first test that failed."""
-    command = [sys.executable, "-c", PYTEST, *ARGUMENTS, *tests.split()]
+    command = [sys.executable, "-c", PYTEST, *ARGUMENTS, str(Path(UNITS, tests))]
     environment = os.environ | {"PYTHONPATH": str(copy)}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(

@@ -122,6 +122,18 @@ def test_falls_back_then_stops_asking_then_asks_again(datastore, primary, mode):
     assert datastore.links["a:1"].breaker.state is BreakerState.CLOSED
 
 
+def test_a_probe_whose_stream_broke_is_no_answer(primary):
+    breaker, states = CircuitBreaker(failures=1, first_delay=0.0), [StepState.LOST, StepState.ANSWERED]
+    link = Link("a:1", primary, breaker)
+    primary.state_of = lambda step: states[step - 1]
+    breaker.failed()
+    for probes in (1, 1, 2):  # each is sent by one call, and looked at by the next
+        link.probe()
+        assert (len(primary.asked), breaker.state) == (probes, BreakerState.OPEN)
+    link.probe()
+    assert breaker.state is BreakerState.HALF_OPEN
+
+
 def asking(name: str, *tokens: int) -> Entry:
     return Entry(name, start=40, queries=(Query(np.array(tokens, np.int32), Budget(2)),))
 

@@ -79,6 +79,19 @@ def test_in_one_forward_a_step_the_sessions_take_turns(predictor):
     assert all(before.isdisjoint(after) for before, after in zip(run, run[1:], strict=False))
 
 
+@pytest.mark.parametrize(("sessions", "each"), [(1, ROWS), (5, ROWS // 5), (2 * ROWS, 1)])
+def test_the_sessions_share_the_guesses(sessions, each):
+    asked = set()
+
+    class Noting(GeometricFanOut):
+        def predict(self, draft, budget):
+            asked.add(budget)
+            return super().predict(draft, budget)
+
+    Batch(Noting, sessions).step(rounds=1)
+    assert asked == {each}
+
+
 class Verifications(SpeedRatio):
     def __init__(self):
         super().__init__()

@@ -266,6 +266,20 @@ time.sleep(600)
     assert second.read_text() == str(in_turn)
 
 
+def test_parts_are_stopped_in_the_opposite_order(tmp_path, capfd):
+    """An engine would count the end of its datastore as a failure."""
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    parts = [Part(name, waits, {}, lambda: True) for name in ("datastore", "engine", "router")]
+
+    def ready() -> None:
+        raise EnoughError
+
+    with pytest.raises(EnoughError):
+        run_stack(parts, tmp_path, ready)
+    stopped = [line.split()[-1] for line in capfd.readouterr().err.splitlines() if "stopping" in line]
+    assert stopped == ["router", "engine", "datastore"]
+
+
 def test_a_listening_port_is_taken_and_a_free_one_is_not(free_port):
     assert not port_taken(free_port)
     with socket.create_server(("127.0.0.1", free_port)):

@@ -31,6 +31,7 @@ def checkout(tmp_path, monkeypatch):
         (tmp_path / name / f"test_{name}.py").write_text(TEST.format(test))
     subprocess.run(("git", "init", "-q"), cwd=tmp_path, check=True)
     monkeypatch.setattr(mutations, "ROOT", tmp_path)
+    monkeypatch.setattr(mutations, "UNITS", "")
 
     def run(*changes, names=()):
         mutants = [Mutant(f"m{at}", "product.py", *change) for at, change in enumerate(changes)]
@@ -67,7 +68,7 @@ def test_a_name_that_no_mutant_has_is_refused(checkout):
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_text_of_every_mutant_is_in_its_file_once(mutant):
     assert Path(mutant.file).read_text().count(mutant.old) == 1
-    assert mutant.new != mutant.old and Path(mutant.tests).exists()
+    assert mutant.new != mutant.old and Path(mutations.UNITS, mutant.tests).exists()
 
 
 def test_every_mutant_has_a_name_of_its_own():

@@ -107,6 +107,14 @@ def test_a_union_has_the_likeliest_paths_of_its_trees(requests, nodes):
         assert all(estimate <= least + 1e-6 for estimate in left_out)
 
 
+def test_no_child_is_likelier_than_its_parent_whosever_they_are():
+    """By what was seen, the first tree's node is likelier than the second one's, whatever they say of themselves."""
+    parts = [Part(tree_of([(5, -1, 0.3)], source=1)), Part(tree_of([(5, -1, 0.9), (6, 0, 0.8)]))]
+    (tree,) = unions([parts], whole_estimates([parts]), np.array([0.95, 0.9, 0.8]), NODES)
+    tree.check_integrity(nodes=NODES)
+    assert paths(tree) == {(5,): (0.3, 1), (5, 6): (0.3, 3)}
+
+
 class Feed:
     """Answers as a datastore does that knows one continuation of the text, and one of the draft."""
 
