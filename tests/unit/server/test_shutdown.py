@@ -2,13 +2,15 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import eventually
 
 SERVES = """
 import sys, threading
@@ -36,6 +38,7 @@ SECONDS = 60.0  # for what takes a moment
 
 class Served:
     def __init__(self, end_seconds: float, close: str) -> None:
+        self.slept = ""
         command = [sys.executable, "-c", SERVES, str(end_seconds), close]
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.popen.stdout.readline().startswith("127.0.0.1:")
@@ -45,6 +48,13 @@ class Served:
         pid = self.popen.pid
         if ctypes.CDLL(None, use_errno=True).tgkill(pid, thread or pid, signal_number):
             raise OSError(ctypes.get_errno(), "tgkill")
+
+    def sleeps(self) -> bool:
+        """Whether the main thread sleeps, and has not woken since the last look."""
+        status = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/status").read_text()
+        (switches,) = re.findall(r"^voluntary.*", status, re.MULTILINE)
+        before, self.slept = self.slept, switches if "State:\tS" in status else ""
+        return self.slept != "" and self.slept == before
 
     def other_threads(self) -> list[int]:
         tasks = sorted(int(path.name) for path in Path(f"/proc/{self.popen.pid}/task").iterdir())
@@ -68,7 +78,7 @@ def serve():
 def test_a_signal_that_another_thread_receives_ends_the_service(serve):
     """The main thread's sleep is not interrupted: as when the signal comes between its last look and its sleep."""
     service = serve(close="as ever")
-    time.sleep(0.3)  # until it sleeps
+    eventually(service.sleeps)
     service.told(signal.SIGTERM, service.other_threads()[-1])
     assert service.popen.wait(SECONDS) == 0
 
