@@ -36,7 +36,7 @@ test-rest:
 	$(IN_ENV) python -m tests.lanes rest
 
 test-all:
-	first=0; $(MAKE) test ARGS= || first=$$?; $(MAKE) test-rest && exit $$first
+	first=0; $(MAKE) --no-print-directory test ARGS= || first=$$?; $(MAKE) --no-print-directory test-rest && exit $$first
 
 test-long:
 	$(IN_ENV) python -m tests.lanes long
