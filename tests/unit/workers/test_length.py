@@ -49,6 +49,12 @@ def test_most_rows_of_a_step(widths, limit, batch, rows):
     assert LengthPolicy(widths, lambda rows: 1.0, limit).most_rows(batch) == rows
 
 
+@pytest.mark.parametrize(("batch", "width"), [(1, 16), (2, 16), (3, 8), (32, 1), (48, 1)])
+def test_the_rows_of_all_requests_of_a_step_are_bounded(batch, width):
+    policy = LengthPolicy(WIDTHS, lambda rows: 1.0, most_rows=32)
+    assert policy.choose([_chain([0.99] * 15)] * batch) == width <= policy.most_rows(batch) / batch
+
+
 def test_rows_that_cost_in_proportion_leave_no_draft():
     policy = LengthPolicy(WIDTHS, lambda rows: float(rows))
     assert policy.choose([_chain([0.3] * 15)] * 8) == 1
