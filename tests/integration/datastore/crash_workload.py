@@ -7,6 +7,8 @@ and another that recovers what was left and compares it with what was acknowledg
 - as after a power failure: of each file what it held when it was last synced, under the names that its directory had when
   that was last synced. (Real disks keep more than that, but never less.)
 
+At every third point the power also fails after the next start: what that has shown must be there then.
+
 Prints one line with the number of points; a failure ends it with a traceback.
 """
 
@@ -183,6 +185,10 @@ class Disk:
 
         return call
 
+    def stop(self) -> None:
+        """No call gets any further."""
+        self._lock.acquire()
+
     def _is_ours(self, target: object, directory: int | None) -> bool:
         if directory is not None:
             target = directory
@@ -242,6 +248,13 @@ def recover(root: Path, limit: int) -> None:
     engine = open_engine(root, limit)
     engine.settle()
     engine.close()
+
+
+def show(root: Path, mirror: Path, limit: int) -> None:
+    """Opens what was left, and stops before the merges that are due."""
+    disk = Disk(root, kill_at=0, mirror=mirror)
+    open_engine(root, limit)
+    disk.stop()
 
 
 def check(root: Path, texts: list[Documents], snapshots: dict[str, Documents], evicting: bool) -> None:
@@ -374,9 +387,15 @@ class Trial:
         after_power_failure(mirror, root, lost)
         if number % 3 == 0:  # the recovery is killed too, at changing points
             child(lambda _: (Disk(root, 1 + number % 23), recover(root, self.limit)))
+        shown = self.folder / "shown"
+        if number % 3 == 1:
+            must_succeed((number, torn), lambda _: show(root, mirror, self.limit))
+            after_power_failure(mirror, root, shown)
 
         def act(_):
             check(lost, left, kept, self.evicting)
+            if shown.exists():
+                check(shown, texts, kept, self.evicting)
             check(root, texts, kept, self.evicting)
 
         must_succeed((number, torn), act)
