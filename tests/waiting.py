@@ -15,3 +15,13 @@ def eventually(condition: Callable[[], bool], what: str = "", seconds: float = 6
             return
         assert in_time, what
         time.sleep(0.05)
+
+
+def mostly(attempt: Callable[[], bool], what: str) -> None:
+    """Returns once three attempts have succeeded; fails if fewer of five do. what: said of the failure."""
+    succeeded = 0
+    for number in range(5):
+        succeeded += attempt()
+        if succeeded == 3:
+            return
+        assert succeeded + 4 - number >= 3, f"{what}: {succeeded} of {number + 1} attempts"

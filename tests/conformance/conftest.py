@@ -42,7 +42,6 @@ collect_ignore = [] if ON_CPU else ["test_in_process.py", "test_split.py"]
 
 LYING_PLUGIN = Path(__file__).parent / "lying_plugin"
 CONTEXT = 1024
-DEADLINE_MS = 500.0  # a busy machine rarely misses it
 # Seconds that a session waits for its decode instance: longer than from a prompt's first chunk to its first decode step on a
 # busy machine. ENDED_SECONDS: after which no session is left, one that nobody took included.
 GRACE, ENDED_SECONDS = 5, 60.0
@@ -180,28 +179,31 @@ def datastore(logs) -> Iterator[DatastoreService]:
 @dataclass(frozen=True)
 class Setup:
     """How a method is served: its scheduler (`--disable-overlap-schedule` or not), where its datastore is, its widest tree, its pages,
-    its cache."""
+    its cache. adaptive: with the length and the deadline of whoever sets none, so that a draft may be late or not wanted."""
 
     overlap: bool
     embedded: bool
     nodes: int
     page_size: int
     max_total_tokens: int
+    adaptive: bool = False
 
 
-# Not the full product: each value of each part stands in one of them. The second's cache is too small for what it is asked.
+# Not the full product: each value of each part stands in one of them. The first is what users have. The second verifies a draft in every
+# step, as an embedded datastore has no deadline; its cache is too small for what it is asked.
 SETUPS = {
-    "overlap, gRPC": Setup(True, embedded=False, nodes=15, page_size=16, max_total_tokens=16384),
+    "overlap, gRPC": Setup(
+        True, embedded=False, nodes=15, page_size=16, max_total_tokens=16384, adaptive=True
+    ),
     "synchronous, embedded": Setup(False, embedded=True, nodes=7, page_size=1, max_total_tokens=2048),
 }
 FLAGS = ("--chunked-prefill-size", "64", "--enable-metrics", "--enable-cache-report")
 FLAGS += ("--context-length", str(CONTEXT), "--constrained-json-disable-any-whitespace")
 FLAGS += ("--enable-return-hidden-states", "--enable-custom-logit-processor")
-DRAFTING = ("--specstore-length", "static", "--specstore-deadline-ms", str(DEADLINE_MS))
-DRAFTING += (
-    "--schedule-conservativeness",
-    "0.1",
-)  # admits more than fits a small cache: requests are retracted
+# Admits more than fits a small cache: requests are retracted.
+DRAFTING = ("--schedule-conservativeness", "0.1")
+# A deadline that a busy machine rarely misses.
+STATIC = ("--specstore-length", "static", "--specstore-deadline-ms", "500")
 DTYPE = "float32" if ON_CPU else "float16"  # SGLang has no float32 on a GPU
 MOST_REQUESTS = 48
 TENANT_HEADER = "X-Request-Id-Tenant"  # one that SGLang's router passes on
@@ -210,6 +212,17 @@ TENANT_HEADER = "X-Request-Id-Tenant"  # one that SGLang's router passes on
 def start(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer]:
     """The one way in which the suite starts a server. A process that has seen a GPU cannot be forked."""
     return running(spec, folder) if ON_CPU else servers.running(spec, folder)
+
+
+def is_adaptive(server: SglangServer) -> bool:
+    return not set(STATIC) <= set(server.spec.flags)
+
+
+def assert_drafted(server: SglangServer, answers: Sequence[dict]) -> None:
+    """That equal answers show something: for each of them a draft was verified. A server of adaptive length may have wanted none."""
+    if not is_adaptive(server):
+        undrafted = [at for at, of in enumerate(answers) if not of["meta_info"]["specstore"]["drafted"]]
+        assert not undrafted, f"no draft was verified for answers {undrafted}: their equality shows nothing"
 
 
 class Plain(Endpoint):
@@ -257,7 +270,7 @@ def drafting_spec(
         dtype=DTYPE,
         nodes=setup.nodes,
         draft=draft,
-        flags=(*FLAGS, *DRAFTING, "--page-size", str(setup.page_size)),
+        flags=(*FLAGS, *DRAFTING, *(() if setup.adaptive else STATIC), "--page-size", str(setup.page_size)),
         environment={
             "SPECSTORE_ENDPOINT": "embedded" if setup.embedded else endpoint,
             "SPECSTORE_TENANT": name,  # what another method's server has said is not known

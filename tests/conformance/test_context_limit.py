@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.conformance.conftest import CONTEXT, SETUPS, Setup, drafting_spec, start
+from tests.conformance.conftest import CONTEXT, SETUPS, Setup, assert_drafted, drafting_spec, start
+from tests.conformance.test_features import output_ids
 from tests.support.servers import SglangServer
 from tests.support.tiny_model import SPELLING_VOCABULARY
 from tests.waiting import eventually
@@ -25,12 +26,9 @@ def _prompt(length: int) -> list[int]:
     return (phrase * length)[:length]
 
 
-def _answers(
-    server: SglangServer, prompts: list[list[int]], lengths: list[int], batch: int
-) -> list[list[int]]:
-    def answer(prompt: list[int], length: int) -> list[int]:
-        greedy = {"temperature": 0, "ignore_eos": True, "max_new_tokens": length}
-        return server.generate(prompt, **greedy)["output_ids"]
+def _answers(server: SglangServer, prompts: list[list[int]], lengths: list[int], batch: int) -> list[dict]:
+    def answer(prompt: list[int], length: int) -> dict:
+        return server.generate(prompt, temperature=0, ignore_eos=True, max_new_tokens=length)
 
     with ThreadPoolExecutor(batch) as pool:
         return list(pool.map(answer, prompts, lengths))
@@ -39,9 +37,11 @@ def _answers(
 def _assert_right_from_every_distance(server: SglangServer, plain: SglangServer) -> None:
     distances = list(range(NEAREST, 2 * (server.spec.nodes + 1) + 8))
     prompts = [_prompt(END - distance) for distance in distances]
-    expected = _answers(plain, prompts, distances, 8)
+    expected = output_ids(_answers(plain, prompts, distances, 8))
     for batch in (4, 1):
-        assert _answers(server, prompts, distances, batch) == expected
+        answers = _answers(server, prompts, distances, batch)
+        assert output_ids(answers) == expected
+        assert_drafted(server, answers[len(answers) // 2 :])
     eventually(lambda: server.answers("health_generate"), "it is dead", 60)
 
 

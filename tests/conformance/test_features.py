@@ -5,6 +5,7 @@ The servers prefill in chunks of 64 tokens, so most prompts are chunked in every
 
 from __future__ import annotations
 
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,13 +19,12 @@ from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import Endpoint
 from sglang_patches.metrics import PHASES, RETRIEVE
 from sglang_patches.versions import INSTALLED
-from tests.conformance.conftest import ENDED_SECONDS, TENANT_HEADER
-from tests.waiting import eventually
+from tests.conformance.conftest import ENDED_SECONDS, TENANT_HEADER, assert_drafted, is_adaptive
+from tests.waiting import eventually, mostly
 
 NEW_TOKENS = 40
-TRIES = 5  # at what a busy machine may spoil
-# The live tier proposes MOST tokens of an answer of so many if its tenant has read it, and at most FEW if not.
-ANSWER, MOST, FEW = 200, 120, 80
+# The live tier proposes MOST tokens of an answer of so many if its tenant has read it, and none if it has read nothing.
+ANSWER, MOST = 200, 120
 UNDRAFTED = "what a tenant has said is not drafted for it: this shows nothing"
 SCHEMA = {
     "type": "object",
@@ -42,43 +42,59 @@ PENALISED = {
     "bias": {"logit_bias": {"30": 2.5}},
 }
 ONLY_GRPC = pytest.mark.parametrize("server", ["overlap, gRPC"], indirect=True)
-ONLY_SMALL_CACHE = pytest.mark.parametrize("server", ["synchronous, embedded"], indirect=True)
+ONLY_EMBEDDED = pytest.mark.parametrize("server", ["synchronous, embedded"], indirect=True)
 
 
 def greedy(server: Endpoint, ids, **sampling) -> dict:
     return server.generate(ids, temperature=0, **{"max_new_tokens": NEW_TOKENS, **sampling})
 
 
-def outputs(server: Endpoint, prompts, concurrency: int = 8, **sampling) -> list[list[int]]:
+def many(server: Endpoint, prompts, concurrency: int = 8, **sampling) -> list[dict]:
     sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, **sampling}
-    return [answer["output_ids"] for answer in server.generate_many(prompts, concurrency, **sampling)]
+    return server.generate_many(prompts, concurrency, **sampling)
+
+
+def output_ids(answers: list[dict]) -> list[list[int]]:
+    return [answer["output_ids"] for answer in answers]
+
+
+def outputs(server: Endpoint, prompts, concurrency: int = 8, **sampling) -> list[list[int]]:
+    return output_ids(many(server, prompts, concurrency, **sampling))
 
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_greedy_output_is_plain_decodings(server, plain, prompts, batch):
     prompts = prompts[:6] if batch == 1 else prompts
-    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    answers = server.generate_many(prompts, batch, **sampling)
-    assert [answer["output_ids"] for answer in answers] == outputs(plain, prompts, ignore_eos=True)
+    answers = many(server, prompts, batch, ignore_eos=True)
+    assert output_ids(answers) == outputs(plain, prompts, ignore_eos=True)
+    assert_drafted(server, answers)
+
+
+@ONLY_EMBEDDED
+def test_drafts_are_accepted(server, prompts):
+    answers = many(server, prompts, ignore_eos=True)
     steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
-    assert len(answers) * (NEW_TOKENS - 1) > 1.1 * steps, "no draft was accepted, equality would show nothing"
+    assert len(answers) * (NEW_TOKENS - 1) > 1.1 * steps
 
 
 @pytest.mark.parametrize("penalty", PENALISED)
 def test_penalties(server, plain, prompts, penalty):
     wanted = PENALISED[penalty]
-    assert outputs(server, prompts[:8], **wanted) == outputs(plain, prompts[:8], **wanted)
+    answers = many(server, prompts[:8], **wanted)
+    assert output_ids(answers) == outputs(plain, prompts[:8], **wanted)
+    assert_drafted(server, answers)
 
 
 def test_streamed_pieces_are_the_whole_answer(server, plain, prompts):
     whole = greedy(plain, prompts[0])
-    for _ in range(TRIES):  # pieces that nobody has sent yet become one
+
+    def in_pieces() -> bool:
         *pieces, last = server.stream(prompts[0], temperature=0, max_new_tokens=NEW_TOKENS)
         assert last["output_ids"] == whole["output_ids"] and last["text"] == whole["text"]
         assert all(last["text"].startswith(piece["text"].rstrip("\ufffd")) for piece in pieces)
-        if pieces:
-            return
-    raise AssertionError("each answer came in one piece")
+        return bool(pieces)
+
+    mostly(in_pieces, "answers in more than one piece")  # pieces that nobody has sent yet become one
 
 
 @ONLY_GRPC
@@ -88,13 +104,15 @@ def test_a_stream_interval_hides_short_and_long_steps(server, prompts):
     asked = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True, "stream_interval": interval}
     # Before 0.5.22 SGLang sends at certain lengths, which a step of several tokens may pass.
     least = 4 if Version(INSTALLED) >= Version("0.5.22") else 2
-    for _ in range(TRIES):  # messages that nobody has sent yet become one
+
+    def in_messages() -> bool:
         lengths = [len(message["output_ids"]) for message in server.stream(prompts[0], **asked)]
         assert lengths[-1] == NEW_TOKENS
         assert all(after - before >= interval for before, after in zip(lengths, lengths[1:-1], strict=False))
-        if lengths[0] == 1 and len(lengths) >= least:
-            return
-    raise AssertionError(f"the last answer came in {lengths}")
+        return lengths[0] == 1 and len(lengths) >= least
+
+    # Messages that nobody has sent yet become one.
+    mostly(in_messages, "a first token, and the rest piecemeal")
 
 
 @ONLY_GRPC
@@ -142,31 +160,28 @@ def test_an_answer_says_what_its_steps_verified(server, prompts):
             assert info["spec_num_proposed_drafts"] == sum(told["drafted"].values())
             drafted += info["spec_num_proposed_drafts"]
         assert not any("specstore" in piece["meta_info"] for piece in pieces)
-    assert drafted
+    assert drafted or is_adaptive(server)
 
 
+@ONLY_EMBEDDED
 @pytest.mark.skipif(
     Version(INSTALLED) < Version("0.5.19"), reason="before 0.5.19 SGLang does not show them there"
 )
 def test_the_openai_endpoints_count_what_was_verified(server):
     body = {"model": "default", "prompt": "why", "max_tokens": 24, "return_spec_tokens_details": True}
-    answers = []
-
-    def is_drafted_for() -> bool:
+    for _ in range(2):  # the live tier drafts what was said
         answer = requests.post(server.url + "/v1/completions", json=body, timeout=300).json()
-        answers.append(answer.get("sglext", {}).get("spec_tokens_details", {}))
-        return answers[-1].get("spec_num_proposed_drafts", 0) > 0
-
-    eventually(is_drafted_for, "no answer tells", 60)  # on a busy machine all drafts of an answer may be late
-    details = answers[-1]
+    details = answer["sglext"]["spec_tokens_details"]
     correct, drafted = details["spec_num_correct_drafts"], details["spec_num_proposed_drafts"]
-    assert 0 <= correct <= drafted
+    assert 0 <= correct <= drafted > 0
     assert details["spec_accept_rate"] == pytest.approx(correct / drafted)
 
 
 def test_several_answers_to_one_prompt(server, plain, prompts):
     alone = greedy(plain, prompts[1])["output_ids"]
-    assert [answer["output_ids"] for answer in greedy(server, prompts[1], n=3)] == [alone] * 3
+    answers = greedy(server, prompts[1], n=3)
+    assert output_ids(answers) == [alone] * 3
+    assert_drafted(server, answers)
     sampled = server.generate(prompts[1], n=3, temperature=1.0, max_new_tokens=NEW_TOKENS)
     assert len({tuple(answer["output_ids"]) for answer in sampled}) > 1
 
@@ -174,7 +189,9 @@ def test_several_answers_to_one_prompt(server, plain, prompts):
 def test_logprobs(server, plain, prompts):
     wanted = {"return_logprob": True, "top_logprobs_num": 3, "logprob_start_len": 0}
     asked = {"top": wanted, "ignore_eos": True}
-    ours, theirs = (greedy(s, prompts[2], **asked)["meta_info"] for s in (server, plain))
+    answer = greedy(server, prompts[2], **asked)
+    assert_drafted(server, [answer])
+    ours, theirs = answer["meta_info"], greedy(plain, prompts[2], **asked)["meta_info"]
     for field in ("input_token_logprobs", "output_token_logprobs"):
         assert [token for _, token, _ in ours[field]] == [token for _, token, _ in theirs[field]]
         pairs = zip(ours[field], theirs[field], strict=True)
@@ -189,6 +206,7 @@ def test_json_schema(server, plain, prompts):
         ours, theirs = greedy(server, ids, **CONSTRAINED), greedy(plain, ids, **CONSTRAINED)
         assert ours["text"] == theirs["text"]
         assert set(json.loads(ours["text"])) == {"name", "age"}
+        assert_drafted(server, [ours])
 
 
 def test_chunked_prefill_and_the_radix_cache(server, plain, prompts):
@@ -201,11 +219,12 @@ def test_chunked_prefill_and_the_radix_cache(server, plain, prompts):
     shared_prefix = greedy(server, long_ids[:300])
     assert shared_prefix["meta_info"]["cached_tokens"] > 200
     assert shared_prefix["output_ids"] == greedy(plain, long_ids[:300])["output_ids"]
+    assert_drafted(server, [first, again, shared_prefix])
 
 
 def test_a_header_names_the_tenant(method, server, plain):
-    """The text does not repeat itself: what is drafted of it, and what is cached, comes from who has read it. The datastore is that of
-    all methods' servers."""
+    """The text does not repeat itself: what is drafted of it, and what is cached, comes from who has read it. Over gRPC the datastore is
+    that of all methods' servers, and may be late."""
     prompt = [4 + i * i % 29 for i in range(40)]
     wanted = {"frequency_penalty": 0.5, "max_new_tokens": ANSWER, "ignore_eos": True}
     expected = greedy(plain, prompt, **wanted)["output_ids"]
@@ -216,12 +235,10 @@ def test_a_header_names_the_tenant(method, server, plain):
         info = answer["meta_info"]
         return info["specstore"]["accepted"].get("live", 0), info["cached_tokens"]
 
-    before, cached = ask("own")
-    assert cached == 0
-    eventually(lambda: ask("own")[0] > MOST, UNDRAFTED, 180)
-    assert ask("own")[1] > 0
-    live, cached = ask("other")
-    assert cached == 0 and live <= max(before, FEW)
+    assert ask("reader") == (0, 0)
+    live, cached = ask("reader")
+    assert cached > 0 and (live > MOST or is_adaptive(server)), UNDRAFTED
+    assert ask("stranger") == (0, 0)
 
 
 def test_a_session_belongs_to_the_tenant_that_opened_it(server, prompts):
@@ -283,14 +300,16 @@ LONG_ANSWER = {"temperature": 0, "frequency_penalty": 0.2, "max_new_tokens": 800
 
 def test_an_aborted_request_leaves_the_others_alone(server, plain, prompts):
     expected = outputs(plain, [prompts[4]], max_new_tokens=120) * 2
+    numbers = itertools.count()
+
+    def aborted() -> bool:
+        others = pool.submit(outputs, server, [prompts[4]] * 2, max_new_tokens=120)
+        reason = _reason_of_an_aborted(server, prompts[5], f"to-be-aborted-{next(numbers)}")
+        assert others.result() == expected
+        return reason == "abort"
+
     with ThreadPoolExecutor(1) as pool:
-        for number in range(TRIES):  # a whole answer may take less than a busy machine needs to abort it
-            others = pool.submit(outputs, server, [prompts[4]] * 2, max_new_tokens=120)
-            reason = _reason_of_an_aborted(server, prompts[5], f"to-be-aborted-{number}")
-            assert others.result() == expected
-            if reason == "abort":
-                return
-    raise AssertionError(f"every answer was whole before it was aborted: {reason}")
+        mostly(aborted, "aborts before the answer was whole")
 
 
 def _reason_of_an_aborted(server: Endpoint, ids: list[int], rid: str) -> str:
@@ -317,7 +336,7 @@ def test_a_client_that_hangs_up(server, prompts):
 UNENDING = {"max_new_tokens": 300, "logit_bias": {"1": -99.0}}
 
 
-@ONLY_SMALL_CACHE
+@ONLY_EMBEDDED
 def test_retracted_requests_go_on_where_they_were(server, plain, prompts):
     asked = [ids[:20] for ids in prompts[:16]]
     expected = outputs(plain, asked, 16, **UNENDING)
@@ -326,11 +345,10 @@ def test_retracted_requests_go_on_where_they_were(server, plain, prompts):
         return metric(server.url, "sglang:num_retracted_requests_total")
 
     before = retracted()
-    for _ in range(TRIES):  # on a busy machine too few of them may run at once
-        assert outputs(server, asked, 16, **UNENDING) == expected
-        if retracted() > before:
-            return
-    raise AssertionError("no request was retracted: this shows nothing")
+    answers = greedy(server, asked, **UNENDING)  # in one request, so that all of them run at once
+    assert output_ids(answers) == expected
+    assert retracted() > before, "no request was retracted: this shows nothing"
+    assert_drafted(server, answers)
 
 
 @ONLY_GRPC
@@ -353,9 +371,10 @@ def test_requests_of_all_kinds_in_one_batch(server, plain, prompts):
     expected = [greedy(plain, ids, **wishes)["output_ids"] for ids, wishes in kinds]
     with ThreadPoolExecutor(2 * len(kinds)) as pool:
         noise = pool.submit(server.generate, prompts[8], n=4, temperature=1.0, max_new_tokens=NEW_TOKENS)
-        answers = list(pool.map(lambda kind: greedy(server, kind[0], **kind[1])["output_ids"], kinds * 2))
+        answers = list(pool.map(lambda kind: greedy(server, kind[0], **kind[1]), kinds * 2))
         noise.result()
-    assert answers == expected * 2
+    assert output_ids(answers) == expected * 2
+    assert_drafted(server, [answer for answer in answers if len(answer["output_ids"]) > 1])
 
 
 @ONLY_GRPC
@@ -377,20 +396,21 @@ def test_metrics(server, prompts):
 def test_the_serving_benchmark_sees_where_the_time_goes(server, prompts):
     group = [Request("any", ids) for ids in prompts[:3]]
     width = server.spec.nodes + 1
-    for _ in range(TRIES):  # a stall in one phase changes the order
+    most = (
+        2 if Version(INSTALLED) >= Version("0.5.20") else 4
+    )  # earlier, some steps had three: why is not known
+
+    def goes_where_it_should() -> bool:
         record = measure(server, group, 2, NEW_TOKENS, Case("any", {}))
         assert record["decoded"] == sum(len(output) - 1 for output in record["outputs"]) > 0
         phases = record["phases"]
         assert set(phases) == {*PHASES, RETRIEVE}
         assert phases["verify"] > 0 and phases["draft"] >= phases[RETRIEVE] > 0
+        rows = {rows for _, rows, *_ in record["cells"]}
+        assert rows <= set(range(1, width + 1)) and (rows == {width} or is_adaptive(server))
+        assert {batch for batch, *_ in record["cells"]} <= {1, 2, most}
         shares = breakdown([record])
         likely = all(0 < shares[part] < 1 for part in ("forward", "retrieval", "rest"))
-        if likely and phases["forward"] > phases["verify"]:
-            break
-    else:
-        raise AssertionError(f"no time goes where it should: {phases}, {shares}")
-    assert {rows for _, rows, *_ in record["cells"]} == {width}
-    most = (
-        2 if Version(INSTALLED) >= Version("0.5.20") else 4
-    )  # earlier, some steps had three: why is not known
-    assert {batch for batch, *_ in record["cells"]} <= {1, 2, most}
+        return likely and phases["forward"] > phases["verify"]
+
+    mostly(goes_where_it_should, "likely shares of the time")  # a stall in one phase changes the order

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from scipy.stats import chi2_contingency
 
+from tests.conformance.conftest import is_adaptive
 from tests.support.servers import SglangServer
 
 ROUNDS, ANSWERS = 16, 20
@@ -82,7 +83,7 @@ def _p_values(left: dict[str, Counter], right: dict[str, Counter]) -> dict[str, 
 
 def test_same_distribution_as_plain(server, plain, expected, prompts):
     found, tokens_per_step = _draw(server, prompts[PROMPT])
-    assert tokens_per_step > 1.05, "nothing was accepted, the test would show nothing"
+    assert tokens_per_step > 1.05 or is_adaptive(server), "nothing was accepted, the test would show nothing"
     assert all(len(counts) > 10 for counts in expected.values()), "one continuation takes all"
     p_values = _p_values(expected, found)
     if suspect := [setting for setting, p_value in p_values.items() if p_value <= SIGNIFICANCE]:
