@@ -92,7 +92,7 @@ SURVIVORS = (
         "sglang_patches/verification/target_sampling.py",
         "if info.sampling_seed is not None:",
         "if False:",
-        "verification",
+        "verification/test_verification_distribution.py",
     ),
     Mutant(
         "v08",
@@ -148,7 +148,7 @@ SURVIVORS = (
         "sglang_patches/workers/decode.py",
         "if self.datastore.has_news(states):",
         "if False:",
-        "workers",
+        "../conformance/test_in_process.py::test_the_datastore_hears_all_but_the_text_of_requests_that_want_no_draft",
     ),
     Mutant(
         "d08",
@@ -318,7 +318,7 @@ OTHERS = (
         "sglang_patches/workers/base.py",
         "row[count - lag : count]",
         "row[:lag]",
-        "workers",
+        "workers/test_recorded_sessions.py",
     ),
     Mutant(
         "tenants-learned",
@@ -360,7 +360,7 @@ OTHERS = (
         "datastore_service/engine/open_sessions.py",
         "if self._tokens + extra > self._limits.tokens:",
         "if self._tokens > self._limits.tokens:",
-        "engine/test_engine_model.py",
+        "engine/test_engine.py",
     ),
     Mutant(
         "refused-again",
@@ -381,7 +381,7 @@ OTHERS = (
         "datastore_service/engine/conversations.py",
         "or next(iter(self._kept.values()))[0] < oldest_allowed",
         "",
-        "engine/test_engine_model.py",
+        "engine/test_engine.py",
     ),
     Mutant(
         "torn-stays",
