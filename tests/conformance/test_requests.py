@@ -19,7 +19,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.servers import Endpoint
 from sglang_patches.versions import INSTALLED, TESTED
-from tests.conformance.test_features import ONLY_GRPC
+from tests.conformance.test_features import ONLY_EMBEDDED, ONLY_GRPC
 
 VERIFIED = "specstore_verified_nodes_total"
 SETTINGS = Path(__file__).parents[2] / "docs" / "settings.py"
@@ -134,14 +134,14 @@ def plainly(plain) -> Callable[[str, dict[str, Any]], Any]:
 
 @pytest.fixture(scope="session")
 def drafted() -> Iterator[dict[str, list[bool]]]:
-    """Of each method's cases, whether a draft was verified: most of the time, though a server of adaptive length may want none."""
+    """Of each method's cases, whether a draft was verified: of most, as a server of static length has one for all but the shortest."""
     by_method = defaultdict(list)
     yield by_method
     assert all(sum(of) >= len(of) // 2 for of in by_method.values()), "equal answers show nothing"
 
 
 @NEWEST
-@ONLY_GRPC
+@ONLY_EMBEDDED
 @pytest.mark.parametrize("case", CASES)
 def test_an_answer_tells_what_plain_decoding_s_tells(
     method, server, plainly, spelling_model, prompts, case, drafted
