@@ -395,6 +395,7 @@ class TestDraftProcess:
         assert stack.complete() == before
         (back,) = self.draft_processes(stack)
         assert back != killed
+        assert stack.inspect("engine", "{{.State.Health.Status}}") == "healthy"
 
     @staticmethod
     def draft_processes(stack: Stack, *kill: str) -> list[int]:

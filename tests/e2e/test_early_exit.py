@@ -51,7 +51,7 @@ def spec(name, model, exits, dtype="float32", **environment):
         "MIRROR",
         dtype=dtype,
         draft=model,
-        flags=("--context-length", "512", "--enable-metrics", "--specstore-length", "static"),
+        flags=("--context-length", "512", "--enable-metrics"),
         environment={"SPECSTORE_EARLY_EXIT": str(exits), **environment},
         max_total_tokens=4096,
     )

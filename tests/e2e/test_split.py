@@ -29,10 +29,10 @@ CHUNK = 128  # tokens of a prefill step; most prompts take several
 # Longer than a prompt takes from its first chunk to its first decode step, however busy the machine: its session ends then.
 GRACE = 60.0
 SECONDS = 180.0
-# A request whose instance has died is told within ten seconds on a quiet machine, or answered by another. HUNG: neither.
-TOLD = 45.0
+# A request whose instance has died is told so in time, or answered by another (docs/disaggregation.md). HUNG: neither.
+TOLD = 10.0
 HUNG = 90.0
-TRIES = 5  # at what a busy machine may spoil
+WORKING = 10.0  # after it is ready again an instance has worked
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,8 @@ def datastore(logs) -> Iterator[DatastoreService]:
 
 @pytest.fixture(scope="module")
 def stack(demo_model, datastore, logs) -> Iterator[Split]:
-    flags = ("--specstore-endpoint", datastore.endpoint, "--specstore-deadline-ms", "500")
+    # The longest deadline there is: a busy machine misses none, and what nobody answers is missed all the same.
+    flags = ("--specstore-endpoint", datastore.endpoint, "--specstore-deadline-ms", "10000")
     flags += ("--specstore-length", "static", "--chunked-prefill-size", str(CHUNK), "--enable-metrics")
     # Three of them and `plain` are in memory at once.
     sizes = {"dtype": "float32", "max_total_tokens": 16384}
@@ -101,25 +102,18 @@ def test_streamed_output_is_plain_decodings(stack, ids, expected):
 
 
 def test_requests_were_retracted_meanwhile(stack, ids, expected, answers):
-    """Or are now: it takes two on that instance at a time, and a busy prefill instance gives it one after the other."""
+    """Or are now: it takes two on that instance at a time, and so they are asked for at once."""
     sampling = {"temperature": 0, "max_new_tokens": 4 * NEW_TOKENS, "ignore_eos": True}
-
-    def retracted() -> bool:
-        with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda row: stack.generate_at(1, row, **sampling)["output_ids"], ids[:4]))
-        assert [answer[: len(row)] for answer, row in zip(found, expected, strict=False)] == expected[:4]
-        return metric(stack.decodes[1], "sglang:num_retracted_requests_total") > 0
-
-    eventually(retracted, "no request was retracted: this shows nothing", SECONDS)
+    found = [answer["output_ids"] for answer in stack.generate_at(1, ids[:4], **sampling)]
+    assert [answer[: len(row)] for answer, row in zip(found, expected, strict=False)] == expected[:4]
+    retracted = metric(stack.decodes[1], "sglang:num_retracted_requests_total")
+    assert retracted > 0, "no request was retracted: this shows nothing"
 
 
 def test_sessions_are_open_before_the_first_decode_step(stack, answers):
     counted = {session: takeovers(stack, session=session) for session in ("held", "missing", "unanswered")}
     assert sum(counted.values()) >= len(answers)
-    answered = counted["held"] + counted["missing"]
-    # On a busy machine a decode instance may be earlier than what its prefill instance has sent, and a deadline is missed now and then.
-    assert counted["held"] > 0.8 * answered, counted
-    assert answered > sum(counted.values()) / 2, counted
+    assert counted["held"] >= 0.99 * sum(counted.values()), counted
 
 
 def test_the_first_step_drafts_from_the_prompt(stack, plain, datastore):
@@ -146,13 +140,10 @@ def test_what_one_decode_instance_publishes_the_other_proposes(stack, datastore,
         return stack.generate_at(decode, ids[0], temperature=0, max_new_tokens=48, custom_params=wishes)
 
     first = ask(0, publish=True)
-
-    def proposed() -> bool:
-        second = ask(1, publish=False)
-        assert second["output_ids"] == first["output_ids"]
-        return steps_of(second) < steps_of(first) / 2
-
-    eventually(proposed, "it does not", SECONDS)
+    eventually(lambda: datastore.sessions() == 0, "the first request's session is left", SECONDS)
+    second = ask(1, publish=False)
+    assert second["output_ids"] == first["output_ids"]
+    assert steps_of(second) < steps_of(first) / 2
 
 
 def test_a_conversation_finds_its_history_on_any_decode_instance(stack, datastore, ids):
@@ -162,14 +153,11 @@ def test_a_conversation_finds_its_history_on_any_decode_instance(stack, datastor
         wishes = {"specstore": {"conversation": conversation, "publish": False}}
         return stack.generate_at(decode, ids[1], temperature=0, max_new_tokens=48, custom_params=wishes)
 
-    for number in range(TRIES):  # a step that misses its deadline drafts nothing from the history
-        first = ask(0, f"a{number}")
-        eventually(lambda: datastore.sessions() == 0, "the first request's session is left", SECONDS)
-        again, other = ask(1, f"a{number}"), ask(1, f"b{number}")
-        assert first["output_ids"] == again["output_ids"] == other["output_ids"]
-        if steps_of(again) < min(steps_of(first), steps_of(other)) / 2:
-            return
-    raise AssertionError(f"steps: {steps_of(first)}, {steps_of(again)} with it, {steps_of(other)} without")
+    first = ask(0, "a")
+    eventually(lambda: datastore.sessions() == 0, "the first request's session is left", SECONDS)
+    again, other = ask(1, "a"), ask(1, "b")
+    assert first["output_ids"] == again["output_ids"] == other["output_ids"]
+    assert steps_of(again) < min(steps_of(first), steps_of(other)) / 2
 
 
 def test_aborted_requests_leave_nothing(stack, datastore, ids, expected):
@@ -220,7 +208,7 @@ class Outcome:
     sent: float
     ended: float
     answer: list[int] | None = None
-    error: requests.RequestException | None = None
+    error: Exception | None = None
 
     @property
     def hung(self) -> bool:
@@ -248,7 +236,7 @@ class Load:
             try:
                 answer = self._ask(number)
                 self.outcomes.append(Outcome(number, sent, time.monotonic(), answer=answer))
-            except requests.RequestException as error:
+            except Exception as error:
                 self.outcomes.append(Outcome(number, sent, time.monotonic(), error=error))
                 self._stopping.wait(0.5)
 
@@ -289,6 +277,7 @@ def kill_scheduler(server: SglangServer) -> None:
     next(process for process in processes if "scheduler" in process.name()).kill()
 
 
+@pytest.mark.clock
 @pytest.mark.timeout(1800)
 def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected):
     """A request ends right or with an error of its own, none hangs; the others go on; nothing is left. Last: it stops
@@ -306,17 +295,18 @@ def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected)
         assert sum(outcome.hung for outcome in load.outcomes) == 0
         assert [o.prompt for o in load.outcomes if o.answer not in (None, expected[o.prompt])] == []
         failed = [outcome for outcome in load.outcomes if outcome.error is not None]
+        assert [
+            outcome for outcome in failed if not isinstance(outcome.error, requests.RequestException)
+        ] == []
         assert [outcome for outcome in failed if outcome.told_after(moment) > TOLD] == []
         return failed
 
     def answers_again(*restarted: SglangServer) -> None:
         """Requests, some of them by the decode instances that have just been started: they take turns."""
-        with Load(stack, ids) as load:  # the router looks at its instances every second
-            load.wait_for(1)
         with Load(stack, ids) as load:
+            eventually(lambda: all(steps(server) > 0 for server in restarted), "it has no work", WORKING)
             load.wait_for(12)
         assert [o for o in load.outcomes if o.answer != expected[o.prompt]] == []
-        assert all(steps(server) > 0 for server in restarted)
 
     def rest(*servers: SglangServer) -> None:
         eventually(lambda: datastore.sessions() == 0, "sessions are left", SECONDS)
