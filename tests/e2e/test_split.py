@@ -303,8 +303,10 @@ def test_each_process_killed_in_turn_under_load(stack, datastore, ids, expected)
 
     def answers_again(*restarted: SglangServer) -> None:
         """Requests, some of them by the decode instances that have just been started: they take turns."""
-        with Load(stack, ids) as load:
+        with Load(stack, ids) as load:  # the router looks at its instances every second
             eventually(lambda: all(steps(server) > 0 for server in restarted), "it has no work", WORKING)
+            load.wait_for(1)
+        with Load(stack, ids) as load:
             load.wait_for(12)
         assert [o for o in load.outcomes if o.answer != expected[o.prompt]] == []
 
