@@ -1,4 +1,6 @@
 SHELL := /bin/bash
+# Targets that call each other say nothing of it.
+MAKEFLAGS += --no-print-directory
 .SILENT:
 .PHONY: help env test test-rest test-all test-long lint serve serve-pd demo bench peers packages settings dist lock clean
 

@@ -60,7 +60,7 @@ SECONDS = {
     TEST: {"conformance-servers": 140, "conformance-in-process": 150, "e2e": 100, "units": 300}
     | {"units-with-sglang": 180, "integration": 160, CLOCK: 60},
     REST: {"conformance-servers": 700, "conformance-in-process": 450, "e2e": 800, "units": 20}
-    | {"units-with-sglang": 300, "integration": 90, CLOCK: 60},
+    | {"units-with-sglang": 300, "integration": 90, CLOCK: 300},
 }
 LONG_RUN = 600
 PARTS = {TEST: ["--part", TEST], REST: ["--part", REST], "long": ["--long"]}  # words of pytest
