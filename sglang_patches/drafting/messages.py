@@ -74,8 +74,8 @@ class Verifying(msgspec.Struct, eq=False, array_like=True, tag=True):
 class Expected(msgspec.Struct, eq=False, array_like=True, tag=True):
     """What an early exit of the target expects at the tree that it verifies, while it still does (MIRROR, equation 7).
 
-    root: of the tree. nodes: int64 [rows], those of the root and the verified nodes that it read. tokens: int32 [rows * choices], each row's choices, the likeliest first.
-    probabilities: float32 [rows * choices], the early exit's.
+    root: of the tree. nodes: int64 [rows], those of the root and the verified nodes that it read. tokens: int32 [rows * choices], each
+    row's choices, the likeliest first. probabilities: float32 [rows * choices], the early exit's.
     """
 
     session: str
