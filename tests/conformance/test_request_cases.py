@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import CONTEXT
+from tests.conformance.conftest import CONTEXT, is_adaptive
 from tests.conformance.request_cases import CASES, Client, Model, differences
 from tests.support.tiny_model import SPELLING_VOCABULARY
 
@@ -37,4 +37,4 @@ def expected(plain, model) -> Callable[[str], Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_answer_is_plain_decodings(server, expected, model, name):
     plain = expected(name)
-    assert differences(plain, CASES[name].ask(Client(server.url, model))) == []
+    assert differences(plain, CASES[name].ask(Client(server.url, model, is_adaptive(server)))) == []

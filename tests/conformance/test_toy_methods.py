@@ -59,6 +59,7 @@ def test_a_method_that_accepts_a_wrong_token_is_caught():
         "test_greedy_output_is_plain_decodings",
         "test_sampled_output_has_plain_decodings_distribution",
         "test_requests_with_seeds_get_plain_decodings_tokens",
+        "test_requests_with_seeds_and_several_filters_in_one_batch",
     }
 
 

@@ -63,7 +63,7 @@ def numbers_of_speculation(client: Client) -> Any:
         "several": (ids, varied | {"n": 2}),
     }
     answers = client.briefs(asks)  # which looks at each answer's own numbers
-    if speculates(whole):
+    if speculates(whole) and not client.adaptive:
 
         def is_written() -> bool:  # every 40 steps
             client.greedy(ids, **varied)
