@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,8 +60,13 @@ def test_device_check_passes_here(tiny_model):
     states = shown(done.stdout)
     own = [f"{who}: {what}" for who in ("plain", "SSSD") for what in ("start", "greedy answers")]
     assert list(states) == KERNELS + own
-    # Which prompts share a batch differs from run to run, and with it how a tie is rounded.
-    assert all(state.startswith("ok") for state in states.values()), states
+    assert wrong_of(states) == {}
+
+
+def wrong_of(states: dict[str, str]) -> dict[str, str]:
+    """Which prompts share a batch differs from run to run, and with it how a tie is rounded: one of a row's answers may part."""
+    allowed = re.compile(r"ok(, 1 of \d+ answers part by rounding|, batch \d.*)?")
+    return {name: state for name, state in states.items() if not allowed.fullmatch(state)}
 
 
 class Check:
@@ -106,7 +112,7 @@ def checked(tmp_path_factory):
 def test_the_method_that_answers_wrongly_is_named(checked):
     (status, states, _), *_ = checked
     assert status == 1
-    wrong = {name for name, state in states.items() if not state.startswith(("ok", "not run"))}
+    wrong = {name for name, state in wrong_of(states).items() if state != "not run"}
     assert wrong == {f"{WRONG_METHOD}: {kind}" for kind in ("greedy answers", "sampled answers")}, states
     assert "answers differ by more than rounding" in states[f"{WRONG_METHOD}: sampled answers"]
 
@@ -131,7 +137,7 @@ def test_the_second_call_does_nothing_twice_and_repeats_what_failed_last(checked
 def test_every_row_of_the_table_is_ok_in_the_end(checked):
     _, _, (_, states, _), *_ = checked
     assert sorted(states) == sorted([*KERNELS, *ANSWERS, *FURTHER])
-    assert all(state.startswith("ok") for state in states.values()), states
+    assert wrong_of(states) == {}
     assert set(METHODS) == set(DRAFTING)
 
 

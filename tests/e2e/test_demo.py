@@ -45,8 +45,7 @@ def ids(answer: dict) -> list[int]:
 
 
 def test_the_page_compares_real_servers_and_leaves_nothing_behind(demo_model, free_port, tmp_path):
-    patient = {"SPECSTORE_DEADLINE_MS": "500", "SPECSTORE_LENGTH": "static"}
-    with launched(free_port, tmp_path / "out", "sglang_patches.launch.demo", **patient) as launcher:
+    with launched(free_port, tmp_path / "out", "sglang_patches.launch.demo") as launcher:
         url = launcher.wait_until_ready()
         assert "<title>specstore" in httpx.get(url, timeout=60, trust_env=False).text
         plain, first, again = (complete(url, server) for server in ("plain", "method", "method"))

@@ -67,6 +67,7 @@ def test_kills_under_load(fallback, kills, model, draft, plain_load, logs, capsy
             eventually(lambda: restarts(server) >= kills and is_up(server), seconds=PATIENCE)
             drafts = drafts_of(server)
             eventually(lambda: drafts_of(server) > drafts, "drafts did not come back", PATIENCE)
+        assert restarts(server) == kills, "it ended on its own as well"
     with capsys.disabled():
         print(f"\nfallback {fallback}, {REQUESTS} requests: seconds of a step as a client sees it")
         for name, of in (("plain", plain_load), ("without kills", calm), (f"{kills} kills", load)):

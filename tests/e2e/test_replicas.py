@@ -26,15 +26,7 @@ def test_every_replica_has_a_draft_process(tmp_path, logs):
     prompts = texts_of(model, 2 * REQUESTS, 60)
     with running(ServerSpec("replicas-plain", model, dtype="float32", flags=FLAGS), logs) as server:
         expected = [answer["output_ids"] for answer in server.generate_many(prompts, REQUESTS, **GREEDY)]
-    flags = (
-        *FLAGS,
-        "--dp-size",
-        str(REPLICAS),
-        "--load-balance-method",
-        "round_robin",
-        "--specstore-length",
-        "static",
-    )
+    flags = (*FLAGS, "--dp-size", str(REPLICAS), "--load-balance-method", "round_robin")
     spec = ServerSpec(
         "replicas", model, "SPECSTORE", dtype="float32", nodes=3, draft=draft, flags=flags, environment=CORES
     )
