@@ -19,7 +19,7 @@ ALLOWED = (
     "the fields are those of the newest version",
     "the fields and values are the newest version's",
     "earlier versions lack some of them",
-    "before 0.5.19 SGLang does not show them there",
+    "SGLang 0.5.17 does not show them there",
     "SGLang has no watermarks",
 )
 

@@ -143,7 +143,7 @@ def _check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
 
 def _check_places(request: TokenizedGenerateReqInput, server_args: ServerArgs) -> None:
     """Of scores: counted from the prompt's beginning, which must be whole in one prefill, as SGLang's own scoring wants it."""
-    places = getattr(request, "token_indices_to_pool", None)  # not before SGLang 0.5.20
+    places = getattr(request, "token_indices_to_pool", None)  # not in SGLang 0.5.17
     if places is None:
         return
     view = resolved_view(server_args)

@@ -214,5 +214,5 @@ def _refuse_ways_around(view: ServerArgs) -> None:
         raise ValueError(f"{FLAG}: not with SGLang's Rust server (SGLANG_RUST_SERVER)")
     if view.grpc_port is not None:
         raise ValueError(f"{FLAG}: not with SGLang's gRPC server (--grpc-port)")
-    if getattr(view, "enable_response_store", False):  # SGLang before 0.5.20 has no such setting
+    if getattr(view, "enable_response_store", False):  # SGLang 0.5.17 has no such setting
         raise ValueError(f"{FLAG}: not with --enable-response-store, whose responses belong to no tenant")

@@ -1,4 +1,4 @@
-"""Paged allocation in torch, as SGLang before 0.5.22 needs it on a CPU: what the kernel's specification says, on SGLang's own allocator."""
+"""Paged allocation in torch, as SGLang 0.5.17 needs it on a CPU: what the kernel's specification says, on SGLang's own allocator."""
 
 import random
 
@@ -9,7 +9,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
 
-from sglang_patches.versions.v0_5_21 import _decode_pages, _extend_pages  # noqa: E402
+from sglang_patches.versions.v0_5_17_cpu import decode_pages, extend_pages  # noqa: E402
 
 PAGE, PAGES = 4, 12
 
@@ -25,9 +25,9 @@ def _extend(allocator, requests: list[list[int]], counts: list[int]) -> bool:
     after = before + torch.tensor(counts)
     last = torch.tensor([slots[-1] if slots else -1 for slots in requests])
     if counts == [1] * len(counts):
-        found = _decode_pages(None, allocator, after, after, last)
+        found = decode_pages(None, allocator, after, after, last)
     else:
-        found = _extend_pages(None, allocator, before, before, after, after, last, sum(counts))
+        found = extend_pages(None, allocator, before, before, after, after, last, sum(counts))
     if found is None:
         return False
     for slots, new in zip(requests, found.split(counts), strict=True):

@@ -9,7 +9,7 @@ from sglang.srt import runtime_context
 
 from sglang_patches.host_api import drift_message
 
-# What is asked -> the function that SGLang asked before 0.5.19. Each module imported those that it needed by name.
+# What is asked -> the function that SGLang 0.5.17 asks. Each module imports those that it needs by name.
 _FUNCTIONS = {
     "is_cuda": "is_cuda",
     "has_flashinfer": "is_flashinfer_available",

@@ -37,7 +37,7 @@ def test_a_method_with_a_draft_process_needs_a_draft_model(model_path, name, mon
 def test_a_method_with_an_early_exit_is_refused_where_sglang_hands_out_no_states(
     model_path, name, monkeypatch
 ):
-    monkeypatch.setattr(host, "EARLY_EXITS", False)  # as it is before 0.5.22
+    monkeypatch.setattr(host, "EARLY_EXITS", False)  # as it is on 0.5.17
     monkeypatch.setenv("SPECSTORE_EARLY_EXIT", "exits.safetensors")
     path = model_path("dense")
     with pytest.raises(ValueError, match=rf"{name}: SGLang [\d.]+ hands out no hidden states"):

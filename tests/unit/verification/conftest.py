@@ -5,7 +5,7 @@ from sglang_patches.versions import host
 
 @pytest.fixture
 def grammars_on_a_cpu(monkeypatch):
-    """Before 0.5.18 SGLang has none: the plugin's hooks, without the plugin."""
+    """SGLang 0.5.17 has none: the plugin's hooks, without the plugin."""
     for path, hook in host.CPU_HOOKS.items():
         if path.startswith("sglang.srt.constrained."):
             monkeypatch.setattr(path, _called(hook))

@@ -31,7 +31,7 @@ def one_rank():
     group = SimpleNamespace(device_group=None, world_size=1)
     with (
         get_parallel().override(tp_group=group, tp_rank=0),
-        mock.patch.object(parallel_state, "_TP", group),  # where SGLang before 0.5.21 looks
+        mock.patch.object(parallel_state, "_TP", group),  # where SGLang 0.5.17 looks
     ):
         yield
 
