@@ -1,13 +1,15 @@
-"""Recorded sessions put through the real worker: requests that come, are decoded, leave, and are away for a while.
+"""Recorded sessions put through the real worker: requests that come, are decoded, leave, are away for a while, and are retracted.
 
-The worker, the requests, the batches, the verification, the sampler and the embedded datastore are the real ones. The target's
-forward is not: its logits say the recorded answer. `SGLANG_USE_CPU_ENGINE=1 python -m tests.unit.workers.recorded_sessions FOLDER`
+The worker, the requests, the batches, the verification, the sampler, the embedded datastore and the draft side are the real ones. The
+models are not: the target's logits say the recorded answer, and the draft model says most of it (`recorded_drafts.py`). `SGLANG_USE_CPU_ENGINE=1 python -m tests.unit.workers.recorded_sessions FOLDER`
 writes what the worker does with them. A change that means to change it writes it over `recorded`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import gzip
 import hashlib
 import itertools
@@ -15,10 +17,11 @@ import json
 import os
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -34,22 +37,43 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from transformers import PretrainedConfig
 
+from datastore_service.client import Datastore
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Entry, Reply
-from sglang_patches.drafting.registry import METHODS
-from sglang_patches.workers import decode
+from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.registry import METHODS, DraftSurroundings
+from sglang_patches.workers import decode, length
+from tests.unit.workers.recorded_drafts import Clock, RecordingDraftSide
 
 RECORDED = Path(__file__).parent / "recorded"
 SESSIONS = RECORDED / "sessions.json.gz"
 CONTEXT = 1024
 STEPS = 125
-CASES = {  # name -> drafted tokens, requests at a time, whether results lag a step behind (overlap scheduling)
-    "alone": (15, 1, False),
-    "lagging": (7, 4, True),
-    "wide": (31, 6, True),
+LOOKAHEAD = 4
+
+
+class Case(NamedTuple):
+    """nodes: drafted tokens. size: requests at a time. lag: whether results are a step behind (overlap scheduling). retracted: whether
+    requests are retracted now and then."""
+
+    method: str
+    nodes: int
+    size: int
+    lag: bool
+    retracted: bool = False
+
+
+CASES = {
+    "alone": Case("SSSD", 15, 1, False),
+    "lagging": Case("SSSD", 7, 4, True),
+    "wide": Case("SSSD", 31, 6, True),
+    "saguaro": Case("SAGUARO", 7, 3, False),
+    "saguaro-lagging": Case("SAGUARO", 15, 4, True, retracted=True),
+    "double": Case("DOUBLE", 7, 3, False),
+    "double-lagging": Case("DOUBLE", 15, 4, True, retracted=True),
 }
 
 
@@ -93,6 +117,13 @@ class Place:
         self.req.output_ids.extend(self.unreported if self.lag else tokens)
         self.unreported = tokens
 
+    def retract(self) -> None:
+        """Drops the last step, and prefills what is left, which brings a token."""
+        self.length -= len(self.unreported) - 1
+        self.unreported = []
+        self.relay = [self.text[self.length - 1]]
+        self._report(self.relay)
+
     def has_ended(self, width: int) -> bool:
         return self.length + width >= len(self.text)
 
@@ -111,7 +142,11 @@ class Target:
             model=torch.nn.Module(), model_config=config, dtype=torch.float32, sampler=Sampler()
         )
         self.places: list[Place] = []
+        self.running: dict[str, Place] = {}  # by the request's name
         self.launched: list[np.ndarray] = []
+
+    def text_of(self, session: str) -> list[int]:
+        return self.running[session].text
 
     def forward_batch_generation(self, batch: ScheduleBatch, is_verify: bool) -> GenerationBatchResult:
         given, size = batch.spec_info, len(self.places)
@@ -163,14 +198,26 @@ def digest(values) -> str:
     return hashlib.sha256(json.dumps(list(values)).encode()).hexdigest()[:16]
 
 
-def make_worker(target: Target, datastore: EmbeddedDatastore):
+# Makes a draft side, given the worker and seconds by a clock.
+StartDraft = Callable[[decode.DecodeWorker, Clock], DraftChannel]
+
+
+def make_worker(name: str, target: Target, datastore: Datastore, start_draft: StartDraft) -> decode.DecodeWorker:
+    """The worker of a method. name: of the method."""
+    now = Clock()
+    method = METHODS[name]
+    timed = dataclasses.replace(method, parts=lambda around: method.parts(dataclasses.replace(around, now=now)))
+    made = decode.DecodeWorker.of(timed)
+    made.start_draft = lambda worker, vocab_size: start_draft(worker, now)
     with (
         mock.patch.object(decode, "open_datastore", lambda *_, **__: datastore),
         mock.patch.object(decode, "namespace_of", lambda *_: None),
     ):
-        worker = decode.DecodeWorker.of(METHODS["SSSD"])
         arguments = SimpleNamespace(disaggregation_mode="null", speculative_draft_model_path=None)
-        return worker(arguments, 0, 0, target)
+        worker = made(arguments, 0, 0, target)
+    if worker.speculation is not None:
+        worker.speculation._now = now
+    return worker
 
 
 def acceptance(worker) -> list:
@@ -180,16 +227,26 @@ def acceptance(worker) -> list:
 
 
 class Load:
-    """A steady load of `size` requests."""
+    """A steady load. datastore, start_draft: in place of those that note what is said."""
 
-    def __init__(self, recorded: dict, size: int, lag: bool, width: int) -> None:
+    def __init__(
+        self,
+        recorded: dict,
+        case: Case,
+        datastore: Datastore | None = None,
+        start_draft: StartDraft | None = None,
+    ) -> None:
         Place._names = itertools.count()
-        self._vocabulary, self._lag, self._width = recorded["vocabulary"], lag, width
+        self._vocabulary, self._lag, self._width = recorded["vocabulary"], case.lag, case.nodes + 1
+        self._retracted, size = case.retracted, case.size
         self._waiting = itertools.cycle(recorded["sessions"])
         prior = [np.array(text, np.int32) for text in recorded["prior"]]
-        engine = Engine(self._vocabulary, [build_segment(prior, self._vocabulary)])
-        self.datastore, self._target = RecordingDatastore(engine), Target(self._vocabulary)
-        self.worker = make_worker(self._target, self.datastore)
+        self._prior = build_segment(prior, self._vocabulary)
+        self._said: list[list[str]] = []
+        self._target = Target(self._vocabulary)
+        self.worker = make_worker(
+            case.method, self._target, datastore or self._datastore(), start_draft or self._start_draft
+        )
         table = torch.arange(size * CONTEXT, dtype=torch.int32).view(size, CONTEXT)
         self._pool = SimpleNamespace(req_to_token=table)
         kv = SimpleNamespace(get_kvcache=lambda: SimpleNamespace(move_kv_cache=lambda *_: None))
@@ -198,7 +255,7 @@ class Load:
 
     def step(self, number: int) -> str:
         """One decode step; what the target was given and what came of it."""
-        away = number // 10 % 3 == 2 and len(self._places) > 1  # retracted, say
+        away = number // 10 % 3 == 2 and len(self._places) > 1
         places = self._places[1:] if away else self._places
         self._target.places = places
         result = self.worker.forward_batch_generation(self._batch(places))
@@ -208,7 +265,33 @@ class Load:
             place.emitted(new)
             if place.has_ended(self._width):
                 self._leave(place)
+        if self._retracted and number % 20 == 15:
+            self._retract(self._places[number // 20 % len(self._places)])
         return digest([array.tolist() for array in self._target.launched]) + " " + digest(emitted)
+
+    def _datastore(self) -> RecordingDatastore:
+        datastore = RecordingDatastore(Engine(self._vocabulary, [self._prior]))
+        self._said.append(datastore.said)
+        return datastore
+
+    def _start_draft(self, worker: decode.DecodeWorker, now: Clock) -> RecordingDraftSide:
+        around = DraftSurroundings(worker.options, LOOKAHEAD, worker.budget.nodes, self._datastore, now)
+        side = RecordingDraftSide(
+            self._target.text_of, functools.partial(worker.method.draft_parts, around)
+        )
+        self._said.append(side.said)
+        return side
+
+    def said(self) -> list[str]:
+        """What the datastore and the draft side were told and answered since the last call."""
+        lines = [line for said in self._said for line in said]
+        for said in self._said:
+            said.clear()
+        return lines
+
+    def _retract(self, place: Place) -> None:
+        place.retract()
+        self.worker.observe_prefill(SimpleNamespace(reqs=[place.req]))
 
     def _leave(self, place: Place) -> None:
         if place.lag:
@@ -218,6 +301,7 @@ class Load:
 
     def _next(self, row: int) -> Place:
         place = Place(row, *next(self._waiting), self._lag, self._vocabulary)
+        self._target.running[place.req.rid] = place
         self.worker.observe_prefill(SimpleNamespace(reqs=[place.req]))
         return place
 
@@ -256,7 +340,11 @@ def configured(nodes: int) -> Iterator[None]:
         "speculative_eagle_topk": 2,
     }
     environment = {"SPECSTORE_LENGTH": "static", "SPECSTORE_NODES": str(nodes)}
+    now = Clock()
+    clock = SimpleNamespace(monotonic=now, perf_counter=now)
     with (
+        mock.patch.object(decode, "time", clock),
+        mock.patch.object(length, "time", clock),
         mock.patch.dict(os.environ, environment),
         get_context().override_server_args(
             device="cpu", page_size=1, attention_backend="specstore_cpu", sampling_backend="pytorch", **spec
@@ -268,16 +356,15 @@ def configured(nodes: int) -> Iterator[None]:
 
 
 def play(name: str, ranks: AbstractContextManager[object] | None = None) -> list[str]:
-    """The lines of a case: what the datastore was told and answered, what was verified, what was emitted; then the acceptance.
+    """The lines of a case: what the datastore and the draft side were told and answered, what was verified, what was emitted; then the
+    acceptance.
     ranks: the tensor-parallel ranks, None for one."""
-    nodes, size, lag = CASES[name]
-    lines: list[str] = []
-    with configured(nodes), ranks or contextlib.nullcontext():
-        load = Load(load_sessions(), size, lag, nodes + 1)
+    case, lines = CASES[name], []
+    with configured(case.nodes), ranks or contextlib.nullcontext():
+        load = Load(load_sessions(), case)
         for number in range(STEPS):
             verified = load.step(number)
-            lines += [*load.datastore.said, verified]
-            load.datastore.said.clear()
+            lines += [*load.said(), verified]
         lines.append(digest(acceptance(load.worker)))
         load.worker.clear_cache_pool()
     return lines
