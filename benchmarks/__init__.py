@@ -2,17 +2,13 @@
 
     python -m benchmarks.replay         tokens a step of every drafting method, on recorded answers
     python -m benchmarks.serve          throughput and latency of real servers, against plain decoding
-    python -m benchmarks.split_latency  time between tokens with prefill and decode on one instance and on two
     python -m benchmarks.engine         time of a draft by the size of the prior
     python -m benchmarks.rpc            time of a draft over gRPC
     python -m benchmarks.load           sessions and steps that one datastore service carries, and where its limit is
     python -m benchmarks.upkeep         time and memory of building, merging and sessions
     python -m benchmarks.host_time      time of a decode step on the host before the forward pass
-    python -m benchmarks.length         loss of throughput by unknown step times, in a simulation
     python -m benchmarks.pipeline       throughput of drafting beside the target, on a virtual clock
-    python -m benchmarks.draft_trace    share of the draft's time that lies beside the target's, from traces of real servers
     python -m benchmarks.roofline       cost of verification on a GPU that is not at hand, by calculation
-    python -m benchmarks.weights        search for the constants of `weighted` fusion
     python -m benchmarks.record         answers of a served model, which replay and serve need
     python -m benchmarks.report         page and plots from what the others wrote
 
@@ -22,7 +18,6 @@ replay, serve and roofline in a short form and makes their page. What docs/ show
     docs/benchmarks.md              report docs/benchmarks/two-cores --page docs/benchmarks.md
     docs/benchmarks/NAME/README.md  report docs/benchmarks/NAME; the page lists the commands that measure again
     docs/engine.png                 engine --tokenizer FILE --millions 1 2 4 8 16 32 64 --json var/E/engine.json, report var/E
-    docs/split-latency.png          split_latency --json var/S/split-latency.json, report var/S
-    docs/draft-timeline.png         draft_trace --model DEMO --draft NOISY --emulated-ms 500 --count 5 --max-tokens 32 --rows 8 --lookahead 4
-                                    --json var/T/draft-trace.json, report var/T
+
+docs/split-latency.png and docs/draft-timeline.png are by `split_latency` and `draft_trace` of commit bf49fff, which are no longer here.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.report.markdown import in_order, table
+from benchmarks.report.markdown import table
 from benchmarks.report.statistics import ratio_of_sums
 
 MILLION = 1e6
@@ -74,17 +74,6 @@ def upkeep(record: dict) -> list[str]:
     ]  # fmt: skip
 
 
-def length(record: dict) -> list[str]:
-    cells = (
-        (category, f"{best:.2f}", f"{np.mean(learned):.2f}", f"{min(learned):.2f}")
-        for category, best in record["known"].items()
-        for learned in [[run[category] for run in record["runs"]]]
-    )
-    text = "Simulated throughput over plain decoding."
-    headings = ("category", "step times known", "learned: mean", "worst")
-    return ["## Choice of the speculation length", "", text, "", *table(headings, cells)]
-
-
 def host_time(record: dict) -> list[str]:
     names = list(record["results"][0])
     labels, parts = names[:3], names[3:]
@@ -114,49 +103,3 @@ def roofline(record: dict) -> list[str]:
     )
     headings = ("batch", "plain step, ms", "rows by the rule", *rows[0]["cost"])
     return ["## What verification costs on a GPU", "", text, "", *table(headings, cells)]
-
-
-def split_latency(record: dict) -> list[str]:
-    cells = (
-        (
-            row["stack"], row["phase"], len(gaps), *(f"{np.percentile(gaps, p):.0f}" for p in (50, 90, 99, 100)),
-            f"{row['long_prompt_p50_s']:.1f}",
-        )
-        for row in record["results"]
-        for gaps in [np.concatenate(row["gaps_ms"])]
-    )  # fmt: skip
-    headings = (
-        "stack",
-        "phase",
-        "gaps",
-        "p50 ms",
-        "p90 ms",
-        "p99 ms",
-        "longest ms",
-        "a long prompt's first token, median s",
-    )
-    return [
-        "## Time between two chunks of an answer",
-        "",
-        *table(headings, cells),
-        *_by_round(record["results"]),
-    ]
-
-
-def _by_round(rows: list[dict]) -> list[str]:
-    phase = in_order(rows, "phase")[-1]
-    one, two = ([np.percentile(gaps, 99) for gaps in row["gaps_ms"]] for row in rows if row["phase"] == phase)
-    ratios = ", ".join(f"{a / b:.1f}" for a, b in zip(one, two, strict=True))
-    return [f"99th percentile of one instance over that of two, {phase}, by round: {ratios}.", ""]
-
-
-def weights(record: dict) -> list[str]:
-    cells = ((name, *(f"{value:.4f}" for value in record[name].values())) for name in ("before", "after"))
-    found = (f"- {name}: {value}" for name, value in record["weights"].items())
-    return [
-        "## Constants of `weighted` fusion",
-        "",
-        *table(("", "tokens a step", "error"), cells),
-        *found,
-        "",
-    ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report import beside, drafting, pipelining, replaying, serving, under_loads
+from benchmarks.report import beside, pipelining, replaying, serving, under_loads
 from benchmarks.report.manifest import command
 from benchmarks.report.markdown import in_order
 from benchmarks.report.statistics import FEW
@@ -78,8 +78,6 @@ def page(run: Run) -> str:
         lines += served(run, rows)
     for name, record in run.of("pipeline").items():
         lines += pipelining.tables(record, partial(run.picture, name))
-    for name, record in run.of("draft_trace").items():
-        lines += drafting.tables(record, partial(run.picture, name))
     for name, record in run.of("beside").items():
         lines += beside.tables(record, partial(run.picture, name))
     for name, record in run.of("beside.loads").items():

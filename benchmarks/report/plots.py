@@ -258,27 +258,6 @@ def roofline(record: dict) -> Iterator[tuple[str, Figure]]:
     yield "", figure
 
 
-def split_latency(record: dict) -> Iterator[tuple[str, Figure]]:
-    """The share of gaps that are longer than a time."""
-    figure, axes = single(
-        (7, 4), xlabel="time between two chunks of an answer, ms", ylabel="share of them that is longer",
-        xscale="log", yscale="log",
-    )  # fmt: skip
-    stacks, phases = (in_order(record["results"], key) for key in ("stack", "phase"))
-    for row in record["results"]:
-        gaps = np.sort(np.concatenate(row["gaps_ms"]))
-        style = {
-            "color": f"C{stacks.index(row['stack'])}",
-            "linestyle": (":", "-")[phases.index(row["phase"])],
-        }
-        axes.plot(
-            gaps, 1 - np.arange(len(gaps)) / len(gaps), label=f"{row['stack']}, {row['phase']}", **style
-        )
-    axes.axhline(0.01, color="gray", linewidth=0.5)
-    axes.legend()
-    yield "", figure
-
-
 # Drafting beside the target
 
 
@@ -403,51 +382,6 @@ def by_window(rows: Rows) -> Figure:
     return figure
 
 
-BARS = {"worker": (2, "C7"), "wait": (2, "C1"), "target": (3, "C0"), "draft": (0, "C2")}  # lane, colour
-MARKS = {"hit": ("^", "C2"), "waited": ("s", "C1"), "miss": ("v", "C3")}
-
-
-def draft_trace(record: dict) -> Iterator[tuple[str, Figure]]:
-    """Some decode steps of each server: who ran when, and what was told when."""
-    timelines = record["timelines"]
-    figure = Figure(figsize=(11, 2.6 * len(timelines) + 0.5), layout="constrained")
-    for panel, found in zip(figure.subplots(len(timelines), squeeze=False).flat, timelines, strict=True):
-        lanes(panel, found["timeline"])
-        panel.set(title=found["variant"], xlabel="ms")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize="small")
-    yield "", figure
-
-
-def lanes(panel: Axes, rows: Rows) -> None:
-    """The steps of a timeline: target, worker and draft as bars, messages as lines between the two processes."""
-    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in in_order(rows, "kind")}
-    for kind, (lane, colour) in BARS.items():
-        for row in by_kind.get(kind, []):
-            panel.broken_barh(
-                [(row["from"], row["to"] - row["from"])], (lane - 0.3, 0.6), color=colour, alpha=0.7
-            )
-            panel.text(
-                (row["from"] + row["to"]) / 2,
-                lane,
-                row["label"],
-                ha="center",
-                va="center",
-                fontsize=6,
-                clip_on=True,
-            )
-    for kind, (begin, end), colour in (("message", (1.7, 0.3), "C4"), ("answer", (0.3, 1.7), "C5")):
-        for row in by_kind.get(kind, []):
-            panel.plot([row["from"], row["to"]], [begin, end], color=colour, linewidth=0.7)
-    for result, (marker, colour) in MARKS.items():
-        found = [row["from"] for row in by_kind.get("lookup", []) if result in row["label"].split()]
-        panel.plot(found, [2.55] * len(found), marker, color=colour, label=result, markersize=5)
-    for label, colour in (("wait for the draft", "C1"), ("to the draft process", "C4"), ("back", "C5")):
-        panel.plot([], [], color=colour, label=label)
-    panel.set_yticks([3, 2, 1, 0], ["target forward", "worker's host", "messages", "draft forward"])
-    panel.set(ylim=(-0.5, 3.5), xlim=(0, max(row["to"] for row in by_kind["target"])))
-
-
 COLOURS = {name: f"C{at}" for at, name in enumerate(("sssd", "standalone", *FORECASTS))}
 BESIDE = {name: (NAMES[name], f"{colour}-") for name, colour in COLOURS.items()} | {
     forecast: (NAMES[forecast], f"{COLOURS[name]}:") for name, forecast in FORECASTS.items()
@@ -479,6 +413,6 @@ def beside(record: dict) -> Iterator[tuple[str, Figure]]:
 
 
 DRAWN: dict[str, Callable[[dict], Iterator[tuple[str, Figure]]]] = {
-    "replay": replay, "serve": serve, "engine": engine, "load": load, "roofline": roofline, "split_latency": split_latency,
-    "pipeline": pipeline, "draft_trace": draft_trace, "beside": beside,
+    "replay": replay, "serve": serve, "engine": engine, "load": load, "roofline": roofline,
+    "pipeline": pipeline, "beside": beside,
 }  # fmt: skip

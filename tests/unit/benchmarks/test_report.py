@@ -147,18 +147,6 @@ def test_every_cost_has_tables():
     rounds = [{"service": 300.0, "echo": 100.0, "engine": 100.0}]
     text = "\n".join(tables.of(made_by("rpc", batch=8, nodes=4) | {"results": rounds}))
     assert "| 300 | 100 | 100 | 1.50 [1.50, 1.50] |" in text
-    gaps = [("unsplit", [[10.0, 400.0]]), ("split", [[10.0, 40.0]])]
-    rows = [
-        {"stack": stack, "phase": phase, "long_prompt_p50_s": 2.0, "gaps_ms": rounds}
-        for stack, rounds in gaps
-        for phase in ("quiet", "busy")
-    ]
-    record = made_by("split_latency") | {"results": rows}
-    text = "\n".join(tables.of(record))
-    assert "| unsplit | busy | 2 | 205 |" in text and "busy, by round: 10.0." in text
-    assert [name for name, _ in plots.split_latency(record)] == [""]
-    learned = {"known": {"all": 2.0}, "runs": [{"all": 1.8}, {"all": 1.6}]}
-    assert "| all | 2.00 | 1.70 | 1.60 |" in tables.of(made_by("length") | learned)
     times = [{"method": "SSSD", "widths": "one width", "batch": 1, "entries": 0.25, "all": 1.0}]
     assert "| SSSD | one width | 1 | 0.25 | 1.00 |" in tables.of(made_by("host_time") | {"results": times})
     merging = {

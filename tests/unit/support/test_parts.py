@@ -48,7 +48,7 @@ def test_one_process_collects_the_conformance_suite_beside_the_others():
     """They have parameters of the same names."""
     files = [
         "tests/conformance/test_context_limit.py",
-        "tests/e2e/test_draft_trace.py",
+        "tests/e2e/test_draft_kills.py",
         "tests/unit/test_tls.py",
     ]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *files]
