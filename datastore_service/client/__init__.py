@@ -124,6 +124,5 @@ def _open_services(
     for endpoint, stream in streams.items():
         if not stream.wait_connected(max(0.0, until - time.monotonic())):
             log.warning("datastore %s: not there yet (%s)", endpoint, stream.disconnect_reason)
-    return ResilientDatastore(
-        [Link(endpoint, stream) for endpoint, stream in streams.items()], Engine(vocab_size), vocab_size
-    )
+    links = [Link(endpoint, stream) for endpoint, stream in streams.items()]
+    return ResilientDatastore(links, Engine(vocab_size))

@@ -18,9 +18,6 @@ DAMAGED_TREES = Counter(
 )
 RESYNCS = Counter("specstore_client_resyncs", "Sessions sent again because the service had lost them")
 RECONNECTS = Counter("specstore_client_connects", "Draft streams opened")
-SKIPPED_SESSIONS = Counter(
-    "specstore_client_skipped_sessions", "Sessions not drafted for: token ids outside the vocabulary"
-)
 MOVES = Counter("specstore_client_moves", "Sessions sent to another service because theirs did not answer")
 TAKEOVERS = Counter(
     "specstore_client_takeovers",

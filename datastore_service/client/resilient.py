@@ -7,15 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from datastore_service.client import metrics
 from datastore_service.client.base import Datastore
 from datastore_service.client.link import Link
 from datastore_service.client.placement import Placement
 from datastore_service.client.token_log import TokenLog
 from datastore_service.engine.engine import Engine
-from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import Entry, Reply, Status
 
 log = logging.getLogger(__name__)
@@ -33,19 +31,15 @@ class ResilientDatastore(Datastore):
 
     `Placement` decides which service has which session.
 
-    links: the services, at least one. vocab_size: token ids from here on (of images, for example) cannot be looked up;
-    sessions that have one get empty trees.
+    links: the services, at least one. local: an engine without any text.
     """
 
-    def __init__(self, links: Sequence[Link], local: Engine, vocab_size: int) -> None:
+    def __init__(self, links: Sequence[Link], local: Engine) -> None:
         self.links = {link.name: link for link in links}
         self._local = local
-        self._vocab_size = vocab_size
         self._texts = TokenLog()
         self._placement = Placement(self.links, self._texts)
         self._incomplete: set[str] = set()  # sessions of which the service may lack entries
-        self._skipped: set[str] = set()
-        self._has_skipped = False
         self._without_queries: set[str] = set()  # links of services that do not know queries
         self._have_refused: set[str] = set()  # links of services that refused an entry
 
@@ -54,32 +48,29 @@ class ResilientDatastore(Datastore):
         return any(link.wants_rejected for link in self.links.values())
 
     def step(self, entries: Sequence[Entry], deadline: float) -> list[Reply]:
+        if not entries:
+            return []
         started = time.monotonic()
-        supported = [self._supports(entry) for entry in entries]
-        kept = [entry for entry, keep in zip(entries, supported, strict=True) if keep]
-        replies = iter(self._draft(kept, started + deadline) if kept else ())
+        replies = self._draft(entries, started + deadline)
         metrics.STEP_SECONDS.observe(time.monotonic() - started)
-        return [
-            next(replies) if keep else _no_draft(entry)
-            for entry, keep in zip(entries, supported, strict=True)
-        ]
+        return replies
 
     def post(self, entries: Sequence[Entry]) -> None:
-        kept = [entry for entry in entries if self._supports(entry)]
-        self._record(kept)
-        for link, rows in self._by_link(kept):
-            of_link = [self._complete(kept[row]) for row in rows]
+        if not entries:
+            return
+        self._record(entries)
+        for link, rows in self._by_link(entries):
+            of_link = [self._complete(entries[row]) for row in rows]
             if not (link.allows_calls and link.post(of_link)):
                 self._withhold(link, of_link)
-        self._forget(kept)
-        if kept:
-            self._local.step([_for_local(entry) for entry in kept])
+        self._forget(entries)
+        self._local.step([_for_local(entry) for entry in entries])
 
     def close(self) -> None:
         for link in self.links.values():
             link.close()
 
-    def _draft(self, entries: list[Entry], until: float) -> list[Reply]:
+    def _draft(self, entries: Sequence[Entry], until: float) -> list[Reply]:
         self._record(entries)
         batches = [(link, rows, [entries[row] for row in rows]) for link, rows in self._by_link(entries)]
         steps = [self._submit(link, batch) for link, _, batch in batches]
@@ -94,17 +85,17 @@ class ResilientDatastore(Datastore):
                 replies[row] = self._choose(link, entries[row], reply, replies[row])
         return replies
 
-    def _record(self, entries: list[Entry]) -> None:
+    def _record(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             self._texts.apply(entry)
 
-    def _forget(self, entries: list[Entry]) -> None:
+    def _forget(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if entry.closing:
                 self._texts.remove(entry.session)
                 self._incomplete.discard(entry.session)
 
-    def _by_link(self, entries: list[Entry]) -> list[tuple[Link, Sequence[int]]]:
+    def _by_link(self, entries: Sequence[Entry]) -> list[tuple[Link, Sequence[int]]]:
         """See `Placement.by_link`. Probes the services that steps may not call."""
         for link in self.links.values():
             if not link.allows_calls:
@@ -177,42 +168,11 @@ class ResilientDatastore(Datastore):
             metrics.RESYNCS.inc()
             link.post([missing])
 
-    def _supports(self, entry: Entry) -> bool:
-        """Whether drafts can be made for the entry's session. Once they cannot, they cannot until it closes."""
-        session = entry.session
-        if session not in self._skipped and _in_vocabulary(entry.tokens, self._vocab_size):
-            return True
-        if session not in self._skipped:
-            self._skip(entry)
-        if entry.closing:
-            self._skipped.discard(session)
-        return False
-
-    def _skip(self, entry: Entry) -> None:
-        """Removes the entry's session here and from its service."""
-        session, closing = entry.session, entry.end_of_session()
-        metrics.SKIPPED_SESSIONS.inc()
-        if not self._has_skipped:
-            self._has_skipped = True
-            log.info(
-                "datastore: a session has token ids outside [0, %d): nothing is drafted for it, nor for further ones, of which the log says nothing",
-                self._vocab_size,
-            )
-        self._skipped.add(session)
-        self._forget([closing])
-        self._local.step([closing])
-        for link, _ in self._by_link([closing]):
-            link.post([closing])
-
 
 def _count_takeover(reply: Reply | None) -> None:
     """Counts whether the service held a session that another instance had begun, at its first step."""
     held = "unanswered" if reply is None else "held" if reply.status is Status.OK else "missing"
     metrics.TAKEOVERS.labels(held).inc()
-
-
-def _in_vocabulary(tokens: np.ndarray, vocab_size: int) -> bool:
-    return len(tokens) == 0 or bool(tokens.min() >= 0 and tokens.max() < vocab_size)
 
 
 def _for_local(entry: Entry) -> Entry:
@@ -229,7 +189,3 @@ def _counted_fallback(reply: Reply) -> Reply:
 
 def _drafted(trees: Sequence[DraftTree]) -> int:
     return sum(1 for tree in trees if len(tree))
-
-
-def _no_draft(entry: Entry) -> Reply:
-    return Reply(Status.OK, entry.start + len(entry.tokens), EMPTY_TREE, (EMPTY_TREE,) * len(entry.queries))

@@ -235,7 +235,7 @@ def test_a_datastore_that_answers_anything(inputs):
     service = Damaging(seed=1)
     stream = GrpcDatastore(service.endpoint, Namespace("m", "t"), vocab_size=VOCABULARY)
     patient = CircuitBreaker(failures=10**9)
-    datastore = ResilientDatastore([Link("peer", stream, patient)], Engine(VOCABULARY), VOCABULARY)
+    datastore = ResilientDatastore([Link("peer", stream, patient)], Engine(VOCABULARY))
     assert stream.wait_connected(60)
     datastore.post(
         [Entry(name, tokens=np.array(TEXT, np.int32), opening=Opening(prompt_length=5)) for name in BUDGETS]

@@ -246,6 +246,7 @@ def test_unrelated_text_is_predicted_to_gain_nothing():
 
 def test_the_speculation_length_finds_known_step_times_under_a_wandering_pace():
     true = StepTime([1, 16], [0.05, 0.06])
+
     # The linear layers alone take a part of a step, and of what more rows add.
     def layers(rows: float) -> float:
         return 0.36 * 0.05 + 0.45 * (true(max(1.0, rows / 2), 0.0) - 0.05)

@@ -28,7 +28,7 @@ def datastore(services):
         Link(name, service, CircuitBreaker(failures=1, first_delay=0.01))
         for name, service in services.items()
     ]
-    return ResilientDatastore(links, Engine(VOCAB), VOCAB)
+    return ResilientDatastore(links, Engine(VOCAB))
 
 
 def opened(name: str, conversation: str = "") -> Entry:
@@ -129,7 +129,7 @@ def takeovers(session: str) -> float:
 )
 def test_a_session_that_another_instance_began_is_counted_and_sent_if_it_is_missing(status, counted):
     service, before = Primary(), takeovers(counted)
-    datastore = ResilientDatastore([Link("a:1", service)], Engine(VOCAB), VOCAB)
+    datastore = ResilientDatastore([Link("a:1", service)], Engine(VOCAB))
     if status is None:
         service.mode = "slow"
     elif status is Status.GAP:

@@ -1,6 +1,5 @@
 """ResilientDatastore over a primary whose behaviour the test chooses."""
 
-import logging
 import time
 from dataclasses import replace
 
@@ -83,7 +82,7 @@ def primary():
 @pytest.fixture
 def datastore(primary):
     breaker = CircuitBreaker(failures=2, first_delay=0.05)
-    datastore = ResilientDatastore([Link("a:1", primary, breaker)], Engine(VOCAB), VOCAB)
+    datastore = ResilientDatastore([Link("a:1", primary, breaker)], Engine(VOCAB))
     datastore.post([opened("s")])
     return datastore
 
@@ -287,40 +286,9 @@ def test_what_was_sent_again_is_not_sent_at_the_end(datastore, primary):
     assert (last.start, len(last.tokens), last.closing) == (40, 0, True)
 
 
-def test_ids_outside_the_vocabulary_stay_here(datastore, primary):
-    """An image's placeholder ids: the session is never sent, its neighbour is served."""
-    primary.posted.clear()
-    datastore.post([opened("image", np.array([1, 5000], np.int32))])
-    image, text = ask(datastore, "image", "s")
-    assert (image.status, len(image.tree)) == (Status.OK, 0)
-    assert text.tree is REMOTE_TREE
-    assert [entry.session for entry in primary.asked[-1]] == ["s"]
-    (reply,) = datastore.step([asking("image", 1, 2)], 0.05)
-    assert [len(tree) for tree in reply.trees] == [0]
-    datastore.post([Entry("image", closing=True)])
-    datastore.post([opened("image")])
-    assert ask(datastore, "image")[0].tree is REMOTE_TREE
-
-
-def test_of_a_session_that_comes_to_have_an_image_nothing_is_kept_here(datastore, primary):
-    primary.mode = "slow"
-    ask(datastore, "s")
-    datastore.post([Entry("s", start=40, tokens=np.array([5000], np.int32))])
-    assert (len(datastore._texts), datastore._incomplete) == (0, set())
-
-
-def test_the_log_names_the_first_session_outside_the_vocabulary(datastore, caplog):
-    """A client may send any number."""
-    caplog.set_level(logging.INFO)
-    for number in range(20):
-        datastore.post([opened(f"image {number}", np.array([5000], np.int32))])
-        datastore.post([Entry(f"image {number}", closing=True)])
-    assert len([record for record in caplog.records if "token ids outside" in record.getMessage()]) == 1
-
-
 def test_nothing_of_a_session_outlives_it_here(primary):
     local = Engine(VOCAB)
-    datastore = ResilientDatastore([Link("a:1", primary)], local, VOCAB)
+    datastore = ResilientDatastore([Link("a:1", primary)], local)
     datastore.post([opened("s")])
     datastore.post([Entry("s", start=40, tokens=TEXT[:10], closing=True)])
     stats = local.stats()

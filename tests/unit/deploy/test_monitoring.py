@@ -21,7 +21,6 @@ RULES = yaml.safe_load((DEPLOY / "prometheus" / "specstore.rules.yml").read_text
 ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
 # Of DOUBLE, MIRROR or a GPU alone, or what another figure of the same panel says already.
 NOT_SHOWN = {
-    "specstore_client_skipped_sessions",
     "specstore_draft_guesses",
     "specstore_draft_messages",
     "specstore_draft_phrase_tokens",

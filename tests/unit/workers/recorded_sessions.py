@@ -202,11 +202,15 @@ def digest(values) -> str:
 StartDraft = Callable[[decode.DecodeWorker, Clock], DraftChannel]
 
 
-def make_worker(name: str, target: Target, datastore: Datastore, start_draft: StartDraft) -> decode.DecodeWorker:
+def make_worker(
+    name: str, target: Target, datastore: Datastore, start_draft: StartDraft
+) -> decode.DecodeWorker:
     """The worker of a method. name: of the method."""
     now = Clock()
     method = METHODS[name]
-    timed = dataclasses.replace(method, parts=lambda around: method.parts(dataclasses.replace(around, now=now)))
+    timed = dataclasses.replace(
+        method, parts=lambda around: method.parts(dataclasses.replace(around, now=now))
+    )
     made = decode.DecodeWorker.of(timed)
     made.start_draft = lambda worker, vocab_size: start_draft(worker, now)
     with (
@@ -276,9 +280,7 @@ class Load:
 
     def _start_draft(self, worker: decode.DecodeWorker, now: Clock) -> RecordingDraftSide:
         around = DraftSurroundings(worker.options, LOOKAHEAD, worker.budget.nodes, self._datastore, now)
-        side = RecordingDraftSide(
-            self._target.text_of, functools.partial(worker.method.draft_parts, around)
-        )
+        side = RecordingDraftSide(self._target.text_of, functools.partial(worker.method.draft_parts, around))
         self._said.append(side.said)
         return side
 
