@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sglang_patches.launch.servers import suitable_dtype
+from tests.support.servers.engine import suitable_dtype
 
 
 def options(command: str, description: str | None) -> argparse.ArgumentParser:

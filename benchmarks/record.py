@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.options import add_dtype
+from benchmarks.prompts import Prompt, chat_ids, load_prompts
 from datastore_service.distil.answer_file import AnswerFile
 from datastore_service.storage.errors import StorageError
-from sglang_patches.demo.prompts import Prompt, chat_ids, load_prompts
-from sglang_patches.launch.servers import Endpoint, ServerSpec, exit_when_terminated, running
+from tests.support.servers.engine import Endpoint, ServerSpec, exit_when_terminated, running
 
 OWN_CATEGORY = "own"  # of prompts that the model wrote
 QUESTION_TOKENS = (4, 128)  # of them

@@ -31,7 +31,7 @@ from datastore_service.client.remote import GrpcDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import Budget, Entry, Namespace
 from datastore_service.server.wire import reply_message
-from sglang_patches.launch.datastore import DatastoreService
+from tests.support.servers.datastore import DatastoreService
 
 SECONDS = 10.0  # that an answer may take
 START_SECONDS = 120.0

@@ -31,8 +31,8 @@ from benchmarks.rpc import FINGERPRINT, SECONDS, START_SECONDS, Recorded, record
 from benchmarks.sources import source_documents
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Budget, Entry, Namespace
-from sglang_patches.launch.datastore import DatastoreService
 from sglang_patches.launch.processes import free_port
+from tests.support.servers.datastore import DatastoreService
 
 HALF_SENT, IDLE, IDLE_METRICS = 100, 1100, 1005
 UNFINISHED = ("/specstore.v1.Admin/Stats", "/grpc.health.v1.Health/Check")

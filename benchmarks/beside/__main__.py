@@ -32,8 +32,8 @@ from benchmarks.report.records import finish
 from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.variants import prepare
 from benchmarks.traces import SHIPPED_PRIOR, load_traces
-from sglang_patches.launch.servers import SglangServer, exit_when_terminated, suitable_dtype
 from sglang_patches.options import Options
+from tests.support.servers.engine import SglangServer, exit_when_terminated, suitable_dtype
 
 DELAY = 0.5e-3  # seconds of a message between the processes: both wake up for it
 PLAIN_WARM = 2  # tokens: plain decoding has nothing to warm up for

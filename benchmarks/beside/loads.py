@@ -32,8 +32,8 @@ from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.variants import prepare
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, recorded_rows
 from sglang_patches.drafting.source import DRAFT_MODEL, source_name
-from sglang_patches.launch.servers import SglangServer, exit_when_terminated
 from sglang_patches.workers.usage_report import SUMMARY
+from tests.support.servers.engine import SglangServer, exit_when_terminated
 
 LOADS = ("mixed", "repeated", "followup", "long", "unrelated")
 LONG_TOKENS = 600  # of a long prompt, at most: each draft process prefills it anew

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from sglang_patches.launch.servers import ServerSpec, SglangServer
+from tests.support.servers.engine import ServerSpec, SglangServer
 
 BESIDE = ("saguaro", "mirror", "double", "duo", "specstore")  # have a draft process
 VARIANTS = ("plain", "plain_two", "sssd", *BESIDE, "standalone")

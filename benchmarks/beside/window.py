@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import requests
 
-from sglang_patches.launch.servers import SglangServer, StreamFailedError
+from tests.support.servers.engine import SglangServer, StreamFailedError
 
 ABORT_SECONDS = 60.0
 # No answer may end by itself: its last step is sent as soon as it is known, every other one when the next forward is under way, and

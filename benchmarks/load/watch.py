@@ -11,7 +11,7 @@ import psutil
 
 from datastore_service.protocol.tree import Tier
 from datastore_service.storage.segment_file import SUFFIX
-from sglang_patches.launch.datastore import DatastoreService
+from tests.support.servers.datastore import DatastoreService
 
 WATCH_SECONDS = 1.0
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.prompts import digest
-from sglang_patches.launch.servers import suitable_dtype
+from tests.support.servers.engine import suitable_dtype
 
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("specstore", "sglang", "torch", "numba", "numpy", "grpcio")

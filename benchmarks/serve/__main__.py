@@ -30,7 +30,7 @@ from benchmarks.serve.prediction import Forecasts, Recent, merged
 from benchmarks.serve.summary import summarised
 from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, Settings, prepare, server_spec, services
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
-from sglang_patches.launch.servers import SglangServer, exit_when_terminated, running
+from tests.support.servers.engine import SglangServer, exit_when_terminated, running
 
 WARM_UP_TOKENS = 24
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.serve.cases import Request
 from benchmarks.serve.journal import Journal
-from sglang_patches.launch.servers import SglangServer
+from tests.support.servers.engine import SglangServer
 
 KEPT = ("output_throughput", "median_ttft_ms", "median_itl_ms", "p99_itl_ms", "completed")
 

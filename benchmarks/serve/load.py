@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_patches.launch.servers import SglangServer
+from tests.support.servers.engine import SglangServer
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from benchmarks.serve.journal import Journal
 from benchmarks.serve.load import steady_load
 from benchmarks.serve.prediction import Forecasts
 from sglang_patches.launch.metrics import samples
-from sglang_patches.launch.servers import SglangServer
 from sglang_patches.metrics import PHASES, RETRIEVE
+from tests.support.servers.engine import SglangServer
 
 STEP = "specstore_decode_step_seconds"
 ENGINE_SECONDS = "specstore_engine_seconds_sum"

@@ -32,7 +32,7 @@ from benchmarks.sources import SUFFIXES, source_documents
 from benchmarks.traces import recorded_rows
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from sglang_patches.launch.serve import SPECSTORE, datastore_command, datastore_healthy
-from sglang_patches.launch.servers import ServerSpec
+from tests.support.servers.engine import ServerSpec
 
 VARIANTS = (
     "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static", "saguaro",

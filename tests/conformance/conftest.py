@@ -20,18 +20,18 @@ from types import ModuleType
 
 import pytest
 
-from sglang_patches.launch import servers
-from sglang_patches.launch.servers import CPU_ENVIRONMENT, DEVICE, Endpoint, ServerSpec
+from tests.support.servers import engine
+from tests.support.servers.engine import CPU_ENVIRONMENT, DEVICE, Endpoint, ServerSpec
 
 ON_CPU = DEVICE == "cpu"
 if ON_CPU:
     os.environ |= CPU_ENVIRONMENT  # SGLang decides at import whether it serves on a CPU
 
 from sglang_patches.drafting.registry import METHODS, Method  # noqa: E402
-from sglang_patches.launch.datastore import DatastoreService  # noqa: E402
 from tests.conformance.drafts import AGREEMENTS, LYING  # noqa: E402
 from tests.e2e.services import serving  # noqa: E402
-from tests.support.servers import SglangServer, running  # noqa: E402
+from tests.support.servers.datastore import DatastoreService  # noqa: E402
+from tests.support.servers.forked import SglangServer, running  # noqa: E402
 from tests.support.slow_proxy import SlowProxy  # noqa: E402
 from tests.support.tiny_drafts import spelling_draft  # noqa: E402
 from tests.support.tiny_exits import train_tiny_exits  # noqa: E402
@@ -211,7 +211,7 @@ TENANT_HEADER = "X-Request-Id-Tenant"  # one that SGLang's router passes on
 
 def start(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer]:
     """The one way in which the suite starts a server. A process that has seen a GPU cannot be forked."""
-    return running(spec, folder) if ON_CPU else servers.running(spec, folder)
+    return running(spec, folder) if ON_CPU else engine.running(spec, folder)
 
 
 def is_adaptive(server: SglangServer) -> bool:

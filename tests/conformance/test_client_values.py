@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import requests
 
-from sglang_patches.launch.servers import Endpoint
 from tests.conformance.client_values import LENGTHS, Odd, odd_requests
+from tests.support.servers.engine import Endpoint
 
 NAMES = [*("x" * length for length in LENGTHS), "ü" * 129, "a\x00\x1b[31m\u202e\n", "sha256:" + "0" * 64]
 NO_UNICODE = "\ud800"  # half of a surrogate pair: SGLang refuses the JSON

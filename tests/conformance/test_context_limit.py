@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance.conftest import CONTEXT, SETUPS, Setup, assert_drafted, drafting_spec, start
 from tests.conformance.test_features import output_ids
-from tests.support.servers import SglangServer
+from tests.support.servers.forked import SglangServer
 from tests.support.tiny_model import SPELLING_VOCABULARY
 from tests.waiting import eventually
 

@@ -13,7 +13,7 @@ import pytest
 from sglang_patches.drafting.registry import METHODS
 from tests.conformance.conftest import LYING_PLUGIN, Setup, drafting_spec, plugin_path, start
 from tests.conformance.drafts import AGREEMENTS, LYING
-from tests.support.servers import SglangServer, draft_processes
+from tests.support.servers.forked import SglangServer, draft_processes
 from tests.support.tiny_drafts import spelling_draft
 
 PINNED_PLUGIN = Path(__file__).parent / "pinned_plugin"

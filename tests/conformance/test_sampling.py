@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from tests.conformance.conftest import is_adaptive
-from tests.support.servers import SglangServer
+from tests.support.servers.forked import SglangServer
 
 ROUNDS, ANSWERS = 16, 20
 CONTINUATION = 4

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sglang_patches.launch.metrics import metric
-from sglang_patches.launch.servers import ServerSpec
 from tests.conformance.conftest import (
     DRAFTING,
     ENDED_SECONDS,
@@ -34,7 +33,8 @@ from tests.conformance.test_features import (
     output_ids,
     outputs,
 )
-from tests.support.servers import SglangServer, Split, running_split
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import SglangServer, Split, running_split
 from tests.waiting import eventually, mostly
 
 # Too small for all that is asked at once: requests are retracted on the decode instance.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.demo.prompts import Prompt, chat_ids, load_prompts, spread
-from sglang_patches.launch.servers import ServerSpec
+from benchmarks.prompts import Prompt, chat_ids, load_prompts, spread
 from tests.conftest import SHARED
 from tests.e2e.services import serving
-from tests.support.servers import SglangServer, running
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import SglangServer, running
 from tests.support.tiny_model import write_tiny_model
 
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "data" / "prompts.jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_patches.launch.datastore import DatastoreService
+from tests.support.servers.datastore import DatastoreService
 
 TOKEN = "end-to-end"
 AUTHORIZED = (("authorization", f"Bearer {TOKEN}"),)

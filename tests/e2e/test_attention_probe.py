@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sglang_patches.launch.processes import ChildDiedError
-from sglang_patches.launch.servers import ServerSpec
-from tests.support.servers import running
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import running
 from tests.waiting import eventually
 
 BLIND_PLUGIN = Path(__file__).parent / "blind_plugin"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.launch.servers import one_architecture
+from tests.support.servers.engine import one_architecture
 from tests.unit.deploy.memory import most_bytes
 from tests.waiting import eventually
 

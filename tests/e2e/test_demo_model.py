@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from sglang_patches.drafting.registry import METHODS
-from sglang_patches.launch.servers import ServerSpec
 from tests.e2e.conftest import WORKSHOP_TOKENS
-from tests.support.servers import SglangServer, running
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import SglangServer, running
 from tests.support.tiny_exits import train_poor_exits
 
 SLICE = 10

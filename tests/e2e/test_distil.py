@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from sglang_patches.launch.serve import SPECSTORE
-from sglang_patches.launch.servers import ServerSpec
 from tests.e2e.services import TOKEN
-from tests.support.servers import running
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import running
 from tests.support.tiny_model import write_spelling_model
 from tests.waiting import eventually
 

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from sglang_patches.early_exit.__main__ import main
 from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.processes import ChildDiedError
-from sglang_patches.launch.servers import ServerSpec
-from tests.support.servers import running
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import running
 from tests.support.tiny_exits import BEGUN
 from tests.support.tiny_model import texts_of, write_spelling_model
 from tests.waiting import eventually

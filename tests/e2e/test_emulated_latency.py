@@ -7,8 +7,8 @@ import time
 import pytest
 
 from benchmarks.emulated_latency import emulated_latency
-from sglang_patches.launch.servers import ServerSpec
-from tests.support.servers import running
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import running
 from tests.support.tiny_model import texts_of, write_spelling_model
 
 SECONDS, ANSWER = 0.05, 24

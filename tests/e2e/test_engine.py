@@ -13,8 +13,8 @@ import pytest
 
 from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
-from sglang_patches.launch.servers import one_architecture
 from tests.e2e.services import AUTHORIZED
+from tests.support.servers.engine import one_architecture
 from tests.waiting import eventually
 
 CHECKOUT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from sglang_patches.launch import servers
-from sglang_patches.launch.servers import ServerSpec
-from tests.support.servers import SglangServer, running
+from tests.support.servers import engine
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import SglangServer, running
 from tests.support.tiny_model import VOCABULARY
 from tests.waiting import eventually
 
@@ -23,7 +23,7 @@ OWN = {"random_seed", "internal_states", "startup_time"}
 def pair(tiny_model, logs):
     flags = ("--enable-metrics", "--specstore-length", "static")
     spec = ServerSpec("by-fork", tiny_model, "SSSD", dtype="float32", flags=flags)
-    with running(spec, logs) as forked, servers.running(replace(spec, name="by-command"), logs) as started:
+    with running(spec, logs) as forked, engine.running(replace(spec, name="by-command"), logs) as started:
         yield forked, started
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.launch.servers import CPU_ENVIRONMENT, one_architecture
-from tests.support.servers import ForkedChild
+from tests.support.servers.engine import CPU_ENVIRONMENT, one_architecture
+from tests.support.servers.forked import ForkedChild
 
 CHECKOUT = Path(__file__).parents[2]
 # Of tests only what people run: the others are started by a test.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_patches.launch.servers import ServerSpec
 from tests.support.load import GREEDY, drafts_of
-from tests.support.servers import draft_processes, running
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import draft_processes, running
 from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_model import texts_of, write_spelling_model
 from tests.waiting import eventually

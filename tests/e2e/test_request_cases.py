@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 
 from sglang_patches.demo.noise import noisy_draft
 from sglang_patches.drafting.registry import METHODS
-from sglang_patches.launch.servers import ServerSpec
 from tests.conformance.request_cases import CASES, Client, Model, differences
-from tests.support.servers import SglangServer, running
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import SglangServer, running
 from tests.support.tiny_exits import train_poor_exits
 
 pytestmark = pytest.mark.long

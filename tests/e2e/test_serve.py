@@ -14,8 +14,8 @@ import psutil
 import pytest
 import requests
 
-from sglang_patches.launch.servers import one_architecture
 from sglang_patches.launch.system import SPLIT
+from tests.support.servers.engine import one_architecture
 from tests.support.system import require
 
 READY_SECONDS = 420

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.launch.servers import Endpoint, ServerSpec
-from tests.support.servers import SglangServer, running
+from tests.support.servers.engine import Endpoint, ServerSpec
+from tests.support.servers.forked import SglangServer, running
 from tests.support.tiny_model import CHARACTERS, texts_of, write_spelling_model
 
 GREEDY = {"temperature": 0, "max_new_tokens": 48, "ignore_eos": True}

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from sglang_patches.launch.servers import ServerSpec
-from tests.support.servers import SglangServer, running
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import SglangServer, running
 from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_model import texts_of, write_spelling_model
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from sglang_patches.launch.datastore import DatastoreService
 from sglang_patches.launch.processes import ChildDiedError
+from tests.support.servers.datastore import DatastoreService
 
 STOP_SECONDS = 60.0
 WEIGH_SECONDS = 0.25

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_patches.check import engines
-from sglang_patches.launch.servers import CPU_ENVIRONMENT, one_architecture
-from tests.support.servers import ForkedChild
+from tests.support.servers.engine import CPU_ENVIRONMENT, one_architecture
+from tests.support.servers.forked import ForkedChild
 
 
 class ForkedProcess(ForkedChild):

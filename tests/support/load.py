@@ -11,8 +11,8 @@ import numpy as np
 import requests
 
 from sglang_patches.launch.metrics import metric
-from sglang_patches.launch.servers import Endpoint
-from tests.support.servers import SglangServer, draft_processes
+from tests.support.servers.engine import Endpoint
+from tests.support.servers.forked import SglangServer, draft_processes
 
 REQUESTS, STREAMED = 8, 2  # at a time; of these so many are streamed, which shows each step's time
 TOKENS = 300

@@ -11,7 +11,7 @@ from typing import Any
 import requests
 
 from sglang_patches.launch.direct import PROXIES
-from sglang_patches.launch.servers import Endpoint
+from tests.support.servers.engine import Endpoint
 from tests.waiting import eventually
 
 NEW_TOKENS = 40

@@ -14,8 +14,8 @@ from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Namespace
 from datastore_service.server.service import DRAIN_SECONDS, END_SECONDS
 from datastore_service.tls import client_tls
-from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import specstore, write_tokenizer
+from tests.support.servers.datastore import DatastoreService
 from tests.unit.certificates import issue
 from tests.waiting import eventually
 

@@ -15,8 +15,8 @@ from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
-from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import VOCAB, specstore
+from tests.support.servers.datastore import DatastoreService
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]

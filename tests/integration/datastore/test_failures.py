@@ -16,8 +16,8 @@ from datastore_service.client import open_datastore, tokenizer_fingerprint
 from datastore_service.client.breaker import BreakerState
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
-from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import VOCAB
+from tests.support.servers.datastore import DatastoreService
 from tests.waiting import eventually
 
 DEADLINE = 0.05

@@ -10,8 +10,8 @@ import pytest
 from datastore_service.client import open_datastore, tokenizer_fingerprint
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
-from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import VOCAB
+from tests.support.servers.datastore import DatastoreService
 from tests.waiting import eventually
 
 SESSIONS = 12

@@ -37,10 +37,10 @@ from datastore_service.server.refusal import RefusalError
 from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
-from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import VOCAB, write_tokenizer
 from tests.integration.datastore.messages import broken, messages, parsed
 from tests.support.replies import read_sound
+from tests.support.servers.datastore import DatastoreService
 from tests.waiting import eventually
 
 SECONDS = 60.0  # until nothing is left of a client that is gone

@@ -10,8 +10,8 @@ import pytest
 from datastore_service.client import tokenizer_fingerprint
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Namespace
-from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import specstore
+from tests.support.servers.datastore import DatastoreService
 
 TOKENS = 3_000_000
 CHARACTERS = 12_000_000

@@ -5,7 +5,7 @@ import signal
 import grpc
 import pytest
 
-from sglang_patches.launch.datastore import DatastoreService
+from tests.support.servers.datastore import DatastoreService
 from tests.waiting import eventually
 
 NO_MESSAGE = b"\xff" * 4

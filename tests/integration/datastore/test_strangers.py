@@ -16,8 +16,8 @@ import pytest
 
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Entry, Namespace, Opening, Status
-from sglang_patches.launch.datastore import DatastoreService
 from sglang_patches.launch.processes import free_port
+from tests.support.servers.datastore import DatastoreService
 from tests.waiting import eventually
 
 FILES = 256  # a service may open, so many strangers are more than it has descriptors for

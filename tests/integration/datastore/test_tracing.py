@@ -8,8 +8,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
-from sglang_patches.launch.datastore import DatastoreService
 from tests.integration.datastore.conftest import specstore
+from tests.support.servers.datastore import DatastoreService
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

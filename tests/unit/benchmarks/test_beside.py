@@ -27,8 +27,8 @@ from benchmarks.report.beside import FORECASTS
 from benchmarks.report.records import dumps
 from benchmarks.serve.journal import Journal
 from benchmarks.traces import SHIPPED, Trace
-from sglang_patches.launch.servers import StreamFailedError
 from sglang_patches.options import Options, add_flags
+from tests.support.servers.engine import StreamFailedError
 
 K, ROWS, STEP = 4, 24, 1.0
 

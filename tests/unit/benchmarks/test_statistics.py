@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.prompts import SHIPPED, spec_bench_category
+from benchmarks.prompts import SHIPPED, load_prompts, spec_bench_category
 from benchmarks.report.statistics import FEW, ratio_of_sums, throughput_ratio
-from sglang_patches.demo.prompts import load_prompts
 
 
 def test_ratio_of_sums_and_its_interval():

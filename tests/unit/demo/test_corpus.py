@@ -2,9 +2,8 @@
 
 import json
 
-from benchmarks.prompts import SHIPPED
+from benchmarks.prompts import SHIPPED, load_prompts
 from sglang_patches.demo.corpus import CORPUS, PROMPTS
-from sglang_patches.demo.prompts import load_prompts
 
 
 def test_one_answer_a_prompt():

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sglang_patches.launch import serve, system
-from sglang_patches.launch.servers import ServerSpec
-from tests.support.servers import running_split
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import running_split
 from tests.support.system import require
 
 CHECKOUT = Path(__file__).parents[3]

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support import servers
 from tests.support.fork_server import DRAFT_FLAG
-from tests.support.servers import ForkServer
+from tests.support.servers import forked
+from tests.support.servers.forked import ForkServer
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -21,7 +21,7 @@ PROGRAMS = "tests.support.forked_programs"
 
 @pytest.fixture(scope="module")
 def server():
-    return ForkServer([PROGRAMS], servers.FORKABLE | {"CHOSEN": "by the server"})
+    return ForkServer([PROGRAMS], forked.FORKABLE | {"CHOSEN": "by the server"})
 
 
 def output(server, *words: str, **variables: str):
@@ -82,8 +82,8 @@ def test_it_is_ended_as_any_process(server, how):
 def test_all_end_with_the_process_that_asked_for_them():
     program = f"""
 import os, time
-from tests.support import servers
-from tests.support.servers import ForkServer
+from tests.support.servers import forked
+from tests.support.servers.forked import ForkServer
 server = ForkServer([], {{}})
 process = server.fork({PROGRAMS!r}, ["wait"], os.environ)
 process.stdout.readline()
@@ -107,17 +107,17 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def test_imports_that_start_a_thread_are_refused():
-    server = ForkServer([PROGRAMS], servers.FORKABLE | {"START_A_THREAD": "1"})
+    server = ForkServer([PROGRAMS], forked.FORKABLE | {"START_A_THREAD": "1"})
     with pytest.raises(RuntimeError, match="the fork server ended with status 1"):
         server.fork(PROGRAMS, ["say"], os.environ)
 
 
 def test_variables_that_are_read_at_import_need_a_process_of_their_own(monkeypatch):
-    monkeypatch.setattr(servers, "ForkServer", lambda modules, variables: variables)
-    servers._fork_server.cache_clear()
-    usual = servers.fork_server({"SGLANG_USE_CPU_ENGINE": "1"})
+    monkeypatch.setattr(forked, "ForkServer", lambda modules, variables: variables)
+    forked._fork_server.cache_clear()
+    usual = forked.fork_server({"SGLANG_USE_CPU_ENGINE": "1"})
     late = {"SPECSTORE_NODES": "3", "PYTHONPATH": "anything", "OMP_WAIT_POLICY": "PASSIVE"}
-    assert servers.fork_server({"SGLANG_USE_CPU_ENGINE": "1"} | late) is usual
-    retracting = servers.fork_server({"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_TEST_RETRACT": "1"})
+    assert forked.fork_server({"SGLANG_USE_CPU_ENGINE": "1"} | late) is usual
+    retracting = forked.fork_server({"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_TEST_RETRACT": "1"})
     assert retracting == usual | {"SGLANG_TEST_RETRACT": "1"}
-    servers._fork_server.cache_clear()
+    forked._fork_server.cache_clear()

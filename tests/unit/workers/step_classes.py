@@ -11,7 +11,7 @@ from types import FrameType
 from datastore_service.client import Datastore, open_datastore
 from datastore_service.protocol.types import Namespace
 from sglang_patches.drafting.process_channel import ProcessChannel
-from sglang_patches.launch.datastore import DatastoreService
+from tests.support.servers.datastore import DatastoreService
 from tests.unit.workers.recorded_sessions import Case, Load, StartDraft, configured, load_sessions
 
 OURS = ("sglang_patches.", "datastore_service.")

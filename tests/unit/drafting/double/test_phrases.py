@@ -12,7 +12,7 @@ from sglang_patches.drafting.draft import Draft
 from sglang_patches.drafting.messages import GREEDY
 from sglang_patches.drafting.model import Row
 from sglang_patches.drafting.text import Text
-from sglang_patches.launch.datastore import DatastoreService
+from tests.support.servers.datastore import DatastoreService
 
 NAMESPACE, VOCABULARY = Namespace("m", "0" * 64), 1000
 PHRASE = [11, 12, 13, 14, 15, 16]

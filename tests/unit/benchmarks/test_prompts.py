@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sglang_patches.demo.prompts import Prompt, load_prompts, spread
+from benchmarks.prompts import Prompt, load_prompts, spread
 
 
 def test_prompt_files_of_every_kind(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from sglang_patches.launch.serve import CPU_SPLIT_ENVIRONMENT, role_flags
 from sglang_patches.launch.serve_pd import router_part
-from sglang_patches.launch.servers import START_SECONDS, Endpoint, ServerSpec, SglangServer, healthy
+from tests.support.servers.engine import START_SECONDS, Endpoint, ServerSpec, SglangServer, healthy
 
 
 class Split(Endpoint):

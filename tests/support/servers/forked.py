@@ -1,4 +1,4 @@
-"""SGLang servers of tests: what `sglang_patches.launch` starts by command, forked from one process that has SGLang imported.
+"""SGLang servers of tests: what `engine` and `split` start by command, forked from one process that has SGLang imported.
 
 Tests of public commands start those commands; this is for tests that need a server, whoever started it.
 """
@@ -22,12 +22,12 @@ from pathlib import Path
 
 import psutil
 
-from sglang_patches.launch import servers, split
 from sglang_patches.launch.processes import Child
 from sglang_patches.launch.serve import CPU_SPLIT_ENVIRONMENT
-from sglang_patches.launch.servers import ServerSpec
 from sglang_patches.launch.system import SPLIT
 from tests.support.fork_server import MESSAGE, READ_LATE
+from tests.support.servers import engine, split
+from tests.support.servers.engine import ServerSpec
 from tests.support.system import require
 
 # What a server's processes import.
@@ -149,7 +149,7 @@ class ForkedChild(Child):
         return fork_server(environment).fork(module, words, os.environ | environment)
 
 
-class SglangServer(servers.SglangServer):
+class SglangServer(engine.SglangServer):
     child = ForkedChild
 
     def stop(self) -> None:
@@ -175,11 +175,11 @@ class Split(split.Split):
 
 
 def running(spec: ServerSpec, folder: Path) -> AbstractContextManager[SglangServer]:
-    """As `sglang_patches.launch.servers.running`."""
-    return servers.healthy(SglangServer(spec, folder / f"{spec.name}.log"))
+    """As `tests.support.servers.engine.running`."""
+    return engine.healthy(SglangServer(spec, folder / f"{spec.name}.log"))
 
 
 def running_split(spec: ServerSpec, folder: Path, **size) -> AbstractContextManager[Split]:
-    """As `sglang_patches.launch.split.split`."""
+    """As `tests.support.servers.split.split`."""
     require(*SPLIT)
-    return servers.healthy(Split(spec, folder, **size))
+    return engine.healthy(Split(spec, folder, **size))
