@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tests.support.servers.engine import suitable_dtype
+from sglang_patches.launch.serve import suitable_dtype
+from tests.support.servers.engine import DEVICE
 
 
 def options(command: str, description: str | None) -> argparse.ArgumentParser:
@@ -27,7 +28,7 @@ def _file(path: str) -> Path:
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:
-    default = suitable_dtype()
+    default = suitable_dtype(DEVICE)
     parser.add_argument(
         "--dtype", default=default, help="default: bfloat16 where the processor multiplies it, else float32"
     )

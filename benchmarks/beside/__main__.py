@@ -32,8 +32,9 @@ from benchmarks.report.records import finish
 from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.variants import prepare
 from benchmarks.traces import SHIPPED_PRIOR, load_traces
+from sglang_patches.launch.serve import suitable_dtype
 from sglang_patches.options import Options
-from tests.support.servers.engine import SglangServer, exit_when_terminated, suitable_dtype
+from tests.support.servers.engine import DEVICE, SglangServer, exit_when_terminated
 
 DELAY = 0.5e-3  # seconds of a message between the processes: both wake up for it
 PLAIN_WARM = 2  # tokens: plain decoding has nothing to warm up for
@@ -258,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         setup = Setup(
             given.model,
             given.draft,
-            "float32" if latency else suitable_dtype(),
+            "float32" if latency else suitable_dtype(DEVICE),
             knowledge.prior,
             given.nodes,
             given.rows,

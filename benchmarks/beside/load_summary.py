@@ -11,6 +11,7 @@ from benchmarks.beside.summary import figures
 from benchmarks.report.statistics import throughput_ratio
 
 BASELINE, BAR, PLANNER = "plain", "sssd", "specstore"
+WITH_EXIT, WITHOUT_EXIT = "mirror", "saguaro"
 Cell = tuple[float, int, str]  # speed ratio, batch size, load
 Groups = dict[str, list[dict]]  # by variant, in one order
 
@@ -18,7 +19,7 @@ Groups = dict[str, list[dict]]  # by variant, in one order
 def summarise(journal: Path) -> dict:
     """`rows`: one a load, speed ratio, batch size and variant. `planner`: one a load, ratio and batch size, SPECSTORE over the fastest
     of the other variants, which the other groups choose for each group; and for each ratio and batch size one of all loads (`load` is
-    "all"), each over the fastest of its load.
+    "all"), each over the fastest of its load. `exits`: the same of MIRROR over SAGUARO, which lacks its early exit.
     `first_tokens`: one a variant, time to the first token over plain decoding's, by prompt. `sessions`: one a speed ratio, batch size and variant, what each request of a batch accepted of the draft model,
     in all rounds. `best_by`: what chooses the fastest. `left_out`: groups without a timed part."""
     records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
@@ -33,6 +34,7 @@ def summarise(journal: Path) -> dict:
         "rows": rows,
         "planner": list(_planner(cells)),
         "best_by": "the other groups",
+        "exits": list(_exits(cells)),
         "first_tokens": list(_first_tokens([row for row in records if row["kind"] == "first"])),
         "sessions": list(_sessions([row for row in records if row["kind"] == "sessions"])),
         "left_out": sum(row["kind"] == "left_out" for row in records),
@@ -64,6 +66,18 @@ def _planner(cells: dict[Cell, Groups]) -> Iterable[dict]:
         yield {"load": load, "speed": speed, "batch": batch, "best": best, "over_best": _over(pairs)}
     for (speed, batch), pairs in pooled.items():
         yield {"load": "all", "speed": speed, "batch": batch, "best": None, "over_best": _over(pairs)}
+
+
+def _exits(cells: dict[Cell, Groups]) -> Iterable[dict]:
+    pooled: dict[tuple[float, int], list[tuple[dict, dict]]] = defaultdict(list)
+    for (speed, batch, load), groups in cells.items():
+        if not {WITH_EXIT, WITHOUT_EXIT} <= groups.keys():
+            return
+        pairs = list(zip(groups[WITH_EXIT], groups[WITHOUT_EXIT], strict=True))
+        pooled[speed, batch] += pairs
+        yield {"load": load, "speed": speed, "batch": batch, "over_saguaro": _over(pairs)}
+    for (speed, batch), pairs in pooled.items():
+        yield {"load": "all", "speed": speed, "batch": batch, "over_saguaro": _over(pairs)}
 
 
 def _fastest(groups: Groups) -> str:

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.prompts import digest
-from tests.support.servers.engine import suitable_dtype
+from sglang_patches.launch.serve import suitable_dtype
+from tests.support.servers.engine import DEVICE
 
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("specstore", "sglang", "torch", "numba", "numpy", "grpcio")
@@ -48,7 +49,7 @@ def _processor() -> str:
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    bfloat16 = "with" if suitable_dtype() == "bfloat16" else "without"
+    bfloat16 = "with" if suitable_dtype(DEVICE) == "bfloat16" else "without"
     return f"{next(names, 'unknown')} ({get_cpu_capability()}, {bfloat16} bfloat16)"
 
 

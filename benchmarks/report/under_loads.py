@@ -23,6 +23,7 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         "",
         *throughput(record["rows"], record["planner"]),
         *pooled(record["planner"]),
+        *exits(record.get("exits", [])),
         *first_tokens(record["first_tokens"]),
         *sessions(record.get("sessions", [])),
     ]
@@ -73,6 +74,19 @@ def pooled(planner: Sequence[dict]) -> list[str]:
         "",
         *table(("EMULATED speed ratio", "batch", "SPECSTORE over best other"), cells),
     ]
+
+
+def exits(rows: Sequence[dict]) -> list[str]:
+    """Empty where MIRROR and SAGUARO were not both measured."""
+    if not rows:
+        return []
+    found = {(row["speed"], row["batch"], row["load"]): interval(row["over_saguaro"]) for row in rows}
+    loads = in_order(rows, "load")
+    cells = [
+        [f"{speed:g}", batch, *(found[speed, batch, load] for load in loads)]
+        for speed, batch in sorted({(row["speed"], row["batch"]) for row in rows})
+    ]
+    return ["MIRROR over SAGUARO:", "", *table(("EMULATED speed ratio", "batch", *loads), cells)]
 
 
 def first_tokens(rows: Sequence[dict]) -> list[str]:

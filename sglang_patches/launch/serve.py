@@ -297,11 +297,19 @@ def detect_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def suitable_dtype(device: str) -> str:
+    """bfloat16 on a GPU and if this processor multiplies it, else float32: with bfloat16 in software each row of a step costs as much as
+    the first, so that neither a batch nor speculation gains anything."""
+    if device != "cpu":
+        return "bfloat16"
+    from sglang_patches.cpu.packed_weights import multiplies_bfloat16  # imports torch
+
+    return "bfloat16" if multiplies_bfloat16() else "float32"
+
+
 def on_this_machine(settings: Settings, flags: list[str], cpu_dtype: str) -> Settings:
     """The settings with a device and a dtype. flags: SGLang's, whose --dtype wins. cpu_dtype: on a CPU, "" for what it multiplies
     fastest."""
-    from .servers import suitable_dtype  # imports torch
-
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--dtype", default="")
     device = settings.device or detect_device()

@@ -29,16 +29,6 @@ CPU_FLAGS = ("--attention-backend", "specstore_cpu", "--sampling-backend", "pyto
 ARCHITECTURE = "llama"  # SGLang's module for every model the tests and benchmarks start
 
 
-def suitable_dtype(device: str = DEVICE) -> str:
-    """bfloat16 on a GPU and if this processor multiplies it, else float32: with bfloat16 in software each row of a step costs as much as
-    the first, so that neither a batch nor speculation gains anything."""
-    if device != "cpu":
-        return "bfloat16"
-    from sglang_patches.cpu.packed_weights import multiplies_bfloat16
-
-    return "bfloat16" if multiplies_bfloat16() else "float32"
-
-
 @functools.cache
 def one_architecture() -> dict[str, str]:
     """Environment for a quicker start: importing all of its 250 model modules takes SGLang a quarter of its start."""

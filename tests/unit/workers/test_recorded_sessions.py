@@ -1,4 +1,4 @@
-"""SSSD does with recorded sessions what it did before the methods got a skeleton: the same entries, trees, rows and tokens."""
+"""Methods do with recorded sessions what they did when the record was made: the same entries, messages, trees, rows and tokens."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 
 
-def test_the_same_entries_trees_rows_and_tokens(tmp_path):
+def test_the_same_entries_messages_trees_rows_and_tokens(tmp_path):
     """In a process of its own: SGLang asks at its import whether it serves on a CPU."""
     from tests.unit.workers.recorded_sessions import CASES, RECORDED
 
