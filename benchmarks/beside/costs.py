@@ -12,8 +12,8 @@ from scipy.optimize import isotonic_regression
 from benchmarks.beside.servers import BESIDE
 from benchmarks.serve.measure import Counters
 from benchmarks.serve.prediction import StepTime
-from sglang_patches.launch.metrics import samples
 from tests.support.servers.engine import SglangServer
+from tests.support.servers.metrics import samples
 
 FORWARDS, ROWS = "specstore_draft_forward_seconds", "specstore_draft_rows_total"
 PREFILLS, PREFILLED = "specstore_draft_prefill_seconds_sum", "specstore_draft_prefilled_tokens_total"

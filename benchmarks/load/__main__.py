@@ -34,10 +34,10 @@ from datastore_service.protocol.types import Namespace
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.storage.build import build_prior, vocabulary_size
 from datastore_service.storage.errors import StorageError
-from sglang_patches.launch.metrics import samples
 from sglang_patches.launch.processes import free_port
 from tests.support.servers.datastore import DatastoreService
 from tests.support.servers.engine import exit_when_terminated
+from tests.support.servers.metrics import samples
 
 LEAD_SECONDS = 1.0  # until a level begins, for all processes to hear of it
 SETTLE_SECONDS = 5.0  # at the first rate, before anything is measured

@@ -13,9 +13,9 @@ from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.journal import Journal
 from benchmarks.serve.load import steady_load
 from benchmarks.serve.prediction import Forecasts
-from sglang_patches.launch.metrics import samples
 from sglang_patches.metrics import PHASES, RETRIEVE
 from tests.support.servers.engine import SglangServer
+from tests.support.servers.metrics import samples
 
 STEP = "specstore_decode_step_seconds"
 ENGINE_SECONDS = "specstore_engine_seconds_sum"

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sglang_patches.launch.metrics import metric
 from tests.support.servers.forked import SglangServer, draft_processes
+from tests.support.servers.metrics import metric
 from tests.support.tiny_model import SPELLING_VOCABULARY
 from tests.waiting import eventually
 

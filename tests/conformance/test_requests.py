@@ -16,10 +16,10 @@ import requests
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_patches.launch.metrics import metric
 from sglang_patches.versions import INSTALLED, TESTED
 from tests.conformance.test_features import ONLY_EMBEDDED, ONLY_GRPC
 from tests.support.servers.engine import Endpoint
+from tests.support.servers.metrics import metric
 
 VERIFIED = "specstore_verified_nodes_total"
 SETTINGS = Path(__file__).parents[2] / "docs" / "settings.py"

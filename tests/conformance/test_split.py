@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sglang_patches.launch.metrics import metric
 from tests.conformance.conftest import (
     DRAFTING,
     ENDED_SECONDS,
@@ -35,6 +34,7 @@ from tests.conformance.test_features import (
 )
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import SglangServer, Split, running_split
+from tests.support.servers.metrics import metric
 from tests.waiting import eventually, mostly
 
 # Too small for all that is asked at once: requests are retracted on the decode instance.

@@ -11,10 +11,10 @@ import numpy as np
 import psutil
 import pytest
 
-from sglang_patches.launch.metrics import metric
 from tests.support.load import GREEDY, REQUESTS, Load, drafts_of, is_up, pid_of_draft
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import SglangServer, running
+from tests.support.servers.metrics import metric
 from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_model import texts_of, write_spelling_model
 from tests.waiting import eventually

@@ -11,10 +11,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from sglang_patches.early_exit.__main__ import main
-from sglang_patches.launch.metrics import metric
 from sglang_patches.launch.processes import ChildDiedError
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import running
+from tests.support.servers.metrics import metric
 from tests.support.tiny_exits import BEGUN
 from tests.support.tiny_model import texts_of, write_spelling_model
 from tests.waiting import eventually

@@ -17,9 +17,9 @@ import psutil
 import pytest
 import requests
 
-from sglang_patches.launch import metrics
 from tests.e2e.conftest import WORKSHOP_TOKENS as NEW_TOKENS
 from tests.e2e.services import DatastoreService, serving
+from tests.support.servers import metrics
 from tests.support.servers.engine import Endpoint, ServerSpec
 from tests.support.servers.forked import SglangServer, Split, running_split
 from tests.waiting import eventually

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from sglang_patches.drafting.registry import METHODS
-from sglang_patches.launch.metrics import metric
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import SglangServer, draft_processes, running
+from tests.support.servers.metrics import metric
 from tests.support.system import require
 from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_exits import train_tiny_exits

@@ -137,13 +137,6 @@ SURVIVORS = (
         "launch/test_halves.py",
     ),
     Mutant(
-        "c09",
-        "datastore_service/client/resilient.py",
-        "        self._forget([closing])\n",
-        "",
-        "client/test_resilient.py",
-    ),
-    Mutant(
         "w10",  # nothing is told where no draft is wanted
         "sglang_patches/workers/decode.py",
         "if self.datastore.has_news(states):",

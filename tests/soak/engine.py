@@ -24,11 +24,11 @@ from pathlib import Path
 
 import psutil
 
-from sglang_patches.launch.metrics import metric
 from tests.soak.service import ServiceProcess
 from tests.support.load import GREEDY, REQUESTS, SILENCE, Load, drafts_of, is_up, pid_of_draft
 from tests.support.servers.engine import Endpoint, ServerSpec
 from tests.support.servers.forked import SglangServer, running
+from tests.support.servers.metrics import metric
 from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_model import texts_of, write_spelling_model
 from tests.waiting import eventually

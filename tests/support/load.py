@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import requests
 
-from sglang_patches.launch.metrics import metric
 from tests.support.servers.engine import Endpoint
 from tests.support.servers.forked import SglangServer, draft_processes
+from tests.support.servers.metrics import metric
 
 REQUESTS, STREAMED = 8, 2  # at a time; of these so many are streamed, which shows each step's time
 TOKENS = 300

@@ -6,8 +6,8 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sglang_patches.launch.metrics import metric
 from tests.conformance.request_cases.asking import NEW_TOKENS, Ask, Client, brief, case, speculates
+from tests.support.servers.metrics import metric
 from tests.waiting import eventually
 
 BATCH = 6

@@ -8,13 +8,15 @@ import grpc
 import pytest
 from prometheus_client import start_http_server
 
+import benchmarks
 import datastore_service
 import sglang_patches
 from datastore_service.client.channel import open_channel
 from datastore_service.distil.chat_server import ChatServer
-from sglang_patches.launch.metrics import samples
 from sglang_patches.launch.router import _healthy
 from sglang_patches.launch.serve import http_healthy
+from tests.support import servers
+from tests.support.servers.metrics import samples
 from tests.unit.distil.stand_in import answered, standing_in
 from tests.unit.server.service import running
 
@@ -62,9 +64,9 @@ def test_a_launcher_asks_its_servers_directly():
 
 
 def test_no_other_client_looks_at_the_environment():
-    """Whoever calls one of these libraries says so; the rest do not look, or are named above."""
+    """Whoever calls one of these libraries says so; the rest do not look, or are named above. The servers of tests and benchmarks too."""
     found = 0
-    for package in (datastore_service, sglang_patches):
+    for package in (datastore_service, sglang_patches, benchmarks, servers):
         for file in Path(package.__file__).parent.rglob("*.py"):
             for call in (
                 node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
