@@ -277,7 +277,7 @@ def test_the_client_s_own_engine_keeps_no_tenant_s_output(pair):
     """It is one for all tenants, and drafts while the service is away."""
     listener, teller = PAIRS[pair]
     away = GrpcDatastore(f"127.0.0.1:{free_port()}", namespace(), tenants=True)
-    datastore = ResilientDatastore([Link("away", away)], Engine(VOCAB), VOCAB)
+    datastore = ResilientDatastore([Link("away", away)], Engine(VOCAB))
     datastore.post([says(teller, "talk")])
     assert drafted(datastore.step([asks(listener, "talk"), asks(teller, "talk")], 0.0)) == [[], []]
     datastore.close()
