@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import requests
 
+from sglang_patches.launch.direct import PROXIES
 from tests.support.servers.engine import SglangServer, StreamFailedError
 
 ABORT_SECONDS = 60.0
@@ -105,4 +106,5 @@ def _stream(
 
 def _abort_all(server: SglangServer) -> None:
     body = {"rid": "", "abort_all": True}
-    requests.post(server.url + "/abort_request", json=body, timeout=ABORT_SECONDS).raise_for_status()
+    answer = requests.post(server.url + "/abort_request", json=body, proxies=PROXIES, timeout=ABORT_SECONDS)
+    answer.raise_for_status()
