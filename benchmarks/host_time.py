@@ -41,15 +41,15 @@ from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
+from sglang_patches.draft_side.rollouts import Rollouts
+from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
-from sglang_patches.drafting.messages import Answer, Message
-from sglang_patches.drafting.registry import METHODS
-from sglang_patches.drafting.rollouts import Rollouts
-from sglang_patches.drafting.saguaro import GeometricFanOut
-from sglang_patches.drafting.wire import frame_of, messages_from_worker
+from sglang_patches.exchange.messages import Answer, Message
+from sglang_patches.exchange.wire import frame_of, messages_from_worker
+from sglang_patches.methods.registry import METHODS
+from sglang_patches.methods.saguaro import GeometricFanOut
 from sglang_patches.options import Options
-from sglang_patches.workers import base, decode
+from sglang_patches.step import base, decode
 
 # Parts of the time, each with the event that ends it.
 PARTS = ("entries", "datastore", "choose, pack", "lay out", "prepare")

@@ -6,7 +6,7 @@ import numpy as np
 
 from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Opening
-from sglang_patches.drafting.outcome import settle
+from sglang_patches.ledger.outcome import settle
 
 
 def accepted_nodes(tree: DraftTree, following: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 # The datastore service alone: the base install, no torch, no SGLang. LEVEL: of the processors that it runs on.
 FROM python:3.11-slim AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE common_ops.py ./
+COPY pyproject.toml README.md LICENSE ./
 COPY requirements/lock.txt requirements/
 COPY protos protos
 COPY proto_gen proto_gen

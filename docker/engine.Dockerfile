@@ -3,7 +3,7 @@
 ARG LEVEL=x86-64-v3
 FROM python:3.11-slim AS source
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE common_ops.py ./
+COPY pyproject.toml README.md LICENSE ./
 COPY requirements requirements
 COPY protos protos
 COPY proto_gen proto_gen

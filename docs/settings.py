@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from sglang_patches.drafting.process import arguments
+from sglang_patches.draft_process import arguments
 
 
 class Verdict(StrEnum):
@@ -422,7 +422,7 @@ SETTINGS = (
     WITHOUT_FLAG,
 )
 
-# What becomes of a setting for the draft model, beside what its process is told (sglang_patches/drafting/process/arguments.py). Those of
+# What becomes of a setting for the draft model, beside what its process is told (sglang_patches/draft_process/arguments.py). Those of
 # SGLang's groups of settings `model`, `device` and `exec` stand one by one, the others by their group.
 SETTLED = (
     "device base_gpu_id page_size max_total_tokens max_running_requests chunked_prefill_size disable_radix_cache "
@@ -556,7 +556,7 @@ REQUESTS = (
         "custom_params",
         "`specstore` in it is ours: `conversation` and `tenant` are strings, `publish` and `sources` are true or false; another type or "
         "name is answered 400, a null is as if not given",
-        "unit/workers/test_request_tenants",
+        "unit/step/test_request_tenants",
     ),
     right(
         "return_routed_experts routed_experts_start_len return_indexer_topk",

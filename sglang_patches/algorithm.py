@@ -8,24 +8,17 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from sglang_patches import tree_attention
-from sglang_patches.drafting.process.arguments import OWN, given_of, refuse_target_s_source
-from sglang_patches.drafting.process.settings import refuse_draft_devices
-from sglang_patches.drafting.registry import DEFAULT, Method
-from sglang_patches.hooks import refuse_if_left_out
-from sglang_patches.host_api import refuse_drift
+from sglang_patches.draft_process.arguments import OWN, given_of, refuse_target_s_source
+from sglang_patches.draft_process.settings import refuse_draft_devices
+from sglang_patches.entry import request_checks, request_tenants
+from sglang_patches.host.hooks import refuse_if_left_out
+from sglang_patches.host.symbols import refuse_drift
+from sglang_patches.host.versions import INSTALLED, host
+from sglang_patches.methods.registry import DEFAULT, Method
 from sglang_patches.options import load_options
-from sglang_patches.versions import INSTALLED, host
-from sglang_patches.workers import (
-    accept_rate,
-    cache_room,
-    finish_hooks,
-    first_end,
-    ollama_stream,
-    request_checks,
-    request_tenants,
-    usage_report,
-)
+from sglang_patches.reports import accept_rate, ollama_stream, usage_report
+from sglang_patches.start import cache_room, tree_attention
+from sglang_patches.step import finish_hooks, first_end
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
-    from sglang_patches.drafting.registry import Method
+    from sglang_patches.methods.registry import Method
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def register() -> None:
         _register_flags()
         _register_algorithms()
     except (ImportError, AttributeError) as error:
-        from sglang_patches.host_api import drift_message
+        from sglang_patches.host.symbols import drift_message
 
         if drift := drift_message():
             raise RuntimeError(drift) from error
@@ -47,8 +47,8 @@ def _install_cpu_support() -> None:
 def _register_flags() -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
-    from sglang_patches import hooks
-    from sglang_patches.versions import host
+    from sglang_patches.host import hooks
+    from sglang_patches.host.versions import host
 
     def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
         from sglang_patches.options import add_flags
@@ -88,7 +88,7 @@ def _is_ours(algorithm: str | None) -> bool:
 
 
 def _register_algorithms() -> None:
-    from sglang_patches.drafting.registry import METHODS
+    from sglang_patches.methods.registry import METHODS
 
     for method in METHODS.values():
         register_method(method)
@@ -99,23 +99,23 @@ def register_method(method: Method) -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_patches.algorithm import TreeAlgorithm
-    from sglang_patches.versions import host
+    from sglang_patches.host.versions import host
 
     @SpeculativeAlgorithm.register(method.name, supports_overlap=True, spec_class=TreeAlgorithm.of(method))
     def worker(server_args: ServerArgs) -> type:
-        from sglang_patches.workers.cache_room import make_room_for_trees
+        from sglang_patches.start.cache_room import make_room_for_trees
 
         make_room_for_trees()
         if server_args.disaggregation_mode == "prefill":
             from sglang_patches.disaggregation.prefill_worker import PrefillWorker
 
             return host.worker_class(PrefillWorker)
-        from sglang_patches.workers.accept_rate import register_accept_rate
-        from sglang_patches.workers.decode import DecodeWorker
-        from sglang_patches.workers.finish_hooks import register_finish_hooks
-        from sglang_patches.workers.first_end import register_first_end
-        from sglang_patches.workers.prefill_only import serve_prefill_only
-        from sglang_patches.workers.usage_report import register_streamer
+        from sglang_patches.entry.prefill_only import serve_prefill_only
+        from sglang_patches.reports.accept_rate import register_accept_rate
+        from sglang_patches.reports.usage_report import register_streamer
+        from sglang_patches.step.decode import DecodeWorker
+        from sglang_patches.step.finish_hooks import register_finish_hooks
+        from sglang_patches.step.first_end import register_first_end
 
         register_finish_hooks()
         register_streamer()

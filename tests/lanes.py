@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_patches.drafting.registry import METHODS
 from sglang_patches.launch.processes import PORTS_VARIABLE, Child
+from sglang_patches.methods.registry import METHODS
 from tests import progress
 from tests.conftest import DRAFT, DRAFTS
 from tests.parts import REST, TEST
@@ -27,7 +27,10 @@ from tests.parts import REST, TEST
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "var" / "tests"
 IN_PROCESS = [f"tests/conformance/test_{name}.py" for name in ("in_process", "drafts", "toy_methods")]
-WITH_SGLANG = [f"tests/unit/{name}" for name in ("accelerator", "benchmarks", "cpu", "plugin", "workers")]
+WITH_SGLANG = [
+    f"tests/unit/{name}"
+    for name in ("accelerator", "benchmarks", "cpu", "entry", "plugin", "reports", "start", "step")
+]
 
 
 def without(paths: list[str]) -> list[str]:

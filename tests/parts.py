@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 
 TEST, REST = PARTS = "test", "rest"
 LEFT = pytest.StashKey[int]()  # how many tests of the rest were found and left out
@@ -63,7 +63,7 @@ ROWS = [
     Row(REST, "integration/datastore/test_strangers.py", "clients that say anything, for seconds each"),
     Row(REST, "unit/accelerator/test_interpreted.py", "a GPU's kernels, interpreted: few changes reach them"),
     Row(REST, "unit/benchmarks", "tests simulators and load programs, not the product"),
-    Row(REST, "unit/workers/test_two_ranks.py", "two processes that import SGLang"),
+    Row(REST, "unit/step/test_two_ranks.py", "two processes that import SGLang"),
 ]
 
 

@@ -20,7 +20,7 @@ from benchmarks.replay.methods import Corpus
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from sglang_patches.options import Options
-from sglang_patches.workers.length import LengthPolicy
+from sglang_patches.step.length import LengthPolicy
 
 
 class Forecaster:

@@ -31,8 +31,8 @@ from benchmarks.serve.cases import CASES, SUMMARIZE, Pool, Request
 from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.variants import prepare
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, recorded_rows
-from sglang_patches.drafting.source import DRAFT_MODEL, source_name
-from sglang_patches.workers.usage_report import SUMMARY
+from sglang_patches.exchange.source import DRAFT_MODEL, source_name
+from sglang_patches.reports.usage_report import SUMMARY
 from tests.support.servers.engine import SglangServer, exit_when_terminated
 
 LOADS = ("mixed", "repeated", "followup", "long", "unrelated")

@@ -32,7 +32,7 @@ BESIDE = ("saguaro", "mirror", "double", "duo", "specstore")  # have a draft pro
 VARIANTS = ("plain", "plain_two", "sssd", *BESIDE, "standalone")
 WITH_DRAFT = (*BESIDE, "standalone")
 ALGORITHMS = {name: name.upper() for name in ("sssd", *WITH_DRAFT)}
-DRAFT_PROGRAM = "sglang_patches.drafting.process"
+DRAFT_PROGRAM = "sglang_patches.draft_process"
 TARGET_CORE, DRAFT_CORE = 0, 1
 KV_TOKENS = 4096
 

@@ -12,7 +12,7 @@ from benchmarks.playback import Playback
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Budget, Entry, Opening, Reply, Status
-from sglang_patches.drafting.outcome import settle
+from sglang_patches.ledger.outcome import settle
 
 CONNECT_SECONDS = 60.0
 ANSWER_SECONDS = 30.0  # longer than any answer takes: latencies have no ceiling

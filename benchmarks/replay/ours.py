@@ -14,7 +14,7 @@ from datastore_service.engine.limits import Limits
 from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import Budget, Entry, Opening, Rejected
-from sglang_patches.drafting.outcome import settle
+from sglang_patches.ledger.outcome import settle
 
 REFUSALS = 4096
 NAME = "replay"

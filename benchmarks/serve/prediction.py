@@ -24,7 +24,7 @@ from benchmarks.serve.cases import Case, Request
 from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import NO_DRAFT, Budget, Opening
-from sglang_patches.workers.length import CANDIDATE_WIDTHS, LengthPolicy
+from sglang_patches.step.length import CANDIDATE_WIDTHS, LengthPolicy
 
 TRIE = 2_000_000  # nodes: more than a run's answers need, and 1.5 GB less than the server's beside it
 REPLAYED: dict[str, Factory] = {

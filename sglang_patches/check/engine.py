@@ -16,7 +16,7 @@ import psutil
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.engine import Engine
 
-DRAFT_PROCESS = "sglang_patches.drafting.process"
+DRAFT_PROCESS = "sglang_patches.draft_process"
 BACK_SECONDS = 300.0  # a draft process that was killed is ready again after a pause and its start
 POLL_SECONDS = 0.001
 FEWEST = 8  # prompts of a batch size

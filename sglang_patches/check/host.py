@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from sglang_patches.host_api import check_host
-from sglang_patches.versions import INSTALLED, TESTED
+from sglang_patches.host.symbols import check_host
+from sglang_patches.host.versions import INSTALLED, TESTED
 
 
 def host_table() -> tuple[Table, bool]:

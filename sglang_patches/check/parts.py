@@ -17,7 +17,7 @@ from sglang_patches.check.pinned import SEED
 from sglang_patches.check.results import OK, Result, Results
 from sglang_patches.check.setup import PLAIN, Setup
 from sglang_patches.demo.corpus import PROMPTS as SPEED_PROMPTS
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 
 PROMPTS = (
     "The days of the week are Monday, Tuesday, Wednesday, Thursday,",

@@ -59,9 +59,9 @@ def _sample_from_probs(
     """In the place of SGLang's. positions: of the tokens that the draws follow."""
     import torch
 
+    from sglang_patches.host.versions import host
     from sglang_patches.verification.filters import keep_filtered
     from sglang_patches.verification.shared_noise import draw
-    from sglang_patches.versions import host
 
     if not simple_sampling_case:
         probs = keep_filtered(probs, info.top_ks, info.top_ps, info.min_ps)

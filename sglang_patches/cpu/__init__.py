@@ -51,7 +51,7 @@ def _prefer_attention_backend(server_args) -> None:
     """Runs before SGLang picks an attention backend for the CPU; picks ours, unless the user named one."""
     from sglang.srt.arg_groups.overrides import resolved_view
 
-    from sglang_patches.versions import host
+    from sglang_patches.host.versions import host
 
     settings = resolved_view(server_args)
     if settings.device == "cpu" and settings.attention_backend is None:
@@ -80,11 +80,11 @@ def _without_nccl(stock: Callable, *arguments: object, **named: object) -> objec
 def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
-    from sglang_patches import hooks
     from sglang_patches.cpu import draft_steps
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
     from sglang_patches.cpu.packed_weights import forget_all
-    from sglang_patches.versions import host
+    from sglang_patches.host import hooks
+    from sglang_patches.host.versions import host
 
     hooks.register(HOOKS | draft_steps.HOOKS | host.CPU_HOOKS, HookType.AROUND)
     hooks.register({"sglang.srt.mem_cache.allocation.get_last_loc": _last_slots_in_torch}, HookType.AROUND)

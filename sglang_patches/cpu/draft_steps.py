@@ -33,7 +33,7 @@ class CpuDraftSteps:
 
 
 def _serves_draft(factory) -> bool:
-    from sglang_patches.versions import host
+    from sglang_patches.host.versions import host
 
     _, configured = host.attention_backends()
     return (factory.draft_attn_backend or configured) == ATTENTION_BACKEND

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from sglang_patches.cpu import kernels, packed_weights
-from sglang_patches.versions import host
+from sglang_patches.host.versions import host
 
 # Above this many rows torch's parallel loops beat one core. Up to it a row's rounding does not depend on the other rows.
 MAX_ROWS = 128

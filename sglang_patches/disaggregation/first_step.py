@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-from sglang_patches.versions import host
+from sglang_patches.host.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.managers.overlap_utils import FutureMap

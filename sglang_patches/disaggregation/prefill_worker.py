@@ -11,11 +11,11 @@ from sglang.srt.runtime_context import get_parallel
 
 from datastore_service.client import open_postbox
 from datastore_service.protocol.types import Entry
-from sglang_patches.drafting.requests import in_vocabulary, request_opening, tenants_of
-from sglang_patches.drafting.shared_session import shared_session
+from sglang_patches.ledger.requests import in_vocabulary, request_opening, tenants_of
+from sglang_patches.ledger.shared_session import shared_session
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options
-from sglang_patches.workers.base import TreeWorker
+from sglang_patches.step.base import TreeWorker
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch

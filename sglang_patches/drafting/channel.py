@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from sglang_patches.drafting.messages import Answer, Message
+from sglang_patches.exchange.messages import Answer, Message
 
 
 class DraftChannel(ABC):

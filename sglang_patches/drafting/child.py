@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sglang_patches.drafting.process.connection import READ_BYTES, SOCKET_VARIABLE
+from sglang_patches.exchange.connection import READ_BYTES, SOCKET_VARIABLE
 
 TAIL_LINES = 25
 _TAIL_BYTES = 1 << 14

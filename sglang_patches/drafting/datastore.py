@@ -8,8 +8,8 @@ from datastore_service.client import Datastore
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Query, Rejected
 from sglang_patches.drafting.fallback import Fallback
-from sglang_patches.drafting.outcome import Outcome
-from sglang_patches.drafting.requests import RequestState
+from sglang_patches.ledger.outcome import Outcome
+from sglang_patches.ledger.requests import RequestState
 from sglang_patches.metrics import RETRIEVE, PhaseClock
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 
 if TYPE_CHECKING:
-    from sglang_patches.drafting.outcome import Outcome
-    from sglang_patches.drafting.requests import RequestState
+    from sglang_patches.ledger.outcome import Outcome
+    from sglang_patches.ledger.requests import RequestState
 
 
 class Patience(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from datastore_service.protocol.tree import DraftTree
-from sglang_patches.drafting.messages import NO_HINTS, Hints
+from sglang_patches.exchange.messages import NO_HINTS, Hints
 
 
 def hints_of(proposed: DraftTree, verified: DraftTree, root: int, nodes: np.ndarray) -> Hints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sglang_patches.drafting.messages import Answer, Growth
+from sglang_patches.exchange.messages import Answer, Growth
 
 # Answers and their nodes. The worker takes all in at once, in up to 80 ms on a slow core. A sound draft side says some hundred in a
 # step.

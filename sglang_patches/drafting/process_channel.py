@@ -16,9 +16,9 @@ from prometheus_client import Counter, Gauge
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.child import Child
 from sglang_patches.drafting.inbox import Inbox
-from sglang_patches.drafting.messages import Answer, Closed, Lost, Message, Opened, Ready
 from sglang_patches.drafting.outbox import BYTES, MESSAGES, Outbox
-from sglang_patches.drafting.wire import DamagedFrameError, answers_from_draft, frame_of
+from sglang_patches.exchange.messages import Answer, Closed, Lost, Message, Opened, Ready
+from sglang_patches.exchange.wire import DamagedFrameError, answers_from_draft, frame_of
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 A look-up is local. It answers at once even if the draft side has just died.
 
-On an accelerator a courier's thread brings a verification's outcome before the worker reads it (`workers/courier.py`). Both threads
+On an accelerator a courier's thread brings a verification's outcome before the worker reads it (`step/courier.py`). Both threads
 use one cache, one at a time. What holds:
 
 - The cache alone decides whether an outcome was foreseen, and so its epoch. Whoever brings the outcome puts the growth that has
@@ -32,7 +32,7 @@ from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.fallback import Patience
 from sglang_patches.drafting.hints import hints_of
-from sglang_patches.drafting.messages import (
+from sglang_patches.exchange.messages import (
     Closed,
     Committed,
     Expected,
@@ -42,9 +42,9 @@ from sglang_patches.drafting.messages import (
     Sampling,
     Verifying,
 )
-from sglang_patches.drafting.outcome import Outcome
-from sglang_patches.drafting.requests import RequestState
-from sglang_patches.drafting.source import DRAFT_MODEL
+from sglang_patches.exchange.source import DRAFT_MODEL
+from sglang_patches.ledger.outcome import Outcome
+from sglang_patches.ledger.requests import RequestState
 
 LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
 _HIT, _WAITED, _MISS = map(LOOKUPS.labels, ("hit", "waited", "miss"))

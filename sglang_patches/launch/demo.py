@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 
 from . import serve
 from .processes import Part, free_port, run_stack

@@ -28,7 +28,7 @@ from sglang_patches.demo.deepened import deepened_target
 from sglang_patches.demo.errors import DemoModelError
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.paths import cache_root
-from sglang_patches.drafting.registry import DEFAULT, METHODS
+from sglang_patches.methods.registry import DEFAULT, METHODS
 from sglang_patches.tokenizer_file import tokenizer_file
 
 from . import system
@@ -273,7 +273,7 @@ def role_flags(role: str, device: str, bootstrap_port: int) -> list[str]:
         return [*words, "--disaggregation-bootstrap-port", str(bootstrap_port)]
     if device != "cpu":
         return words
-    from sglang_patches.versions import host  # needs SGLang, the launcher of a datastore does not
+    from sglang_patches.host.versions import host  # needs SGLang, the launcher of a datastore does not
 
     return [*words, *host.CPU_DECODE_FLAGS]
 

@@ -20,11 +20,11 @@ from sglang.srt.runtime_context import get_exec
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang.srt.utils import is_pin_memory_available
 
+from sglang_patches.host.versions import host
 from sglang_patches.verification.filters import keep_filtered
 from sglang_patches.verification.shared_noise import NO_NOISE, SEED_BITS, draw
 from sglang_patches.verification.target_sampling import Rows, TargetSampler, is_greedy
 from sglang_patches.verification.verifier import TargetDraws, from_first_rank
-from sglang_patches.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import GrammarMask

@@ -18,7 +18,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
-from sglang_patches.versions import host
+from sglang_patches.host.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.layers.sampler import Sampler

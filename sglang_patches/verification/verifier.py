@@ -23,10 +23,10 @@ import torch
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_patches.host.versions import host
 from sglang_patches.verification.layout import TreeLayout
 from sglang_patches.verification.penalties import penalise
 from sglang_patches.verification.target_sampling import Node, TargetSampler, needs_plain_step
-from sglang_patches.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import GrammarMask

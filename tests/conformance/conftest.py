@@ -27,7 +27,7 @@ ON_CPU = DEVICE == "cpu"
 if ON_CPU:
     os.environ |= CPU_ENVIRONMENT  # SGLang decides at import whether it serves on a CPU
 
-from sglang_patches.drafting.registry import METHODS, Method  # noqa: E402
+from sglang_patches.methods.registry import METHODS, Method  # noqa: E402
 from tests.conformance.drafts import AGREEMENTS, LYING  # noqa: E402
 from tests.e2e.services import serving  # noqa: E402
 from tests.support.servers.datastore import DatastoreService  # noqa: E402

@@ -15,8 +15,8 @@ from packaging.version import Version
 
 from benchmarks.serve.cases import Case, Request
 from benchmarks.serve.measure import breakdown, measure
+from sglang_patches.host.versions import INSTALLED
 from sglang_patches.metrics import PHASES, RETRIEVE
-from sglang_patches.versions import INSTALLED
 from tests.conformance.conftest import ENDED_SECONDS, TENANT_HEADER, assert_drafted, is_adaptive
 from tests.support.servers.engine import Endpoint
 from tests.support.servers.metrics import metric

@@ -17,7 +17,7 @@ from sglang.srt.managers.schedule_batch import Req
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import Reply
-from sglang_patches.drafting.requests import USAGE
+from sglang_patches.ledger.requests import USAGE
 from tests.conformance.drafts import LYING, start_liar
 from tests.conformance.workbench import (
     CONTEXT,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 from tests.conformance.conftest import LYING_PLUGIN, Setup, drafting_spec, plugin_path, start
 from tests.conformance.drafts import AGREEMENTS, LYING
 from tests.support.servers.forked import SglangServer, draft_processes

@@ -16,7 +16,7 @@ import requests
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_patches.versions import INSTALLED, TESTED
+from sglang_patches.host.versions import INSTALLED, TESTED
 from tests.conformance.test_features import ONLY_EMBEDDED, ONLY_GRPC
 from tests.support.servers.engine import Endpoint
 from tests.support.servers.metrics import metric

@@ -35,12 +35,12 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from transformers import PretrainedConfig
 
 from datastore_service.client import Datastore, open_datastore
+from sglang_patches.draft_side.side import DraftParts
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.draft_side import DraftParts
-from sglang_patches.drafting.registry import DraftSurroundings, Method
 from sglang_patches.early_exit.tap import HostTap
+from sglang_patches.methods.registry import DraftSurroundings, Method
 from sglang_patches.namespace import namespace_of
-from sglang_patches.workers.decode import DecodeWorker
+from sglang_patches.step.decode import DecodeWorker
 from tests.support.draft_side import InProcessDraftSide, follow_pairs
 from tests.unit.verification.plain_decoding import (
     make_request,

@@ -15,7 +15,7 @@ import pytest
 
 from sglang_patches.check.__main__ import CACHES
 from sglang_patches.check.parts import LAST
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 from tests.support.tiny_model import write_spelling_model
 
 WRONG_PLUGIN, WRONG_METHOD = Path(__file__).parent / "wrong_plugin", "DUO"

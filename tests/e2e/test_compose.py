@@ -403,7 +403,7 @@ class TestDraftProcess:
         program = (
             "import os, sys; from pathlib import Path\n"
             "for path in Path('/proc').glob('[0-9]*/cmdline'):\n"
-            "    if b'sglang_patches.drafting.process' in path.read_bytes().split(b'\\0'):\n"
+            "    if b'sglang_patches.draft_process' in path.read_bytes().split(b'\\0'):\n"
             "        print(path.parent.name)\n"
             "        if sys.argv[1:]: os.kill(int(path.parent.name), 9)\n"
         )

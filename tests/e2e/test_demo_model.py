@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 from tests.e2e.conftest import WORKSHOP_TOKENS
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import SglangServer, running

@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from sglang_patches.demo.noise import noisy_draft
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 from tests.conformance.request_cases import CASES, Client, Model, differences
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import SglangServer, running

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import SglangServer, draft_processes, running
 from tests.support.servers.metrics import metric

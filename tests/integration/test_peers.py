@@ -38,8 +38,9 @@ from datastore_service.protocol.types import (
 from datastore_service.server.wire import reply_message
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from sglang_patches.drafting import cache as speculation_cache
-from sglang_patches.drafting.messages import Growth, Lost, Opened
-from sglang_patches.drafting.wire import DamagedFrameError, answers_from_draft, frame_of
+from sglang_patches.exchange import trie as speculation_trie
+from sglang_patches.exchange.messages import Growth, Lost, Opened
+from sglang_patches.exchange.wire import DamagedFrameError, answers_from_draft, frame_of
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import InProcessDraftSide
 from tests.support.greedy_step import emitted_greedily
@@ -396,7 +397,7 @@ def test_a_draft_side_that_says_anything(inputs):
         steps += 120
         done += side.done
         for req in run.reqs:
-            assert len(run.speculation._cache.trie(req.rid)) <= speculation_cache.MOST_NODES
+            assert len(run.speculation._cache.trie(req.rid)) <= speculation_trie.MOST_NODES
     print(f"\ngrowths: {dict(done)}; {emitted} tokens emitted in {steps} steps")
     assert {
         "none",

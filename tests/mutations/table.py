@@ -26,10 +26,10 @@ SURVIVORS = (
     ),
     Mutant(
         "w01",  # two tenants, one key of cached prompts
-        "sglang_patches/workers/request_tenants.py",
+        "sglang_patches/entry/request_tenants.py",
         'return f"{len(tenant)}:{tenant}:{name}"',
         'return f"{tenant}:{name}"',
-        "workers/test_request_tenants.py",
+        "entry/test_request_tenants.py",
     ),
     Mutant(
         "r04",  # tenants that differ by case
@@ -124,10 +124,10 @@ SURVIVORS = (
     ),
     Mutant(
         "p03",
-        "sglang_patches/drafting/process/connection.py",
+        "sglang_patches/exchange/connection.py",
         "BEAT_SECONDS = 1.0",
         "BEAT_SECONDS = 20.0",
-        "drafting/process/test_connection.py",
+        "exchange/test_connection.py",
     ),
     Mutant(
         "l02",
@@ -138,38 +138,38 @@ SURVIVORS = (
     ),
     Mutant(
         "w10",  # nothing is told where no draft is wanted
-        "sglang_patches/workers/decode.py",
+        "sglang_patches/step/decode.py",
         "if self.datastore.has_news(states):",
         "if False:",
         "../conformance/test_in_process.py::test_the_datastore_hears_all_but_the_text_of_requests_that_want_no_draft",
     ),
     Mutant(
         "d08",
-        "sglang_patches/drafting/draft_side.py",
+        "sglang_patches/draft_side/side.py",
         "            draft.verified_at = None\n",
         "",
-        "drafting/test_draft_side.py",
+        "draft_side/test_draft_side.py",
     ),
     Mutant(
         "d17",
-        "sglang_patches/drafting/draft.py",
+        "sglang_patches/draft_side/draft.py",
         "self.wanted, self.told = self.told, False",
         "self.wanted, self.told = True, False",
-        "drafting/test_draft_side.py",
+        "draft_side/test_draft_side.py",
     ),
     Mutant(
         "d18",
-        "sglang_patches/drafting/process/sequences.py",
+        "sglang_patches/draft_process/sequences.py",
         "if node not in cached.nodes:\n                    break",
         "if node not in cached.nodes:\n                    continue",
-        "drafting/process/test_sequences.py",
+        "draft_process/test_sequences.py",
     ),
     Mutant(
         "d20",
-        "sglang_patches/drafting/process/sequences.py",
+        "sglang_patches/draft_process/sequences.py",
         "if cached.length == start:",
         "if True:",
-        "drafting/process/test_sequences.py",
+        "draft_process/test_sequences.py",
     ),
 )
 OTHERS = (
@@ -189,7 +189,7 @@ OTHERS = (
     ),
     Mutant(
         "name-taken",
-        "sglang_patches/drafting/requests.py",
+        "sglang_patches/ledger/requests.py",
         "next(name for name in map(bounded_name, names) if name not in taken)",
         "next(map(bounded_name, names))",
         "drafting/test_datastore.py",
@@ -210,10 +210,10 @@ OTHERS = (
     ),
     Mutant(
         "refused-place",
-        "sglang_patches/drafting/outcome.py",
+        "sglang_patches/ledger/outcome.py",
         "Rejected(starts[tree] + depth, ",
         "Rejected(starts[tree] + depth + 1, ",
-        "drafting/test_outcome.py",
+        "ledger/test_outcome.py",
     ),
     Mutant(
         "taken-back-published",
@@ -224,31 +224,31 @@ OTHERS = (
     ),
     Mutant(
         "guesses-of-each",  # each session has the guesses of all
-        "sglang_patches/drafting/draft_side.py",
+        "sglang_patches/draft_side/side.py",
         "max(1, self._outcomes // max(1, len(asked)))",
         "max(1, self._outcomes)",
-        "drafting/test_draft_side.py",
+        "draft_side/test_draft_side.py",
     ),
     Mutant(
         "wait-in-vain",
-        "sglang_patches/drafting/saguaro/fallback.py",
+        "sglang_patches/methods/saguaro/fallback.py",
         "self._in_time.append(GRACE * seconds)",
         "self._in_time.append(seconds)",
-        "drafting/saguaro/test_fallback.py",
+        "methods/saguaro/test_fallback.py",
     ),
     Mutant(
         "child-likelier",
-        "sglang_patches/drafting/double/union.py",
+        "sglang_patches/methods/double/union.py",
         "limit = 1.0 if parent < 0 else out_probs[request, taken[parent]]",
         "limit = 1.0",
-        "drafting/double/test_guidance.py",
+        "methods/double/test_guidance.py",
     ),
     Mutant(
         "asked-published",
-        "sglang_patches/drafting/double/phrases.py",
+        "sglang_patches/methods/double/phrases.py",
         "else Opening(publish=False)",
         "else Opening()",
-        "drafting/double/test_phrases.py",
+        "methods/double/test_phrases.py",
     ),
     Mutant(
         "silence-awaited",
@@ -259,10 +259,10 @@ OTHERS = (
     ),
     Mutant(
         "slots-leak",
-        "sglang_patches/drafting/process/sequences.py",
+        "sglang_patches/draft_process/sequences.py",
         "[*cached.slots[: cached.held].tolist(), *cached.nodes.values()]",
         "cached.slots[: cached.held].tolist()",
-        "drafting/process",
+        "draft_process",
     ),
     Mutant(
         "mask-place",
@@ -294,38 +294,38 @@ OTHERS = (
     ),
     Mutant(
         "waited-counted",
-        "sglang_patches/workers/length.py",
+        "sglang_patches/step/length.py",
         "last_width, now - started - waited)",
         "last_width, now - started)",
-        "workers/test_length.py",
+        "step/test_length.py",
     ),
     Mutant(
         "rows-of-one",
-        "sglang_patches/workers/length.py",
+        "sglang_patches/step/length.py",
         "w * batch <= self._most_rows",
         "w <= self._most_rows",
-        "workers/test_length.py",
+        "step/test_length.py",
     ),
     Mutant(
         "pending-first",
-        "sglang_patches/workers/base.py",
+        "sglang_patches/step/base.py",
         "row[count - lag : count]",
         "row[:lag]",
-        "workers/test_recorded_sessions.py",
+        "step/test_recorded_sessions.py",
     ),
     Mutant(
         "tenants-learned",
-        "sglang_patches/workers/acceptance.py",
+        "sglang_patches/step/acceptance.py",
         "self.of(tenant).observe(",
         'self.of("").observe(',
-        "workers/test_length.py",
+        "step/test_length.py",
     ),
     Mutant(
         "end-early",
-        "sglang_patches/workers/first_end.py",
+        "sglang_patches/step/first_end.py",
         "enumerate(run[:-1], start=1)",
         "enumerate(run[:-1])",
-        "workers/test_first_end.py",
+        "step/test_first_end.py",
     ),
     Mutant(
         "exit-place",

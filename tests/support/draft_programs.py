@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_patches.drafting.messages import Answer, Closed, Committed, Growth, Lost, Message, Ready
-from sglang_patches.drafting.process.connection import ParentConnection
+from sglang_patches.exchange.connection import ParentConnection
+from sglang_patches.exchange.messages import Answer, Closed, Committed, Growth, Lost, Message, Ready
 
 READY = Ready(0.5, 1000)
 FORGOTTEN = 0  # epoch of a session that is forgotten at once
@@ -42,9 +42,9 @@ def _echoed(message: Message, sessions: set[str]) -> list[Answer]:
 
 def drafting(parent: ParentConnection) -> None:
     """Drafts with a model that always agrees with the target."""
-    from sglang_patches.drafting.draft_side import DraftParts, DraftSide, Learner
-    from sglang_patches.drafting.rollouts import Rollouts
-    from sglang_patches.drafting.saguaro import GeometricFanOut
+    from sglang_patches.draft_side.rollouts import Rollouts
+    from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
+    from sglang_patches.methods.saguaro import GeometricFanOut
     from tests.support.agreeing_model import model
     from tests.support.draft_side import FunctionModel
 

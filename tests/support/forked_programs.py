@@ -16,7 +16,7 @@ import psutil
 import setproctitle
 
 from sglang_patches.drafting.child import Child
-from sglang_patches.drafting.process.connection import SOCKET_VARIABLE
+from sglang_patches.exchange.connection import SOCKET_VARIABLE
 
 LOADED: list[str] = []  # what a process has loaded: not what another one has
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_patches.drafting.messages import Answer, Closed, Committed, Growth, Lost, Message, Opened, Ready
-from sglang_patches.drafting.process.connection import ParentConnection
+from sglang_patches.exchange.connection import ParentConnection
+from sglang_patches.exchange.messages import Answer, Closed, Committed, Growth, Lost, Message, Opened, Ready
 
 BURST = 24  # answers of a frame
 MOST_NODES = 6  # of a growth

@@ -43,22 +43,22 @@ from datastore_service.storage.data_directory import DataDirectory, folder_name 
 from datastore_service.storage.manifest import Manifest, write_manifest  # noqa: E402
 from datastore_service.storage.segment_file import SUFFIX, write_segment  # noqa: E402
 from proto_gen.specstore.v1 import drafting_pb2 as pb  # noqa: E402
-from sglang_patches.drafting.cache import Trie  # noqa: E402
+from sglang_patches.draft_side.draft import Draft  # noqa: E402
+from sglang_patches.draft_side.seams import Row  # noqa: E402
+from sglang_patches.draft_side.side import DraftSide  # noqa: E402
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed  # noqa: E402
-from sglang_patches.drafting.double import OwnDatastorePhrases  # noqa: E402
-from sglang_patches.drafting.draft import Draft  # noqa: E402
-from sglang_patches.drafting.draft_side import DraftSide  # noqa: E402
-from sglang_patches.drafting.messages import GREEDY, Opened  # noqa: E402
-from sglang_patches.drafting.model import Row  # noqa: E402
-from sglang_patches.drafting.registry import METHODS, DraftSurroundings  # noqa: E402
-from sglang_patches.drafting.requests import RequestBook, Step, tenants_of  # noqa: E402
-from sglang_patches.drafting.saguaro import fallback_of  # noqa: E402
-from sglang_patches.drafting.text import Text  # noqa: E402
-from sglang_patches.drafting.wire import frame_of, messages_from_worker  # noqa: E402
+from sglang_patches.entry.request_tenants import _decoded, of_tenant  # noqa: E402
+from sglang_patches.exchange.messages import GREEDY, Opened  # noqa: E402
+from sglang_patches.exchange.text import Text  # noqa: E402
+from sglang_patches.exchange.trie import Trie  # noqa: E402
+from sglang_patches.exchange.wire import frame_of, messages_from_worker  # noqa: E402
 from sglang_patches.launch.processes import free_port  # noqa: E402
+from sglang_patches.ledger.requests import RequestBook, Step, tenants_of  # noqa: E402
+from sglang_patches.methods.double import OwnDatastorePhrases  # noqa: E402
+from sglang_patches.methods.registry import METHODS, DraftSurroundings  # noqa: E402
+from sglang_patches.methods.saguaro import fallback_of  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
-from sglang_patches.workers.acceptance import Acceptance  # noqa: E402
-from sglang_patches.workers.request_tenants import _decoded, of_tenant  # noqa: E402
+from sglang_patches.step.acceptance import Acceptance  # noqa: E402
 from tests.support.agreeing_model import model  # noqa: E402
 from tests.support.draft_side import FunctionModel  # noqa: E402
 from tests.tenant_names import PAIRS  # noqa: E402

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.versions import INSTALLED, TESTED
+from sglang_patches.host.versions import INSTALLED, TESTED
 
 CHECKOUT = Path(__file__).parents[2]
 SECONDS = 3600  # the first run also installs several GiB

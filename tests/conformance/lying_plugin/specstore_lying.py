@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sglang_patches.drafting.channel import DraftChannel
-    from sglang_patches.drafting.registry import Method, Parts, Surroundings
+    from sglang_patches.methods.registry import Method, Parts, Surroundings
 
 
 def register() -> None:
-    from sglang_patches.drafting.registry import METHODS
+    from sglang_patches.methods.registry import METHODS
 
     for method in METHODS.values():
         if method.draft_process:

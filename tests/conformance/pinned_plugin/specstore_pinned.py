@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    from sglang_patches.drafting.registry import METHODS
+    from sglang_patches.methods.registry import METHODS
 
     for method in METHODS.values():
         object.__setattr__(method, "verifier", _pinned)  # in place: SGLang may know the method already

@@ -7,8 +7,8 @@ import zlib
 import torch
 from sglang.srt.managers.schedule_batch import Req
 
+from sglang_patches.step.base import TreeWorker
 from sglang_patches.verification.noise_verifier import SharedNoise
-from sglang_patches.workers.base import TreeWorker
 
 
 class Pinned(SharedNoise):

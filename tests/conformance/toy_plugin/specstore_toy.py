@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from sglang_patches.drafting.registry import Method, Parts, Surroundings
+from sglang_patches.methods.registry import Method, Parts, Surroundings
 
 if TYPE_CHECKING:
     from sglang.srt.layers.sampler import Sampler

@@ -10,7 +10,7 @@ import numpy as np
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.drafting.datastore import DatastoreFallback
-from sglang_patches.drafting.registry import Parts, Surroundings
+from sglang_patches.methods.registry import Parts, Surroundings
 from sglang_patches.verification import noise_verifier
 from sglang_patches.verification.noise_verifier import SharedNoise
 from sglang_patches.verification.shared_noise import draw

@@ -15,7 +15,7 @@ EVERY = 7  # th token of a step's draws is wrong
 
 
 def register() -> None:
-    from sglang_patches.drafting.registry import METHODS
+    from sglang_patches.methods.registry import METHODS
 
     object.__setattr__(METHODS[METHOD], "verifier", wrong)  # in place: SGLang may know the method already
 

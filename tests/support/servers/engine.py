@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeVar
 
 import requests
 
-from sglang_patches.drafting.registry import METHODS
 from sglang_patches.launch.direct import PROXIES
 from sglang_patches.launch.processes import Child, free_port, wait_until
+from sglang_patches.methods.registry import METHODS
 
 START_SECONDS = 600.0
 DEVICE = os.environ.get("DEVICE") or "cpu"  # of every server: cpu or cuda

@@ -37,7 +37,7 @@ SGLANG = (
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.managers.scheduler",
 )
-DRAFT_PROCESS, DRAFT_PROGRAMS = "sglang_patches.drafting.process", "tests.support.draft_programs"
+DRAFT_PROCESS, DRAFT_PROGRAMS = "sglang_patches.draft_process", "tests.support.draft_programs"
 FORKABLE = {
     "OMP_WAIT_POLICY": CPU_SPLIT_ENVIRONMENT["OMP_WAIT_POLICY"],  # the halves of a split ask for it
     "OPENBLAS_NUM_THREADS": "1",  # it would start the others while it is imported

@@ -10,7 +10,7 @@ from benchmarks.pipeline.contest import AUTOMATIC, PLAIN, PLANNER, against_shape
 from benchmarks.pipeline.experiments import Question
 from benchmarks.pipeline.pairs import save, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 
 
 def question(pairs):

@@ -29,7 +29,7 @@ from benchmarks.serve.prediction import (
 )
 from benchmarks.serve.summary import difference_rate, first_difference, summarise
 from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, Knowledge, Settings, server_spec
-from sglang_patches.workers.length import StepTimes
+from sglang_patches.step.length import StepTimes
 
 VOCABULARY = 1000
 RNG = np.random.default_rng(0)

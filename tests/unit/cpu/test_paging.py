@@ -9,7 +9,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
 
-from sglang_patches.versions.v0_5_17_cpu import decode_pages, extend_pages  # noqa: E402
+from sglang_patches.host.versions.v0_5_17_cpu import decode_pages, extend_pages  # noqa: E402
 
 PAGE, PAGES = 4, 12
 

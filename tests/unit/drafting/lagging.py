@@ -5,9 +5,9 @@ import random
 import msgspec
 
 from sglang_patches.drafting.fallback import NO_PATIENCE
-from sglang_patches.drafting.messages import GREEDY
-from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import Speculation
+from sglang_patches.exchange.messages import GREEDY
+from sglang_patches.ledger.requests import Step
 from tests.support.agreeing_model import VOCABULARY, target
 from tests.unit.drafting.texts import make_book, make_req
 

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from sglang_patches.drafting.cache import DROPPED, ROOT, SpeculationCache, Trie
-from sglang_patches.drafting.messages import Growth
+from sglang_patches.drafting.cache import DROPPED, SpeculationCache
+from sglang_patches.exchange.messages import Growth
+from sglang_patches.exchange.trie import ROOT, Trie
 
 EPOCH = 1
 

@@ -7,7 +7,7 @@ from datastore_service.client import open_datastore
 from datastore_service.protocol.tree import EMPTY_TREE, Tier
 from datastore_service.protocol.types import NO_DRAFT, Budget, Namespace, Reply, Status
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
-from sglang_patches.drafting.requests import Step
+from sglang_patches.ledger.requests import Step
 from tests.unit.drafting.texts import make_book, make_req, make_tree
 from tests.unit.server.service import running
 from tests.waiting import eventually

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_patches.drafting.messages import Closed, Committed, Opened
 from sglang_patches.drafting.speculation import EARLY
+from sglang_patches.exchange.messages import Closed, Committed, Opened
 from tests.support.agreeing_model import model
 from tests.support.draft_side import InProcessDraftSide
 from tests.unit.drafting.lagging import Lagging

@@ -4,7 +4,7 @@ import numpy as np
 
 from sglang_patches.drafting import inbox
 from sglang_patches.drafting.inbox import Inbox
-from sglang_patches.drafting.messages import Growth, Lost
+from sglang_patches.exchange.messages import Growth, Lost
 
 
 def growth(number, nodes):

@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sglang_patches.drafting import cache as speculation_cache
+from sglang_patches.draft_side.rollouts import Rollouts
+from sglang_patches.draft_side.side import STALE, DraftParts, DraftSide, Learner
 from sglang_patches.drafting import inbox
-from sglang_patches.drafting.cache import DROPPED, ROOT, SpeculationCache
+from sglang_patches.drafting.cache import DROPPED, SpeculationCache
 from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.draft_side import STALE, DraftParts, DraftSide, Learner
-from sglang_patches.drafting.messages import Growth, Lost, Opened, Verifying
 from sglang_patches.drafting.process_channel import ProcessChannel
-from sglang_patches.drafting.rollouts import Rollouts
-from sglang_patches.drafting.saguaro import GeometricFanOut
-from sglang_patches.drafting.source import DRAFT_MODEL
+from sglang_patches.exchange import trie as speculation_trie
+from sglang_patches.exchange.messages import Growth, Lost, Opened, Verifying
+from sglang_patches.exchange.source import DRAFT_MODEL
+from sglang_patches.exchange.trie import ROOT
+from sglang_patches.methods.saguaro import GeometricFanOut
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import FunctionModel, InProcessDraftSide
 from tests.unit.drafting.test_speculation import Run
@@ -93,7 +94,7 @@ def test_what_comes_twice_changes_nothing(cache):
 
 @pytest.mark.parametrize("tokens", [range(VOCABULARY), [5] * VOCABULARY], ids=["other", "the same"])
 def test_a_trie_has_a_limit(cache, tokens, monkeypatch):
-    monkeypatch.setattr(speculation_cache, "MOST_NODES", 20)
+    monkeypatch.setattr(speculation_trie, "MOST_NODES", 20)
     before, nodes = dropped()["full"], range(1, VOCABULARY + 1)
     cache.grow(growth(nodes, [0] * VOCABULARY, tokens, [0.5] * VOCABULARY))
     assert dropped()["full"] - before == VOCABULARY - 20
@@ -181,7 +182,7 @@ def test_lies_at_a_high_rate(liar):
         with liar._changed:
             assert liar._answers._size <= inbox.MOST
         assert all(
-            len(run.speculation._cache.trie(req.rid)) <= speculation_cache.MOST_NODES for req in run.reqs
+            len(run.speculation._cache.trie(req.rid)) <= speculation_trie.MOST_NODES for req in run.reqs
         )
         if len(worked) >= STEPS and not (unseen(before) and time.monotonic() < limit):
             break

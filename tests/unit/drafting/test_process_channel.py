@@ -18,8 +18,6 @@ import pytest
 
 from sglang_patches.drafting import inbox, process_channel
 from sglang_patches.drafting.fallback import Patience
-from sglang_patches.drafting.messages import Closed, Committed, Growth, Lost, Opened, Verifying
-from sglang_patches.drafting.process.connection import SOCKET_VARIABLE, ParentConnection
 from sglang_patches.drafting.process_channel import (
     DROPPED,
     LATE_SECONDS,
@@ -30,6 +28,8 @@ from sglang_patches.drafting.process_channel import (
     Backoff,
     ProcessChannel,
 )
+from sglang_patches.exchange.connection import SOCKET_VARIABLE, ParentConnection
+from sglang_patches.exchange.messages import Closed, Committed, Growth, Lost, Opened, Verifying
 from tests.support.draft_programs import FORGOTTEN
 from tests.unit.drafting.test_speculation import Run
 from tests.waiting import eventually

@@ -7,9 +7,9 @@ import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.drafting.fallback import NO_PATIENCE, Patience
-from sglang_patches.drafting.messages import GREEDY, Closed, Committed, Growth, Opened, Sampling, Verifying
-from sglang_patches.drafting.requests import Step
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
+from sglang_patches.exchange.messages import GREEDY, Closed, Committed, Growth, Opened, Sampling, Verifying
+from sglang_patches.ledger.requests import Step
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import COUNT, FunctionModel, InProcessDraftSide
 from tests.unit.drafting.texts import make_book, make_req

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from datastore_service.protocol.tree import DraftTree
-from sglang_patches.drafting.requests import RequestBook
+from sglang_patches.ledger.requests import RequestBook
 
 SAMPLING = {
     "temperature": 1.0,

@@ -148,7 +148,7 @@ def test_the_lock_names_no_index(path):
 
 
 def test_each_tested_sglang_has_a_lock():
-    versions = pytest.importorskip("sglang_patches.versions")
+    versions = pytest.importorskip("sglang_patches.host.versions")
     locks = [path.read_text() for path in (CHECKOUT / "requirements").glob("*.txt")]
     assert len(locks) == len(versions.TESTED)
     for tested in versions.TESTED:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.drafting.registry import METHODS, Method
 from sglang_patches.launch import serve
 from sglang_patches.launch.serve import (
     SettingsError,
@@ -18,6 +17,7 @@ from sglang_patches.launch.serve import (
     read_settings,
     sglang_flags,
 )
+from sglang_patches.methods.registry import METHODS, Method
 
 
 def flag(command: list[str], name: str) -> str | None:

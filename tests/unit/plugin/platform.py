@@ -7,7 +7,7 @@ from unittest import mock
 
 from sglang.srt import runtime_context
 
-from sglang_patches.host_api import drift_message
+from sglang_patches.host.symbols import drift_message
 
 # What is asked -> the function that SGLang 0.5.17 asks. Each module imports those that it needs by name.
 _FUNCTIONS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from sglang.srt.arg_groups.overrides import ResolvedView, resolved_view
 from sglang.srt.server_args import ServerArgs
 
-from sglang_patches.versions import host
+from sglang_patches.host.versions import host
 from tests.unit.plugin.platform import override_platform
 
 _CARD = {"is_cuda": True, "has_flashinfer": True}

@@ -18,18 +18,18 @@ from sglang.srt.arg_groups.overrides import resolved_view  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 
 from datastore_service.protocol.types import Namespace  # noqa: E402
-from sglang_patches.drafting.process.arguments import (  # noqa: E402
+from sglang_patches.draft_process.arguments import (  # noqa: E402
     FOLLOWED,
     FOLLOWED_ON_ITS_KIND,
     OWN,
     QUANTIZATION,
     given_of,
 )
-from sglang_patches.drafting.process.runner import server_args as draft_server_args  # noqa: E402
-from sglang_patches.drafting.process.settings import DraftSettings, draft_settings  # noqa: E402
-from sglang_patches.drafting.registry import METHODS  # noqa: E402
+from sglang_patches.draft_process.runner import server_args as draft_server_args  # noqa: E402
+from sglang_patches.draft_process.settings import DraftSettings, draft_settings  # noqa: E402
+from sglang_patches.host.versions import INSTALLED, TESTED  # noqa: E402
+from sglang_patches.methods.registry import METHODS  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
-from sglang_patches.versions import INSTALLED, TESTED  # noqa: E402
 from tests.unit.plugin.platform import override_platform  # noqa: E402
 from tests.unit.plugin.resolution import PLATFORMS, server_args  # noqa: E402
 

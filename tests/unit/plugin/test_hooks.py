@@ -14,7 +14,7 @@ from tests.unit.plugin.model_config import write_config
 
 pytest.importorskip("sglang")
 
-from sglang_patches import versions  # noqa: E402
+from sglang_patches.host import versions  # noqa: E402
 
 ENDING = versions.host.ABORT
 FLAGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
@@ -140,7 +140,7 @@ def test_a_flag_that_is_applied_after_ours_is_in_place(seen):
 
 
 def test_all_our_hooks_are_in_the_host_table(seen):
-    from sglang_patches.host_api import HOST_SYMBOLS
+    from sglang_patches.host.symbols import HOST_SYMBOLS
 
     hooks = seen["nobody else"]["hooks"]
     assert len(hooks) >= 15 and set(hooks) <= {symbol.path for symbol in HOST_SYMBOLS}

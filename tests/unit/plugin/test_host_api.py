@@ -13,9 +13,9 @@ sglang = pytest.importorskip("sglang", reason="the extra `sglang` is not install
 
 import sglang_patches  # noqa: E402
 from sglang_patches import plugin as plugin_module  # noqa: E402
-from sglang_patches import versions  # noqa: E402
-from sglang_patches.host_api import HOST_SYMBOLS, _resolve, check_host, drift_message, symbols_of  # noqa: E402
-from sglang_patches.versions.rows import HostSymbol  # noqa: E402
+from sglang_patches.host import versions  # noqa: E402
+from sglang_patches.host.symbols import HOST_SYMBOLS, _resolve, check_host, drift_message, symbols_of  # noqa: E402
+from sglang_patches.host.versions.rows import HostSymbol  # noqa: E402
 from tests.unit.plugin.resolution import resolve  # noqa: E402
 
 ROWS = {symbol.path for tested in versions.TESTED for symbol in symbols_of(tested)}
@@ -98,7 +98,10 @@ def test_every_row_says_why():
 def test_what_is_hooked_is_in_the_table():
     from sglang_patches.cpu import draft_steps
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
-    from sglang_patches.workers import cache_room, finish_hooks, first_end, request_tenants, usage_report
+    from sglang_patches.entry import request_tenants
+    from sglang_patches.reports import usage_report
+    from sglang_patches.start import cache_room
+    from sglang_patches.step import finish_hooks, first_end
 
     assert {*HOOKS, *WEIGHT_UPDATES, *draft_steps.HOOKS, *finish_hooks.HOOKS, *cache_room.HOOKS} <= ROWS
     assert {*request_tenants.HOOKS, *first_end.HOOKED} <= ROWS
@@ -158,7 +161,7 @@ def test_every_import_and_hook_is_in_the_table():
     assert "sglang.srt.utils.is_cpu" in found  # imported in a function
     assert "sglang.srt.managers.scheduler.Scheduler" not in found  # for the type checker alone
     missing = {path: place for place, path, known in uses if not known}
-    assert not missing, "add to HOST_SYMBOLS in sglang_patches/host_api.py:\n" + "\n".join(
+    assert not missing, "add to HOST_SYMBOLS in sglang_patches/host/symbols.py:\n" + "\n".join(
         f"    {_row_for(path)},  # used in {place}" for path, place in missing.items()
     )
 

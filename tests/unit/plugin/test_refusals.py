@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_patches.drafting.registry import METHODS  # noqa: E402
-from sglang_patches.versions import host  # noqa: E402
+from sglang_patches.host.versions import host  # noqa: E402
+from sglang_patches.methods.registry import METHODS  # noqa: E402
 from tests.unit.plugin.resolution import resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plugin")

@@ -17,7 +17,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 
 from sglang_patches.algorithm import _ONLY_SUPPORTED, _REFUSED, is_without_effect  # noqa: E402
-from sglang_patches.versions import INSTALLED, TESTED, host  # noqa: E402
+from sglang_patches.host.versions import INSTALLED, TESTED, host  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 
 CHECKOUT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sglang_patches.drafting.registry import METHODS
+from sglang_patches.methods.registry import METHODS
 from tests import parts
 
 TESTS = Path(__file__).parents[2]

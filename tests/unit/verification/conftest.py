@@ -1,6 +1,6 @@
 import pytest
 
-from sglang_patches.versions import host
+from sglang_patches.host.versions import host
 
 
 @pytest.fixture

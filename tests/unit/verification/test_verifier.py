@@ -14,10 +14,10 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 from sglang_patches.cpu.tree_operators import verify_tree_greedy_cpu
+from sglang_patches.host.versions import INSTALLED
 from sglang_patches.verification import verifier
 from sglang_patches.verification.noise_verifier import SharedNoise
 from sglang_patches.verification.target_sampling import needs_plain_step
-from sglang_patches.versions import INSTALLED
 from tests.unit.verification.plain_decoding import (
     EOS,
     Batch,

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
-from sglang_patches.drafting.cache import Trie
-from sglang_patches.drafting.draft import Draft
-from sglang_patches.drafting.messages import GREEDY
-from sglang_patches.drafting.model import Row
-from sglang_patches.drafting.process import sequences
-from sglang_patches.drafting.process.model import SglangModel
-from sglang_patches.drafting.process.sequences import EVICTED, SPARE
-from sglang_patches.drafting.text import Text
+from sglang_patches.draft_process import sequences
+from sglang_patches.draft_process.model import SglangModel
+from sglang_patches.draft_process.sequences import EVICTED, SPARE
+from sglang_patches.draft_side.draft import Draft
+from sglang_patches.draft_side.seams import Row
+from sglang_patches.exchange.messages import GREEDY
+from sglang_patches.exchange.text import Text
+from sglang_patches.exchange.trie import Trie
 from tests.support.draft_side import text_of
 from tests.unit.accelerator.interpreted.draft_runner import VOCABULARY, DraftRunner
 

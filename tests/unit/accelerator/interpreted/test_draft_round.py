@@ -18,13 +18,13 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_patches.draft_process import upload
+from sglang_patches.draft_process.model import SglangModel
+from sglang_patches.draft_side.draft import Candidates, Draft
+from sglang_patches.draft_side.seams import Row
+from sglang_patches.draft_side.side import DraftSide
 from sglang_patches.drafting.cache import SpeculationCache
-from sglang_patches.drafting.draft import Candidates, Draft
-from sglang_patches.drafting.draft_side import DraftSide
-from sglang_patches.drafting.messages import GREEDY, Committed, Opened, Sampling, Verifying
-from sglang_patches.drafting.model import Row
-from sglang_patches.drafting.process import upload
-from sglang_patches.drafting.process.model import SglangModel
+from sglang_patches.exchange.messages import GREEDY, Committed, Opened, Sampling, Verifying
 from tests.support.draft_side import saguaro_parts, text_of
 from tests.unit.accelerator.interpreted.device import READ, Device
 from tests.unit.accelerator.interpreted.server import CONTEXT, model_config, settings

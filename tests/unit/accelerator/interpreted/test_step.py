@@ -15,13 +15,13 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch._subclasses.fake_tensor import FakeTensor
 
+from sglang_patches.step.base import TreeWorker
+from sglang_patches.step.courier import Courier
 from sglang_patches.verification.filters import keep_filtered
 from sglang_patches.verification.layout import pack
 from sglang_patches.verification.noise_verifier import SharedNoise
 from sglang_patches.verification.shared_noise import NO_NOISE, best, draw
 from sglang_patches.verification.verifier import TargetDraws
-from sglang_patches.workers.base import TreeWorker
-from sglang_patches.workers.courier import Courier
 from tests.unit.accelerator.cuda_source import CudaSource
 from tests.unit.accelerator.interpreted.device import READ, Device
 from tests.unit.accelerator.interpreted.server import Server, model_config

@@ -1,0 +1,71 @@
+"""What the draft model can take of a text. Its context may be shorter than the target's, and it may have fewer tokens."""
+
+from __future__ import annotations
+
+import logging
+
+from prometheus_client import Counter
+
+from sglang_patches.draft_side.draft import Draft
+
+logger = logging.getLogger(__name__)
+
+NOT_TAKEN = Counter(
+    "specstore_draft_not_taken",
+    "Sessions that get no more drafts from the draft model: their texts are too long for it, or have a token that it does not have",
+    ["reason"],
+)
+_LOG_LINES = {
+    "length": "specstore: a text has more than the %d tokens that the draft model drafts after: it gets no more drafts from it",
+    "token": "specstore: a text has a token that is not among the draft model's %d: it gets no drafts from it",
+}
+
+
+class Limits:
+    """longest: tokens of a text. vocabulary: the draft model's own, which may be another number than the target's: token ids from it
+    on have no embedding. A text that was refused once stays refused: it only grows."""
+
+    def __init__(self, longest: int, vocabulary: int) -> None:
+        self._bounds = {"length": longest, "token": vocabulary}
+        self._seen: dict[Draft, int] = {}  # tokens of its text that were looked at
+        self._refused: set[Draft] = set()
+        self._told: set[str] = set()
+
+    def take(self, draft: Draft) -> bool:
+        """Whether the model can run all of the session's text. Counts a session that it refuses at first sight, and logs the first for
+        each reason. One that is refused later is opened again."""
+        if draft in self._refused:
+            return False
+        reason = self._fault(draft)
+        if reason:
+            self._refused.add(draft)
+            if draft not in self._seen:
+                self._tell(reason)
+        return not reason
+
+    def close(self, draft: Draft) -> None:
+        self._seen.pop(draft, None)
+        self._refused.discard(draft)
+
+    def embedded(self, token: int) -> int:
+        """The token, or one that the model has in its place. For tokens of a trie: nobody but the next draft depends on them."""
+        return min(token, self._bounds["token"] - 1)
+
+    def _fault(self, draft: Draft) -> str:
+        """The reason to refuse the text, "" for none."""
+        seen = self._seen.get(draft, 0)
+        if seen == draft.text.length:  # most often
+            return ""
+        new = draft.text.after(seen)
+        if draft.text.length > self._bounds["length"]:
+            return "length"
+        if new.max(initial=0) >= self._bounds["token"]:
+            return "token"
+        self._seen[draft] = draft.text.length
+        return ""
+
+    def _tell(self, reason: str) -> None:
+        NOT_TAKEN.labels(reason).inc()
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.warning(_LOG_LINES[reason], self._bounds[reason])

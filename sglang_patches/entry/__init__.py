@@ -1,0 +1,6 @@
+"""Where requests enter, in the process that answers clients.
+
+- `request_checks`: refuses requests that would end a process of SGLang;
+- `request_tenants`: whose request it is;
+- `prefill_only`: requests that want nothing said.
+"""

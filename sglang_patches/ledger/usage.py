@@ -1,0 +1,72 @@
+"""What one request's decoding took: steps, drafted and accepted tokens by who proposed them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_patches.exchange.source import SOURCES, source_name
+from sglang_patches.ledger.outcome import Outcome
+
+TARGET = "target"  # source of a token that nobody drafted
+UNSETTLED = (
+    2  # steps that an answer's end may lie in: overlap scheduling runs one step more than an answer needs
+)
+
+
+class Usage:
+    """prompt: tokens. by_token: whether each output token's source is kept.
+
+    Drafted tokens are the nodes that were verified. SGLang's `spec_num_proposed_drafts` counts the widest tree in each step instead.
+    A step counts even if SGLang drops its result because it retracts the request.
+    """
+
+    def __init__(self, prompt: int = 0, by_token: bool = False) -> None:
+        self._prompt = prompt
+        self._sources: list[str] | None = [] if by_token else None
+        self._open: list[Outcome] = []  # not counted yet: the answer may end within them
+        self._steps = 0
+        self._drafted, self._accepted = np.zeros((2, SOURCES), np.int64)
+
+    def add(self, outcome: Outcome) -> None:
+        """Outcomes come in order. The prompt's forward has one as well, which is no step."""
+        self._open.append(outcome)
+        if len(self._open) > UNSETTLED:
+            settled = self._open.pop(0)
+            self._count(settled, len(settled.tokens))
+
+    def _count(self, outcome: Outcome, room: int) -> None:
+        """room: how many of its tokens belong to the answer."""
+        self._steps += outcome.start > self._prompt
+        of = outcome.tree.sources
+        if len(of):
+            self._drafted += np.bincount(of, minlength=SOURCES)
+            self._accepted += np.bincount(of[outcome.accepted][:room], minlength=SOURCES)
+        if self._sources is not None:
+            self._keep(self._sources, outcome)
+
+    def _keep(self, sources: list[str], outcome: Outcome) -> None:
+        """Tokens that were taken back make place for those that are drawn again."""
+        begin = outcome.start - self._prompt
+        del sources[begin:]
+        # A decode instance gets the first token from elsewhere.
+        sources += [TARGET] * (begin - len(sources))
+        sources += map(source_name, outcome.tree.sources[outcome.accepted].tolist())
+        sources += [TARGET] * (begin + len(outcome.tokens) - len(sources))
+
+    def summary(self, length: int) -> dict[str, object]:
+        """What an answer of `length` tokens took. steps: forwards after the prompt's. drafted, accepted: tokens by source. sources: of each
+        output token, where they are kept. Accepted tokens behind the end of the answer do not count."""
+        end = self._prompt + length
+        for outcome in [outcome for outcome in self._open if outcome.start < end]:
+            self._count(outcome, end - outcome.start)
+            self._open.remove(outcome)
+        told: dict[str, object] = {
+            "steps": self._steps,
+            "drafted": _by_name(self._drafted),
+            "accepted": _by_name(self._accepted),
+        }
+        return told if self._sources is None else told | {"sources": self._sources[:length]}
+
+
+def _by_name(numbers: np.ndarray) -> dict[str, int]:
+    return {source_name(source): int(numbers[source]) for source in np.flatnonzero(numbers).tolist()}

@@ -1,0 +1,42 @@
+"""Room for trees in a request's row of KV slots.
+
+SGLang reserves twice a step's slots for every running request, because overlap scheduling runs one step ahead of the results.
+With page size 1 its rows are shorter than context plus reserve. A request close to the context limit then runs over its own row:
+an IndexError on a CPU, slots of the next request on a GPU. The hook here makes rows long enough for the reserve.
+"""
+
+from __future__ import annotations
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_patches.host import hooks
+from sglang_patches.host.versions import host
+
+
+def _reserved() -> int:
+    """Tokens of a row beyond the context's length. The reserve ends on a page boundary."""
+    reserve, page_size = host.reserve_per_decode()
+    return reserve + page_size - 1
+
+
+def _at_least_what_is_reserved(extra: int, *_: object) -> int:
+    return max(extra, _reserved())
+
+
+HOOKS = {host.ROW_LENGTH: _at_least_what_is_reserved}
+
+
+def make_room_for_trees() -> None:
+    """Before the pools are allocated; for the scheduler's process alone, as `finish_hooks.register_finish_hooks`."""
+    hooks.register(HOOKS, HookType.AFTER)
+    hooks.refuse_if_left_out()
+    HookRegistry.apply_hooks()
+
+
+def check_room(row: int, context: int) -> None:
+    """Raises RuntimeError when rows of `row` slots are too short: the hook above was not applied."""
+    if row < context + _reserved():
+        raise RuntimeError(
+            f"specstore: a request's row holds {row} KV slots; at the context limit of {context} a step needs "
+            f"{_reserved()} more. The hook of {', '.join(HOOKS)} was not applied"
+        )

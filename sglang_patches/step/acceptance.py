@@ -1,0 +1,91 @@
+"""How often drafted nodes are accepted, learned for each tenant and source of drafts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from datastore_service.protocol.tree import DraftTree
+from sglang_patches.exchange.source import SOURCES
+from sglang_patches.ledger.outcome import Outcome
+from sglang_patches.ledger.per_tenant import per_tenant
+
+_BINS = 10
+_BIN_WEIGHT = 20.0  # pseudo-observations behind the drafter's own estimate
+
+
+class AcceptanceModel:
+    """Turns a drafter's path probabilities into acceptance rates, per source and probability bin, from what was seen."""
+
+    def __init__(self) -> None:
+        centres = (np.arange(_BINS) + 0.5) / _BINS
+        self._seen = np.full((SOURCES, _BINS), _BIN_WEIGHT)
+        self._accepted = np.tile(centres * _BIN_WEIGHT, (SOURCES, 1))
+
+    def estimate(self, probs: np.ndarray, sources: np.ndarray) -> np.ndarray:
+        """float64 [nodes]: estimated chance that each node is on the accepted path. The arguments are a DraftTree's fields, or
+        those of several one after the other."""
+        bins = self._bins(probs)
+        return self._accepted[sources, bins] / self._seen[sources, bins]
+
+    def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
+        """accepted: bool [nodes], which verified nodes were on the accepted path."""
+        bins = self._bins(probs)
+        np.add.at(self._seen, (sources, bins), 1.0)
+        np.add.at(self._accepted, (sources, bins), accepted.astype(np.float64))
+
+    @staticmethod
+    def _bins(probs: np.ndarray) -> np.ndarray:
+        return np.clip((probs * _BINS).astype(np.int64), 0, _BINS - 1)
+
+
+class Acceptance:
+    """A model a tenant: what one tenant's texts teach says nothing of another's, and tells nothing of them. of: the model of the
+    tenant with that name."""
+
+    def __init__(self) -> None:
+        self.of = per_tenant(AcceptanceModel)
+
+    def estimate(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
+        """float64, as `AcceptanceModel.estimate`, all trees' nodes one after the other. tenants: whose each tree is."""
+        if len(set(tenants)) > 1:
+            parts = [
+                self.of(tenant).estimate(tree.probs, tree.sources)
+                for tree, tenant in zip(trees, tenants, strict=True)
+            ]
+            return np.concatenate(parts)
+        probs = np.concatenate([tree.probs for tree in trees])
+        return self.of(tenants[0]).estimate(probs, np.concatenate([tree.sources for tree in trees]))
+
+    def expected(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
+        """float64 [trees]: how many of each tree's nodes are accepted. None of the trees is empty."""
+        starts = np.cumsum([0, *(len(tree) for tree in trees[:-1])])
+        return np.add.reduceat(self.estimate(trees, tenants), starts)
+
+    def better(
+        self, trees: Sequence[DraftTree], others: Sequence[DraftTree], tenants: Sequence[str]
+    ) -> list[DraftTree]:
+        """Of each pair that of which more nodes are likely to be accepted. tenants: whose each pair is."""
+        better = [tree if len(tree) else other for tree, other in zip(trees, others, strict=True)]
+        rows = [row for row, tree in enumerate(trees) if len(tree) and len(others[row])]
+        if rows:
+            both = [*(trees[row] for row in rows), *(others[row] for row in rows)]
+            ours, theirs = self.expected(both, 2 * [tenants[row] for row in rows]).reshape(2, -1)
+            for row in np.array(rows)[theirs > ours].tolist():
+                better[row] = others[row]
+        return better
+
+    def learn(self, outcomes: Iterable[Outcome]) -> None:
+        """From the steps that verified a tree."""
+        drafted: dict[str, list[Outcome]] = defaultdict(list)
+        for outcome in outcomes:
+            if len(outcome.tree):
+                drafted[outcome.request.tenant].append(outcome)
+        for tenant, of_tenant in drafted.items():
+            self.of(tenant).observe(
+                np.concatenate([outcome.tree.probs for outcome in of_tenant]),
+                np.concatenate([outcome.tree.sources for outcome in of_tenant]),
+                np.concatenate([outcome.accepted for outcome in of_tenant]),
+            )

@@ -1,0 +1,197 @@
+"""Speculation length: how many rows a request verifies in this step.
+
+SSSD section 3.2 picks batch x rows at the hardware's ridge point. Here the times of the target's linear layers, measured once at
+start, are the first guess of what more rows cost. The times of the steps correct the guess. The policy chooses the width with the
+most expected tokens per second, given the acceptance seen so far. Width 1 (no draft) is allowed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from datastore_service.protocol.tree import DraftTree
+from sglang_patches.step.acceptance import Acceptance
+
+CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# Guessed costs of a step besides its linear layers, in units of the linear layers over one row: per step, per request, per
+# row, per request with a draft (verification, moving KV).
+STEP, REQUEST, ROW, DRAFT = 1.0, 0.1, 0.02, 0.05
+SPREAD = 0.7  # standard deviation of a guess's logarithm
+NOISE = 0.1  # standard deviation of the logarithm of two steps' ratio
+OUTLIER = (
+    2.0  # standard deviations at which an error is clipped: a step that took ten times as long was disturbed
+)
+DRIFT = 0.01  # change of a part's logarithm per ratio, as a standard deviation
+PLAIN_STREAK = 16  # plain steps in a row at a batch size, after which the datastore is asked only every PROBE_STEPS steps
+PROBE_STEPS = 8
+STEADY_STEPS = 48  # steps of one width in a row, after which another width is tried
+# Required predicted speed-up over a plain step. The largest of several noisy estimates is too large.
+MARGIN = 1.1
+
+
+class StepTimes:
+    """Relative times of decode steps by (batch, width): predicted, and corrected by measurements.
+
+    A machine's speed changes within seconds (clocks, neighbours, growing contexts). A choice between an old time of one width and
+    a new time of another would follow these changes. So the model learns from *ratios* of consecutive steps, which run at the
+    same speed. There are many pairs of (batch, width) and few ratios of each. So a ratio does not move a cell of a table. It moves
+    the sizes of the parts that all steps are made of. Their logarithms are held as a normal distribution (an extended Kalman
+    filter).
+
+    linear_seconds: rows -> seconds of the target's linear layers over that many rows (see measure_row_seconds).
+    """
+
+    def __init__(self, linear_seconds: Callable[[float], float]) -> None:
+        self._linear_seconds = linear_seconds
+        parts = len(self._guessed_parts(1, 1))
+        self._sizes = np.zeros(parts)  # logarithms, over the guesses
+        self._covariance = SPREAD**2 * np.eye(parts)
+        self._parts = functools.lru_cache(maxsize=None)(self._guessed_parts)
+        self._last: tuple[tuple[int, int], float] | None = None
+        self._known: set[tuple[int, int]] = set()
+
+    def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
+        """Time of a step with this batch for each width, in one arbitrary unit."""
+        sizes = np.exp(self._sizes)
+        return [float(self._parts(batch, width) @ sizes) for width in widths]
+
+    def observe(self, batch: int, width: int, seconds: float) -> None:
+        cell = batch, width
+        if cell not in self._known:  # the first step of a shape also makes what later steps reuse
+            self._known.add(cell)
+            self._last = None
+            return
+        took = math.log(seconds)
+        if self._last is not None and self._last[0] != cell:
+            self._learn(self._last[0], cell, took - self._last[1])
+        self._last = cell, took
+
+    def interrupted(self) -> None:
+        """The next step does not follow the last one: the machine's speed may differ."""
+        self._last = None
+
+    def _guessed_parts(self, batch: int, width: int) -> np.ndarray:
+        """Seconds of each part of a step, before anything is measured; the linear layers come last."""
+        rows, drafted = batch * width, batch * (width > 1)
+        others = np.array([STEP, REQUEST * batch, ROW * rows, DRAFT * drafted]) * self._linear_seconds(1)
+        return np.append(others, self._linear_seconds(rows))
+
+    def _learn(self, before: tuple[int, int], after: tuple[int, int], ratio: float) -> None:
+        """ratio: logarithm of the second step's time over the first's. Its derivative with respect to a part's logarithm is the
+        difference between the part's shares in the two steps."""
+        sizes = np.exp(self._sizes)
+        first, second = self._parts(*before) * sizes, self._parts(*after) * sizes
+        slope = second / second.sum() - first / first.sum()
+        error = ratio - math.log(second.sum() / first.sum())
+        reach = self._covariance @ slope
+        variance = float(slope @ reach) + NOISE**2
+        error = min(max(error, -OUTLIER * math.sqrt(variance)), OUTLIER * math.sqrt(variance))
+        self._sizes += reach * (error / variance)
+        self._covariance -= np.outer(reach, reach) / variance
+        # The variance grows again, up to that of the guesses: only other batch sizes tell some of the parts apart.
+        self._covariance += DRIFT**2 * (np.eye(len(slope)) - self._covariance / SPREAD**2)
+
+
+class LengthPolicy:
+    """Chooses each step's width and learns from its outcome. widths: allowed values, ascending. most_rows: most rows of a step,
+    unless it has the first width."""
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        linear_seconds: Callable[[float], float],
+        most_rows: float = math.inf,
+    ) -> None:
+        self.widths = tuple(widths)
+        self._most_rows = most_rows
+        self.times = StepTimes(linear_seconds)
+        self.acceptance = Acceptance()
+        self._started: tuple[float, int, int] | None = None
+        self._plain_streak: dict[int, int] = defaultdict(int)
+        self._width, self._steady = 0, 0
+
+    def most_rows(self, batch: int) -> int:
+        """Of a step of at most `batch` requests, rounded up."""
+        return int(max(batch * self.widths[0], min(batch * self.widths[-1], self._most_rows)))
+
+    def wants_draft(self, batch: int) -> bool:
+        """False where drafts have not paid at this batch size lately. The datastore is then not asked."""
+        streak = self._plain_streak[batch]
+        return streak < PLAIN_STREAK or streak % PROBE_STEPS == 0
+
+    def choose(self, trees: Sequence[DraftTree], tenants: Sequence[str] | None = None) -> int:
+        """The width with the most expected tokens a second for this batch's trees. tenants: the tenant of each tree; None if all are the same."""
+        if len(self.widths) == 1:
+            return self.widths[0]
+        batch = len(trees)
+        sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
+        widths = self._useful(int(sizes.max(initial=0)) + 1, batch)
+        # Without a draft there is nothing to compare.
+        width = (
+            widths[0]
+            if len(widths) == 1
+            else self._most_per_second(self._tokens(trees, sizes, tenants), batch, widths)
+        )
+        self._steady = self._steady + 1 if width == self._width else 0
+        self._width = width
+        self._plain_streak[batch] = self._plain_streak[batch] + 1 if width == 1 else 0
+        return width
+
+    def _tokens(
+        self, trees: Sequence[DraftTree], sizes: np.ndarray, tenants: Sequence[str] | None
+    ) -> np.ndarray:
+        """Expected of a step, by width - 1 up to the largest tree's."""
+        gains = self.acceptance.estimate(trees, tenants or [""] * len(trees))
+        places = np.arange(len(gains)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within the tree
+        return np.cumsum(np.append(len(trees), np.bincount(places, gains)))
+
+    def _most_per_second(self, tokens: np.ndarray, batch: int, widths: list[int]) -> int:
+        """tokens: as of `_tokens`. widths: at least two."""
+        seconds = np.array(self.times.seconds(batch, widths))
+        seconds[1:] *= MARGIN
+        expected = tokens[np.minimum(widths, len(tokens)) - 1]
+        best = int(np.argmax(expected / seconds))
+        if self._steady < STEADY_STEPS:
+            return widths[best]
+        # Only other widths give ratios: now and then a plain step, or the narrowest draft.
+        return widths[0 if best else 1]
+
+    def _useful(self, longest: int, batch: int) -> list[int]:
+        """Widths up to the first that holds the largest tree. Wider ones would only verify padding."""
+        enough = next((w for w in self.widths if w >= longest), self.widths[-1])
+        wider = [w for w in self.widths[1:] if w <= enough and w * batch <= self._most_rows]
+        return [self.widths[0], *wider]
+
+    def step_started(
+        self,
+        batch: int,
+        width: int,
+        comparable: bool = True,
+        at: float | None = None,
+        waited: float = 0.0,
+    ) -> tuple[int, int, float] | None:
+        """Called after a decode step's forward was launched. The time since the previous launch is the previous step's time.
+        comparable: False if something else ran in between (a prefill, an idle gap). at: time of the launch by perf_counter,
+        None for now. waited: seconds before it in which the draft side was waited for, which say nothing of a width. Returns the
+        previous step's batch, width and seconds, waiting and all, if they count."""
+        now = time.perf_counter() if at is None else at
+        finished = None
+        if not comparable:
+            self.times.interrupted()
+        elif self._started is not None:
+            started, last_batch, last_width = self._started
+            finished = last_batch, last_width, now - started
+            self.times.observe(last_batch, last_width, now - started - waited)
+        self._started = (now, batch, width)
+        return finished
+
+    def interrupted(self) -> None:
+        """Something else runs before the next step: the time until then is not a decode step's."""
+        self._started = None
+        self.times.interrupted()
