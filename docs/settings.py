@@ -556,7 +556,7 @@ REQUESTS = (
         "custom_params",
         "`specstore` in it is ours: `conversation` and `tenant` are strings, `publish` and `sources` are true or false; another type or "
         "name is answered 400, a null is as if not given",
-        "unit/step/test_request_tenants",
+        "unit/entry/test_request_tenants",
     ),
     right(
         "return_routed_experts routed_experts_start_len return_indexer_topk",
