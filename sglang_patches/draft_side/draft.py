@@ -94,15 +94,14 @@ class Draft:
         self.forwards, self.basis, self.unknown = 0, None, {}
         self.wanted = self.told = True
 
-    def commit(self, tokens: np.ndarray, epoch: int) -> list[int] | None:
-        """Goes on by committed tokens. Returns the nodes that carried them, as far as the trie had them; None if the two sides'
-        tries have parted."""
-        path = self.trie.follow(tokens.tolist())
+    def commit(self, path: list[int], tokens: np.ndarray, epoch: int) -> bool:
+        """Goes on by committed tokens; False if the two sides' tries have parted. path: the nodes that carry the tokens, as far as the trie
+        has them."""
         missed = len(path) < len(tokens)
         if missed and epoch == self.trie.epoch:
-            return None
+            return False
         self.text.rewrite(self.text.length, tokens)
-        self.trie.advance(tokens.tolist())
+        self.trie.advance(path, len(tokens))
         if missed:
             self.trie.begin_epoch(epoch)
             self.candidates = {}
@@ -115,4 +114,4 @@ class Draft:
         self.verifying, self.hints, self.expected = None, {}, {}
         self.starts, self.forwards, self.unknown = {self.trie.root: 1.0}, 0, {}
         self.wanted, self.told = self.told, False
-        return path
+        return True

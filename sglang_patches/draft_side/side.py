@@ -166,11 +166,11 @@ class DraftSide:
         tokens = message.tokens[max(0, known) :]
         if known >= 0 and not len(tokens):  # a replay
             return []
-        path, begun, taken = None, draft.trie.epoch != message.epoch, self._model.takes(draft)
+        begun, taken = draft.trie.epoch != message.epoch, self._model.takes(draft)
+        path = draft.trie.follow(tokens.tolist())
         if known >= 0:
-            self._predictor(draft).learn(draft, draft.trie.follow(tokens.tolist()), tokens.tolist())
-            path = draft.commit(tokens, message.epoch)
-        if path is None:
+            self._predictor(draft).learn(draft, path, tokens.tolist())
+        if known < 0 or not draft.commit(path, tokens, message.epoch):
             self._forget(message.session)
             return [Lost(message.session)]
         if draft.verified_at is not None:

@@ -97,7 +97,8 @@ class SpeculationCache:
             trie.length = start + len(tokens)
             trie.begin_epoch(trie.epoch + 1)
             return False
-        return trie.advance(tokens[trie.length - start :].tolist())
+        news = tokens[trie.length - start :].tolist()
+        return trie.advance(trie.follow(news), len(news))
 
     def subtree(self, session: str, nodes: int, depth: int, source: int) -> DraftTree:
         """The likeliest `nodes` nodes below the root down to `depth`, best first."""

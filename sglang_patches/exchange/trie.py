@@ -131,11 +131,11 @@ class Trie:
             path.append(node)
         return path[1:]
 
-    def advance(self, tokens: list[int]) -> bool:
-        """Follows committed tokens; whether the trie had them. If not, a new epoch begins."""
-        self.length += len(tokens)
-        path = self.follow(tokens)
-        if len(path) < len(tokens):
+    def advance(self, path: list[int], count: int) -> bool:
+        """Moves on by `count` committed tokens, whose nodes are `path` (from `follow`); whether the trie had them all. If not, a new epoch
+        begins."""
+        self.length += count
+        if len(path) < count:
             self.begin_epoch(self.epoch + 1)
             return False
         self._keep(path[-1] if path else self.root)

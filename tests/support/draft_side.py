@@ -38,6 +38,13 @@ def text_of(draft: Draft, node: int) -> list[int]:
     return draft.text.after(0).tolist() + path
 
 
+def commit(draft: Draft, tokens: Sequence[int], epoch: int) -> list[int]:
+    """Has a draft go on by committed tokens; the nodes that carried them."""
+    path = draft.trie.follow(list(tokens))
+    assert draft.commit(path, np.array(tokens, np.int32), epoch)
+    return path
+
+
 def _likeliest(distribution: np.ndarray) -> Candidates:
     tokens = np.argsort(-distribution, kind="stable")[:COUNT].astype(np.int32)
     return Candidates(tokens, distribution[tokens].astype(np.float32))

@@ -23,7 +23,7 @@ from sglang_patches.draft_side.seams import Row  # noqa: E402
 from sglang_patches.exchange.messages import GREEDY  # noqa: E402
 from sglang_patches.exchange.text import Text  # noqa: E402
 from sglang_patches.exchange.trie import Trie  # noqa: E402
-from tests.support.draft_side import text_of  # noqa: E402
+from tests.support.draft_side import commit, text_of  # noqa: E402
 from tests.unit.draft_process.test_sequences import SLOTS, Allocator  # noqa: E402
 
 VOCABULARY, CONTEXT, CHUNK, ROWS = 11, 60, 8, 4
@@ -76,7 +76,7 @@ def follow(draft: Draft, node: int, token: int) -> None:
         draft.trie.add(draft.trie.next_node, node, token, 0.5)
 
 
-def commit(draw: random.Random, model: SglangModel, draft: Draft) -> None:
+def goes_on(draw: random.Random, model: SglangModel, draft: Draft) -> None:
     """Some steps down the trie, and sometimes a token that it does not have."""
     node, tokens = draft.trie.root, []
     while (children := list(draft.trie.children(node))) and draw.random() < 0.7:
@@ -85,9 +85,7 @@ def commit(draw: random.Random, model: SglangModel, draft: Draft) -> None:
     if missed := not tokens or draw.random() < 0.3:
         tokens.append(next(token for token in range(VOCABULARY) if draft.trie.child(node, token) is None))
     start, epoch = draft.text.length, draft.trie.epoch + missed
-    path = draft.commit(np.array(tokens, np.int32), epoch)
-    assert path is not None
-    model.commit(draft, start, path)
+    model.commit(draft, start, commit(draft, tokens, epoch))
 
 
 def run(draw: random.Random, model: SglangModel, draft: Draft) -> None:
@@ -113,7 +111,7 @@ def test_a_row_sees_its_text_and_its_path(model, seed):
             drafts[at] = opened(draw, model)
         run(draw, model, drafts[at])
         if draw.random() < 0.5:
-            commit(draw, model, drafts[at])
+            goes_on(draw, model, drafts[at])
 
 
 def test_rows_of_several_sessions_in_one_forward(model):

@@ -22,6 +22,7 @@ from sglang_patches.draft_side.draft import Draft  # noqa: E402
 from sglang_patches.exchange.messages import GREEDY  # noqa: E402
 from sglang_patches.exchange.text import Text  # noqa: E402
 from sglang_patches.exchange.trie import Trie  # noqa: E402
+from tests.support.draft_side import commit  # noqa: E402
 
 ROWS, COLUMNS, SLOTS, SCRATCH = 9, 200, 400, 4
 
@@ -138,7 +139,7 @@ def run_nodes(sequences, draft, cached, *nodes):
 
 def committed(sequences, draft, *tokens):
     start = draft.text.length
-    sequences.commit(draft, start, draft.commit(np.array(tokens, np.int32), 1))
+    sequences.commit(draft, start, commit(draft, tokens, 1))
 
 
 def test_the_nodes_of_a_committed_path_give_the_text_their_slots(sequences):

@@ -7,6 +7,7 @@ from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.exchange.messages import GREEDY, Sampling
 from sglang_patches.exchange.text import Text
 from sglang_patches.exchange.trie import Trie
+from tests.support.draft_side import commit
 
 LOOKAHEAD = 3
 END = 9
@@ -53,9 +54,9 @@ def test_after_a_commit_it_drafts_on_from_the_root():
     draft, drafter = make_draft(), Rollouts(LOOKAHEAD)
     for _ in range(2):
         run(draft, drafter)
-    draft.commit(np.array([0], np.int32), 1)
+    commit(draft, [0], 1)
     assert run(draft, drafter) == {2: 0.8}  # one is run already
-    draft.commit(np.array([99], np.int32), 2)
+    commit(draft, [99], 2)
     assert run(draft, drafter) == {0: 1.0}
 
 

@@ -170,7 +170,7 @@ def test_aliases_end_with_their_nodes():
     trie.graft(0, 7, 0.5)
     trie.graft(0, 8, 0.5)
     trie.add(1, 0, 7, 0.6)
-    assert trie.advance([8]) and 1 not in trie
+    assert trie.advance(trie.follow([8]), 1) and 1 not in trie
 
 
 def test_a_growth_that_comes_again_changes_nothing(cache):

@@ -17,7 +17,7 @@ from sglang_patches.draft_side.seams import Row
 from sglang_patches.exchange.messages import GREEDY
 from sglang_patches.exchange.text import Text
 from sglang_patches.exchange.trie import Trie
-from tests.support.draft_side import text_of
+from tests.support.draft_side import commit, text_of
 from tests.unit.accelerator.interpreted.draft_runner import VOCABULARY, DraftRunner
 
 CHUNK, ROWS, CONTEXT = 256, 24, 768
@@ -81,9 +81,7 @@ class Walk:
     def commit(self, draft: Draft, tokens: list[int]) -> None:
         start, epoch = draft.text.length, draft.trie.epoch
         missed = len(draft.trie.follow(tokens)) < len(tokens)
-        path = draft.commit(np.array(tokens, np.int32), epoch + missed)
-        assert path is not None
-        self.model.commit(draft, start, path)
+        self.model.commit(draft, start, commit(draft, tokens, epoch + missed))
 
 
 def roots(drafts: Iterable[Draft]) -> list[Row]:

@@ -12,6 +12,7 @@ from sglang_patches.exchange.messages import GREEDY
 from sglang_patches.exchange.text import Text
 from sglang_patches.exchange.trie import Trie
 from sglang_patches.methods.double import DatastorePhrases, OwnDatastorePhrases
+from tests.support.draft_side import commit
 from tests.support.servers.datastore import DatastoreService
 
 NAMESPACE, VOCABULARY = Namespace("m", "0" * 64), 1000
@@ -62,7 +63,7 @@ def test_rows_of_many_sessions_are_asked_about_at_once(own):
 def test_committed_tokens_are_told_once_they_cannot_be_taken_back(own):
     draft = make_draft()
     ask(own, draft)
-    draft.commit(np.array([PHRASE[3], PHRASE[4]], np.int32), 2)
+    commit(draft, [PHRASE[3], PHRASE[4]], 2)
     assert ask(own, draft)[:1] == PHRASE[5:]
     draft.verify([], {})
     assert draft.confirmed == len(TEXT) + 2 and ask(own, draft)[:1] == PHRASE[5:]
@@ -132,7 +133,7 @@ def test_the_workers_session_is_asked_about(worker, shared):
     assert ask(shared, draft) == []  # the worker has not opened it
     tell(worker, "shared", 0, TEXT, opening=Opening(prompt_length=len(TEXT)))
     assert ask(shared, draft)[:3] == PHRASE[3:]
-    draft.commit(np.array([PHRASE[3]], np.int32), 2)
+    commit(draft, [PHRASE[3]], 2)
     assert ask(shared, draft)[:2] == PHRASE[4:]
     reply = tell(worker, "shared", len(TEXT), [77, 78], budget=Budget(4))  # the step was taken back
     assert reply.known == len(TEXT) + 2, "the draft side has sent what the worker takes back"

@@ -13,7 +13,7 @@ from sglang_patches.methods.mirror import ExpectedOutcomes, choices_of
 from sglang_patches.methods.planner import LikeliestOutcomes
 from sglang_patches.verification.layout import pack
 from tests.support.agreeing_model import VOCABULARY, model, target
-from tests.support.draft_side import InProcessDraftSide
+from tests.support.draft_side import InProcessDraftSide, commit
 from tests.unit.drafting.test_speculation import NODES, Run, lookups
 from tests.unit.methods.saguaro.test_fan_out import make_draft
 
@@ -166,7 +166,7 @@ def test_where_only_the_exit_has_spoken_its_choices_are_guessed():
 def test_a_commit_takes_back_what_was_expected():
     draft = make_draft([-1, 0], [0, 0])
     draft.expected = {ROOT: draft.candidates[ROOT]}
-    draft.commit(np.array([draft.trie.token(1)], np.int32), draft.trie.epoch)
+    commit(draft, [draft.trie.token(1)], draft.trie.epoch)
     assert draft.expected == {}
 
 
