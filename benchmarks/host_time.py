@@ -49,12 +49,12 @@ from sglang_patches.exchange.wire import frame_of, messages_from_worker
 from sglang_patches.methods.registry import METHODS
 from sglang_patches.methods.saguaro import GeometricFanOut
 from sglang_patches.options import Options
-from sglang_patches.step import base, decode
+from sglang_patches.step import assembly, base, decode, widths
 
 # Parts of the time, each with the event that ends it.
 PARTS = ("entries", "datastore", "choose, pack", "lay out", "prepare")
 # Parts of these parts, and what is done after the launch: functions of the worker, its speculation, or its acceptance.
-INNER = ("outcomes_known", "look_up", "better", "verification_launched")
+INNER = ("_settle", "look_up", "better", "verification_launched")
 LONG = 128  # tokens of the answers that are taken
 VOCABULARY = 49152
 CONTEXT = 4096
@@ -222,9 +222,9 @@ class Load:
         datastore.step = marks.around(datastore.step)  # type: ignore[method-assign]
         self._width = get_spec().speculative_num_draft_tokens
         with (
-            mock.patch.object(decode, "open_datastore", lambda *_, **__: datastore),
-            mock.patch.object(decode, "namespace_of", lambda *_: None),
-            mock.patch.object(decode, "measure_row_seconds", lambda *_: lambda rows: 1.0),
+            mock.patch.object(assembly, "open_datastore", lambda *_, **__: datastore),
+            mock.patch.object(assembly, "namespace_of", lambda *_: None),
+            mock.patch.object(widths, "measure_row_seconds", lambda *_: lambda rows: 1.0),
             mock.patch.object(decode.DecodeWorker, "start_draft", lambda *_: self.drafts),
         ):
             arguments = SimpleNamespace(disaggregation_mode="null", speculative_draft_model_path="draft")
@@ -318,7 +318,12 @@ def measure(
         load = Load(traces, size, engine, marks, method, draft_rows)
         for name in INNER:
             worker = load.worker
-            owners = (worker, worker.speculation, worker.policy.acceptance)
+            owners = (
+                worker,
+                worker.sources,
+                getattr(worker.sources, "speculation", None),
+                worker.policy.acceptance,
+            )
             if (owner := next((owner for owner in owners if hasattr(owner, name)), None)) is not None:
                 timed = _timed(getattr(owner, name), name, spent)
                 patches.enter_context(mock.patch.object(owner, name, timed))

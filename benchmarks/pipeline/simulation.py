@@ -431,7 +431,7 @@ class Pipeline:
             state.settled = state.confirmed = state.text.length
             state.tree = EMPTY_TREE
         for told in (*self._feeds, self._fallback):
-            told.outcomes_known(outcomes)
+            told.heard(outcomes)
         self._acceptance.learn(outcomes)
         ended = []
         for state, play in list(self._playing.items()):

@@ -8,12 +8,13 @@ from datastore_service.client import Datastore
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Query, Rejected
 from sglang_patches.drafting.fallback import Fallback
+from sglang_patches.ledger.follower import Follower
 from sglang_patches.ledger.outcome import Outcome
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.metrics import RETRIEVE, PhaseClock
 
 
-class DatastoreFeed:
+class DatastoreFeed(Follower):
     """Tells the datastore of every request's text, each token once. deadline: seconds that a step may wait for its trees."""
 
     def __init__(self, datastore: Datastore, deadline: float) -> None:
@@ -32,7 +33,7 @@ class DatastoreFeed:
         self._sent |= {state: len(state.text) for state in states}
         self._post(entries)
 
-    def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
+    def heard(self, outcomes: Iterable[Outcome]) -> None:
         self._refused |= {
             outcome.request: outcome.refused for outcome in outcomes if len(outcome.tree.tokens)
         }

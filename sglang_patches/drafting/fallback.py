@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from sglang_patches.ledger.follower import Follower
 
 if TYPE_CHECKING:
-    from sglang_patches.ledger.outcome import Outcome
     from sglang_patches.ledger.requests import RequestState
 
 
@@ -23,7 +23,7 @@ class Patience(NamedTuple):
 NO_PATIENCE = Patience(0.0)
 
 
-class Fallback(ABC):
+class Fallback(Follower, ABC):
     @abstractmethod
     def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
         """A tree for each request. found: the trees that the draft side has prepared, empty for requests that are missed; where one is
@@ -35,9 +35,6 @@ class Fallback(ABC):
 
     def step_took(self, seconds: float) -> None:  # noqa: B027 - may be nothing
         """A decode step between which and the next nothing else ran took so long, without what it waited for the draft side."""
-
-    def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:  # noqa: B027 - may be nothing
-        """What became of the last trees."""
 
 
 class NoFallback(Fallback):

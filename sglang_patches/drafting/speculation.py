@@ -43,6 +43,7 @@ from sglang_patches.exchange.messages import (
     Verifying,
 )
 from sglang_patches.exchange.source import DRAFT_MODEL
+from sglang_patches.ledger.follower import Follower
 from sglang_patches.ledger.outcome import Outcome
 from sglang_patches.ledger.requests import RequestState
 
@@ -83,7 +84,7 @@ class _Verified(NamedTuple):
 _NOTHING = _Verified((), set())
 
 
-class Speculation:
+class Speculation(Follower):
     """nodes: most of a tree. sampling_of: how the target draws a request's tokens. now: seconds by a steady clock. vocabulary: number
     of token ids.
 
@@ -122,7 +123,7 @@ class Speculation:
                 [self._opened(state) for state in states if not (state.plain_reason or state.ended)]
             )
 
-    def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
+    def heard(self, outcomes: Iterable[Outcome]) -> None:
         with self._lock:
             self._flight, self._verified = None, _NOTHING
             self._take(0.0)  # what the outcomes' epochs still have to come

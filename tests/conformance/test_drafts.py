@@ -136,7 +136,7 @@ def test_the_output_does_not_depend_on_kills(method, model, spelling_model, expe
     """Of a draft side that is right: killed, gone for some steps, and back without memory, several times."""
     bench = workbench_of(pinned(method), model, "1", spelling_model)
     with bench.scheduler(model, lags=lags, size=16) as scheduler:
-        side, steps = scheduler.worker.parts.channel, [0]
+        side, steps = scheduler.worker.sources.channel, [0]
 
         def every_step() -> None:
             steps[0] += 1
@@ -209,9 +209,9 @@ def test_a_liar_holds_nothing_up(method, model, spelling_model):
     before, seconds = {reason: DROPPED.labels(reason)._value.get() for reason in REASONS}, []
     bench = workbench_of(method, model, LYING, spelling_model)
     with bench.scheduler(model, lags=True, size=16) as scheduler:
-        channel, speculation = scheduler.worker.parts.channel, scheduler.worker.speculation
+        channel, speculation = scheduler.worker.sources.channel, scheduler.worker.sources.speculation
         assert isinstance(channel, ProcessChannel)
-        waits = watch_waits(speculation, scheduler.worker.parts.fallback)
+        waits = watch_waits(speculation, scheduler.worker.sources.fallback)
         sampled(scheduler)  # kernels are compiled
         last = [time.thread_time()]
 

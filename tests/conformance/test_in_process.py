@@ -187,7 +187,7 @@ def test_whatever_sglang_takes_back(workbench, model, lags, late, seed):
     assert min(happened[what] for what in ("emptied", "kept", "replaced")) > 1
     expected = [plain_answer(model, list(req.origin_input_ids), **LONG) for req in asked]
     assert [output_of(req) for req in asked] == expected
-    assert len(book) == 0 and not scheduler.worker.datastore._sent
+    assert len(book) == 0 and not scheduler.worker.sources.feed._sent
 
 
 def test_a_flush_forgets_the_sessions_and_nothing_else(workbench, model, lags, datastore):
@@ -236,7 +236,7 @@ def test_the_datastore_hears_all_but_the_text_of_requests_that_want_no_draft(wor
     asked[0].input_embeds = []  # loses what it has said when it is retracted
     with workbench.scheduler(model, lags=lags, adaptive=True) as scheduler:
         worker, wants = scheduler.worker, [True]
-        step = worker.datastore.step
+        step = worker.sources.feed.step
         worker.policy.wants_draft = lambda batch: wants[0]
         worker.policy.choose = lambda trees, tenants: worker.max_width if any(map(len, trees)) else 1
 
@@ -247,13 +247,13 @@ def test_the_datastore_hears_all_but_the_text_of_requests_that_want_no_draft(wor
         def every_step() -> None:
             if not wants[0]:
                 running = [state for state in worker._launch.states if state.req in scheduler.running]
-                assert not worker.datastore.has_news(running)
+                assert not worker.sources.feed.has_news(running)
             number = next(steps)
             wants[0] = number % 6 < 3
             if number == 4:
                 scheduler.retract(scheduler.running.index(asked[0]))
 
-        worker.datastore.step = noted
+        worker.sources.feed.step = noted
         answers = scheduler.answers(asked, every_step)
     assert answers == [plain_answer(model, list(req.origin_input_ids), **LONG) for req in asked]
     # Once a turn without drafts, and of the request that begins again.

@@ -70,27 +70,28 @@ def build_worker(
     draft process."""
     worker_class = DecodeWorker.of(method)
     stores: list[Datastore] = []  # of the draft side
-    worker_class.start_draft = lambda worker, vocab_size: draft_side(
-        vocab_size, draft_parts(worker, vocab_size, stores)
+    worker_class.start_draft = lambda worker: draft_side(
+        worker.model_runner.model_config.vocab_size, draft_parts(worker, stores)
     )
-    worker_class._make_tap = lambda worker, arguments: HostTap(target.model_runner, torch.nn.Identity(), 1)
+    worker_class.make_tap = lambda worker, arguments: HostTap(target.model_runner, torch.nn.Identity(), 1)
     worker = worker_class(server_args=server_args, gpu_id=0, nccl_port=0, target_worker=target)
     worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
     try:
         yield worker
     finally:
-        if worker.parts.channel is not None:
-            worker.parts.channel.close()
-        for store in (worker.datastore.datastore, *stores):
+        if method.draft_process:
+            worker.sources.channel.close()
+        for store in (worker.sources.feed.datastore, *stores):
             store.close()
 
 
-def draft_parts(worker: DecodeWorker, vocab_size: int, stores: list[Datastore]) -> Callable[[], DraftParts]:
+def draft_parts(worker: DecodeWorker, stores: list[Datastore]) -> Callable[[], DraftParts]:
     """Makes what the worker's method drafts with. stores: gets what it opens."""
 
     def open_store() -> Datastore:
         options = worker.options
         namespace = namespace_of(worker.server_args, options)
+        vocab_size = worker.model_runner.model_config.vocab_size
         stores.append(
             open_datastore(options.endpoint, namespace, vocab_size, tenants=bool(options.request_tenant))
         )

@@ -122,7 +122,7 @@ class SaguaroFallback(WaitingFallback):
         """A prefill is no part of a step: what it takes is not saved by drafts."""
         self._steps.append(seconds)
 
-    def outcomes_known(self, outcomes: Iterable[Outcome]) -> None:
+    def heard(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.request not in self._expected:
                 continue

@@ -41,5 +41,5 @@ def test_a_step_learns_between_its_launch_and_its_verification(plugin, length):
 def test_every_part_is_measured(plugin, method):
     row = measure(load_traces(SHIPPED), Engine(VOCABULARY), 2, 7, "static", 3, method)
     drafting = {"look_up", "better", "nodes"}
-    assert set(row) == {*PARTS, "all", "outcomes_known", "verification_launched"} | drafting
+    assert set(row) == {*PARTS, "all", "_settle", "verification_launched"} | drafting
     assert all((value > 0) == (method == "SAGUARO" or name not in drafting) for name, value in row.items())

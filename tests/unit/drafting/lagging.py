@@ -62,7 +62,7 @@ class Lagging:
         self.speculation.taken_back(taken_back)
         outcomes = self.book.settle(states)
         if outcomes:
-            self.speculation.outcomes_known(outcomes)
+            self.speculation.heard(outcomes)
         self.between()
         trees = self.speculation.look_up(states, [NODES] * len(rows), lambda batch, misses: NO_PATIENCE)
         self.between()

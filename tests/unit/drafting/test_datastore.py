@@ -129,7 +129,7 @@ def test_refused_siblings_are_told_once(datastore, feed):
     feed.open(book.open([req]))
     outcomes, state = settled(book, req)
     assert not feed.has_news([state])
-    feed.outcomes_known(outcomes)
+    feed.heard(outcomes)
     assert feed.has_news([state])
     datastore.told()
     req.output_ids.extend([9])
@@ -146,7 +146,7 @@ def test_refused_siblings_are_not_told_where_nobody_keeps_them(datastore, feed):
     feed.open(book.open([req]))
     outcomes, state = settled(book, req)
     datastore.wants_rejected = False
-    feed.outcomes_known(outcomes)
+    feed.heard(outcomes)
     feed.step([state], [NO_DRAFT])
     assert datastore.told()[-1].rejected == () and not feed.has_news([state])
 
@@ -155,7 +155,7 @@ def test_nothing_is_told_of_a_step_that_was_taken_back(datastore, feed):
     req, book = make_req(), make_book()
     feed.open(book.open([req]))
     outcomes, state = settled(book, req)
-    feed.outcomes_known(outcomes)
+    feed.heard(outcomes)
     req.output_ids.extend([9, 77])
     states, taken_back = book.read(Step([req], [5], [[]]))
     feed.taken_back(taken_back)

@@ -44,7 +44,7 @@ class Run:
     def step(self):
         states, taken_back = self.book.read(self.begin())
         self.speculation.taken_back(taken_back)
-        self.speculation.outcomes_known(self.book.settle(states))
+        self.speculation.heard(self.book.settle(states))
         trees = self.speculation.look_up(states, [NODES] * len(states), self.patience)
         for state, tree in zip(states, trees, strict=True):
             tree.check_integrity(nodes=NODES)
@@ -52,7 +52,7 @@ class Run:
         self.speculation.proposed(states, [*map(self.datastore, self.texts)])
         self.speculation.verification_launched(states)
         emitted = [self.verified(text, tree) for text, tree in zip(self.texts, trees, strict=True)]
-        self.speculation.outcomes_known(self.book.settle(self.book.read_ahead(self.begin(emitted))))
+        self.speculation.heard(self.book.settle(self.book.read_ahead(self.begin(emitted))))
         return emitted
 
     def begin(self, emitted=None):

@@ -45,7 +45,7 @@ from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Entry, Reply
 from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.methods.registry import METHODS, DraftSurroundings
-from sglang_patches.step import decode, length
+from sglang_patches.step import assembly, decode, length
 from tests.unit.step.recorded_drafts import Clock, RecordingDraftSide
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -212,15 +212,15 @@ def make_worker(
         method, parts=lambda around: method.parts(dataclasses.replace(around, now=now))
     )
     made = decode.DecodeWorker.of(timed)
-    made.start_draft = lambda worker, vocab_size: start_draft(worker, now)
+    made.start_draft = lambda worker: start_draft(worker, now)
     with (
-        mock.patch.object(decode, "open_datastore", lambda *_, **__: datastore),
-        mock.patch.object(decode, "namespace_of", lambda *_: None),
+        mock.patch.object(assembly, "open_datastore", lambda *_, **__: datastore),
+        mock.patch.object(assembly, "namespace_of", lambda *_: None),
     ):
         arguments = SimpleNamespace(disaggregation_mode="null", speculative_draft_model_path=None)
         worker = made(arguments, 0, 0, target)
-    if worker.speculation is not None:
-        worker.speculation._now = now
+    if hasattr(worker.sources, "speculation"):
+        worker.sources.speculation._now = now
     return worker
 
 

@@ -43,9 +43,9 @@ def met(method: str, datastore: Datastore | None, start_draft: StartDraft | None
     load.step(WARM_UP + 1)
     sys.setprofile(None)
     load.worker.clear_cache_pool()
-    if load.worker.parts.channel is not None:
-        load.worker.parts.channel.close()
-    load.worker.datastore.datastore.close()
+    if start_draft is not None:
+        load.worker.sources.channel.close()
+    load.worker.sources.feed.datastore.close()
     return found
 
 

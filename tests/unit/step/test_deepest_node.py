@@ -27,8 +27,9 @@ def worker() -> DecodeWorker:
     """It always verifies all rows, and its datastore always drafts the longest chain."""
     worker = object.__new__(DecodeWorker)
     worker.last_position = CONTEXT - 1
-    worker._trees = lambda states, depths: [CHAIN] * len(states)
-    worker.policy = SimpleNamespace(choose=lambda trees, tenants: WIDTH)
+    worker.sources = SimpleNamespace(propose=lambda states, depths, wanted: [CHAIN] * len(states))
+    worker.policy = SimpleNamespace(choose=lambda trees, tenants: WIDTH, wants_draft=lambda batch: True)
+    worker.followers = []
     state = SimpleNamespace(tenant="")
     worker.book = SimpleNamespace(read=lambda step: ([state] * len(step.reqs), []), settle=lambda states: [])
     worker.broadcast_from_first_rank = lambda array: array

@@ -14,7 +14,6 @@ from sglang.srt.runtime_context import (  # noqa: E402
 )
 
 from sglang_patches.options import Options  # noqa: E402
-from sglang_patches.step.decode import DecodeWorker  # noqa: E402
 from sglang_patches.step.length import LengthPolicy  # noqa: E402
 from sglang_patches.step.width_graphs import (  # noqa: E402
     MOST_ROWS,
@@ -22,6 +21,7 @@ from sglang_patches.step.width_graphs import (  # noqa: E402
     batch_sizes,
     captures_decode_graphs,
 )
+from sglang_patches.step.widths import possible_widths  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 
 NODES = 15
@@ -155,6 +155,4 @@ def test_graphs_switched_off_in_any_way_are_noticed(published, given, captures):
 )
 def test_without_graphs_widths_are_free_where_the_backend_takes_them(published, backend, widths):
     published(disable_cuda_graph=True, attention_backend=backend)
-    worker = object.__new__(DecodeWorker)
-    worker.options, worker.device, worker.max_width = Options(), "cuda", NODES + 1
-    assert worker._widths()[0] == widths
+    assert possible_widths(None, NODES + 1, Options().length, "cuda").values == widths

@@ -31,7 +31,7 @@ class Watched(Run):
     told = True
 
     def step(self):
-        launched, outcomes = self.speculation.verification_launched, self.speculation.outcomes_known
+        launched, outcomes = self.speculation.verification_launched, self.speculation.heard
         expect = self.speculation.expected
 
         def verification_launched(states):
@@ -44,17 +44,17 @@ class Watched(Run):
                 expect(*expected)
             self.late = expected
 
-        def outcomes_known(news):
+        def heard(news):
             outcomes(news)
             if self.when == "late" and hasattr(self, "late"):
                 expect(*self.late)
 
         self.speculation.verification_launched = verification_launched
-        self.speculation.outcomes_known = outcomes_known
+        self.speculation.heard = heard
         try:
             return super().step()
         finally:
-            self.speculation.verification_launched, self.speculation.outcomes_known = launched, outcomes
+            self.speculation.verification_launched, self.speculation.heard = launched, outcomes
 
     def choices(self, packed):
         tokens = np.full((len(packed), NODES + 1, KAPPA), 0, np.int32)

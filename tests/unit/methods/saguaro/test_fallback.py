@@ -88,7 +88,7 @@ class Load:
                 tokens = np.zeros(self.missed if miss else self.hit, np.int32)
                 tree = (tree if miss else CHAIN) if verified else EMPTY_TREE
                 outcomes.append(Outcome(state, 0, tokens if verified else tokens[:1], tree, None, ()))
-            self.fallback.outcomes_known(outcomes)
+            self.fallback.heard(outcomes)
         return np.array(found)
 
 

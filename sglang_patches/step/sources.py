@@ -1,0 +1,116 @@
+"""Where a step's drafts come from: nowhere, the datastore, or a draft side beside it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import NO_DRAFT
+from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.datastore import DatastoreFeed
+from sglang_patches.drafting.fallback import Fallback
+from sglang_patches.drafting.speculation import Choices, Speculation
+from sglang_patches.ledger.follower import Follower
+from sglang_patches.ledger.requests import RequestState
+from sglang_patches.step.acceptance import Acceptance
+from sglang_patches.step.courier import Courier
+
+States = Sequence[RequestState]
+
+
+class Sources:
+    """No source: that of a tensor-parallel rank which does not draft.
+
+    followers: what hears of the requests, in this order. looked_up: whether a draft side hears of the step that begins.
+    """
+
+    followers: Sequence[Follower] = ()
+    looked_up = False
+
+    def propose(self, states: States, depths: Sequence[int], wanted: bool) -> list[DraftTree]:
+        """A tree for each request.
+
+        depths: most levels of each. wanted: whether a draft is likely to pay in this step.
+        """
+        return [EMPTY_TREE] * len(states)
+
+    def launched(self, states: States) -> float:
+        """Called when the step's verification was launched; seconds that its drafts were waited for."""
+        return 0.0
+
+    def step_took(self, seconds: float) -> None:
+        """A step took so long, without what it waited for."""
+
+    def underway(self, states: States, tokens: torch.Tensor, counts: torch.Tensor) -> None:
+        """The step's tokens are being computed: `TreeWorker.tokens_underway`."""
+
+    def expected(self, states: States, packed: np.ndarray, choices: Choices) -> None:
+        """An early exit expects this of the step: `Speculation.expected`."""
+
+
+class DatastoreSource(Sources):
+    """The datastore alone. It hears nothing of a step that needs nothing of it: the next entries carry the step's tokens."""
+
+    def __init__(self, feed: DatastoreFeed, fallback: Fallback) -> None:
+        self.feed, self.fallback = feed, fallback
+        self.followers = [feed, fallback]
+
+    def propose(self, states: States, depths: Sequence[int], wanted: bool) -> list[DraftTree]:
+        if wanted:
+            return self._drafted(states, depths)
+        if self.feed.has_news(states):
+            self.feed.step(states, [NO_DRAFT] * len(states))
+        return super().propose(states, depths, wanted)
+
+    def step_took(self, seconds: float) -> None:
+        self.fallback.step_took(seconds)
+
+    def _drafted(self, states: States, depths: Sequence[int]) -> list[DraftTree]:
+        return self.fallback.trees(states, [EMPTY_TREE] * len(states))
+
+
+class DraftSideSource(DatastoreSource):
+    """A draft side's speculation cache, and what the method does where that has no tree. Of both trees the better one is taken.
+
+    courier: of an accelerator, None for a CPU.
+    """
+
+    def __init__(
+        self,
+        feed: DatastoreFeed,
+        fallback: Fallback,
+        channel: DraftChannel,
+        speculation: Speculation,
+        courier: Courier | None,
+        acceptance: Acceptance,
+    ) -> None:
+        super().__init__(feed, fallback)
+        self.followers = [feed, speculation, fallback]
+        self.channel, self.speculation = channel, speculation
+        self._courier, self._acceptance = courier, acceptance
+
+    @property
+    def looked_up(self) -> bool:  # type: ignore[override]
+        return self.speculation.looked_up
+
+    def launched(self, states: States) -> float:
+        self.speculation.verification_launched(states)
+        return self.speculation.seconds_waited()
+
+    def underway(self, states: States, tokens: torch.Tensor, counts: torch.Tensor) -> None:
+        if self._courier is not None:
+            flight = self.speculation.launched(states)
+            self._courier.send(tokens, counts, functools.partial(self.speculation.outcomes_ahead, flight))
+
+    def expected(self, states: States, packed: np.ndarray, choices: Choices) -> None:
+        self.speculation.expected(states, packed, choices)
+
+    def _drafted(self, states: States, depths: Sequence[int]) -> list[DraftTree]:
+        found = self.speculation.look_up(states, depths, self.fallback.patience)
+        others = self.fallback.trees(states, found)
+        self.speculation.proposed(states, others)
+        return self._acceptance.better(found, others, [state.tenant for state in states])
