@@ -65,7 +65,7 @@ class AskingOptions:
 
 @dataclass(kw_only=True)
 class TargetOptions:
-    """Where the answers go besides their file."""
+    """The options that say where the answers go besides their file."""
 
     prior: Annotated[Path | None, typer.Option(help="directory of a prior to build from the answers")] = None
     live: Annotated[

@@ -58,7 +58,7 @@ class Fusion(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """Of the service, which writes no debug lines."""
+    """The log levels of the service, which writes no debug lines."""
 
     INFO = auto()
     WARNING = auto()

@@ -129,7 +129,7 @@ class ServiceOptions:
     tls: TlsOptions
 
     def token(self) -> str:
-        """As `admin_token`."""
+        """The token that `admin_token` reads, "" for none. Raises what `admin_token` raises."""
         return admin_token(self.admin_token_file)
 
     @property
@@ -152,7 +152,9 @@ def admin_token(file: Path | None) -> str:
 
 
 def namespace_of(model: str, tokenizer: str, tenant: str) -> Namespace:
-    """tokenizer: a folder or a fingerprint. Raises StorageError for a folder without tokenizer.json."""
+    """The namespace of a model, a tokenizer and a tenant. Raises StorageError for a folder without tokenizer.json.
+
+    tokenizer: a folder or a fingerprint."""
     known = FINGERPRINT.fullmatch(tokenizer)
     return Namespace(model, tokenizer if known else tokenizer_fingerprint(tokenizer), tenant)
 

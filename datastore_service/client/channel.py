@@ -16,9 +16,10 @@ _DIRECT = (("grpc.enable_http_proxy", 0),)
 def open_channel(
     endpoint: str, tls: Tls | None = None, options: Sequence[tuple[str, int]] = ()
 ) -> grpc.Channel:
-    """endpoint: "HOST:PORT" or "unix:PATH"; ValueError if malformed. tls: None for plain text.
+    """Opens a channel to a service, through no proxy. Raises ValueError for a malformed endpoint.
 
-    With TLS the service's certificate must name HOST ("localhost" for a socket)."""
+    endpoint: "HOST:PORT" or "unix:PATH".
+    tls: None for plain text. With TLS the service's certificate must name HOST ("localhost" for a socket)."""
     target = parse_endpoint(endpoint).target
     options = (*_DIRECT, *options)
     if tls is None:

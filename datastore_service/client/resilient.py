@@ -96,7 +96,7 @@ class ResilientDatastore(Datastore):
                 self._incomplete.discard(entry.session)
 
     def _by_link(self, entries: Sequence[Entry]) -> list[tuple[Link, Sequence[int]]]:
-        """See `Placement.by_link`. Probes the services that steps may not call."""
+        """The links of the entries' sessions (see `Placement.by_link`). It first probes the services that steps may not call."""
         for link in self.links.values():
             if not link.allows_calls:
                 link.probe()

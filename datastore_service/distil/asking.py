@@ -14,7 +14,11 @@ GREEDY = 0.0
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """temperature: of the rounds after the first. max_tokens: of an answer. concurrency: questions at a time."""
+    """The settings of the questions to a model.
+
+    temperature: of the rounds after the first.
+    max_tokens: most tokens of an answer.
+    concurrency: questions at a time."""
 
     temperature: float
     max_tokens: int

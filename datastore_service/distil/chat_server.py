@@ -27,7 +27,9 @@ SHOWN_CHARACTERS = 300  # of a server's reason
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """tokens: the exact ids of the output, None if the server does not tell them."""
+    """A model's answer to one prompt.
+
+    tokens: the exact ids of the output, None if the server does not tell them."""
 
     text: str
     tokens: list[int] | None
@@ -117,8 +119,8 @@ class ChatServer:
 
 
 def _request(text: str, temperature: float, max_tokens: int) -> dict[str, Any]:
-    """separate_reasoning: what the model thinks is part of its text, as it is of its tokens. publish: a server with the
-    plugin keeps the answer out of its live tier."""
+    """The body of a chat request of one turn. `separate_reasoning` is false: what the model thinks is part of its text, as it is of
+    its tokens. `publish` is false: a server with the plugin keeps the answer out of its live tier."""
     return {
         "model": "default",
         "messages": [{"role": "user", "content": text}],

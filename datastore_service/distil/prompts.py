@@ -20,7 +20,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """round: from 1. The first is answered greedily, each further one is sampled."""
+    """A prompt in one of the rounds in which it is asked.
+
+    round: from 1. The first is answered greedily, each further one is sampled."""
 
     prompt: Prompt
     round: int

@@ -49,9 +49,11 @@ class Engine:
         limits: Limits | None = None,
         store: LiveStore | None = None,
     ) -> None:
-        """vocab_size: ids are in [0, vocab_size), at most 2^31. store: keeps the live tier beyond the process; None keeps
-        it in memory alone. Raises ValueError naming field and limit, and what the store raises for text that it cannot
-        read."""
+        """Recovers the live tier from the store, takes the prior and loads the kernels. Raises ValueError naming field and limit, and
+        what the store raises for text that it cannot read.
+
+        vocab_size: ids are in [0, vocab_size), at most 2^31.
+        store: keeps the live tier beyond the process; None keeps it in memory alone."""
         if not 0 < vocab_size <= MAX_VOCAB:
             raise ValueError(f"vocab_size: {vocab_size} is outside 1..{MAX_VOCAB}")
         self.vocab_size = vocab_size
@@ -94,7 +96,9 @@ class Engine:
         return replies
 
     def _step_without_refused(self, entries: Sequence[Entry], error: ValueError) -> list[Reply]:
-        """error: that of the whole step, raised if each entry alone has none."""
+        """Refuses the entries that break a limit by themselves, and steps the others. Raises `error` if no entry alone breaks one.
+
+        error: that of the whole step."""
         kept = [refusal_of(entry, self.vocab_size) or entry for entry in entries]
         if all(isinstance(entry, Entry) for entry in kept):
             raise error

@@ -1,4 +1,4 @@
-"""Where an image has its compiled kernels (NUMBA_CACHE_LOCATOR_CLASSES in docker/*.Dockerfile)."""
+"""Tells Numba where an image has its compiled kernels (NUMBA_CACHE_LOCATOR_CLASSES in docker/*.Dockerfile)."""
 
 from __future__ import annotations
 

@@ -24,8 +24,12 @@ from datastore_service.protocol.types import Budget
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """drafts: trees asked for. By Tier: hits, drafts with a node of it; drafted, its nodes; accepted, those of its nodes
-    that came true."""
+    """The drafts of all kernel calls, and each Tier's part in them.
+
+    drafts: trees asked for.
+    hits: by Tier, drafts with a node of it.
+    drafted: by Tier, its nodes.
+    accepted: by Tier, those of its nodes that came true."""
 
     drafts: int
     hits: list[int]
@@ -87,7 +91,7 @@ class KernelCall:
 
 
 class KernelCallPool:
-    """As many `KernelCall`s as have been in use at the same time. Thread-safe."""
+    """Holds as many `KernelCall`s as have been in use at the same time. Thread-safe."""
 
     def __init__(self) -> None:
         self._all: list[KernelCall] = []

@@ -16,8 +16,12 @@ from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Opening, Statu
 
 
 class OpenSession:
-    """index: the session's text. counted: tokens that the table counts for it. lock: guards all of this but `counted`,
-    which the table's lock guards. ended: the session is closed, and its index may belong to another session."""
+    """An open session in the table.
+
+    index: the session's text.
+    counted: tokens that the table counts for it.
+    lock: guards all of this but `counted`, which the table's lock guards.
+    ended: the session is closed, and its index may belong to another session."""
 
     __slots__ = ("counted", "ended", "index", "lock", "name", "opening")
 

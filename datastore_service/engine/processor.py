@@ -26,7 +26,8 @@ def check_processor() -> None:
 
 
 def features(level: str | None) -> list[str]:
-    """Of a level; none for other processors' names and where no name is given, because then the kernels are for this processor."""
+    """The features of a level and of those below it. There are none for other processors' names and where no name is given, because
+    then the kernels are for this processor."""
     if level not in LEVELS:
         return []
     names = list(LEVELS)

@@ -62,7 +62,9 @@ class SessionIndex:
     __slots__ = ("_buffer", "_descriptor", "_draft", "_fields", "_free", "_refused", "address", "text_start")
 
     def __init__(self, capacity: int = _MIN_CAPACITY) -> None:
-        """capacity: tokens that fit the first buffer."""
+        """Makes an index without text.
+
+        capacity: tokens that fit the first buffer."""
         self._descriptor = np.zeros(DESCRIPTOR_FIELDS, dtype=np.int64)
         self._refused = _NOTHING_REFUSED
         self._draft = _NO_DRAFT

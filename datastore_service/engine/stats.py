@@ -36,9 +36,14 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """drafts: trees asked for since the start, empty ones included. merge_failures: of the live tier. tiers: SESSION
-    counts conversations too. log_bytes: of the live tier's logs. log_unsynced_bytes: how many of them a power failure
-    would take. log_failures: outputs that could not be logged, and failed syncs."""
+    """The sizes and counters of an engine.
+
+    drafts: trees asked for since the start, empty ones included.
+    merge_failures: merges of the live tier that failed.
+    tiers: SESSION counts conversations too.
+    log_bytes: bytes of the live tier's logs.
+    log_unsynced_bytes: how many of them a power failure would take.
+    log_failures: outputs that could not be logged, and failed syncs."""
 
     sessions: int
     conversations: int

@@ -85,7 +85,10 @@ class StepRunner:
         return replies
 
     def _note_refused(self, entry: Entry, index: SessionIndex, new: int) -> None:
-        """new: tokens that the entry adds; a refusal beyond them is of text that the session does not have."""
+        """Notes the tokens that the target refused. A refusal beyond the new tokens is dropped: it is of text that the session does not
+        have.
+
+        new: tokens that the entry adds."""
         for refused in entry.rejected:
             if refused.position < index.known + new:
                 index.refuse(refused.position, refused.tokens, self._refusals)

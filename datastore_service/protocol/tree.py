@@ -21,7 +21,7 @@ OTHER_TIER = 15  # of a service of a later version; stands for a source that is 
 
 
 def tier_name(source: int) -> str:
-    """Of a DraftTree's source, as answers and metrics show it."""
+    """The name of a DraftTree's source, as answers and metrics show it."""
     return "other" if source == OTHER_TIER else Tier(source).name.lower()
 
 

@@ -63,7 +63,9 @@ def _admin_call(method: Callable[[Admin, Any], Any]) -> Callable[[Admin, Any, gr
 
 
 class Admin(AdminServicer):
-    """token: what `authorization: Bearer` must carry; empty asks for none."""
+    """Answers the calls of the Admin service.
+
+    token: what `authorization: Bearer` must carry; empty asks for none."""
 
     def __init__(
         self,

@@ -22,7 +22,10 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """path: `d` of an SVG path in a picture of WIDTH by HEIGHT. latest: its last value, as text."""
+    """One line of a chart.
+
+    path: `d` of an SVG path in a picture of WIDTH by HEIGHT.
+    latest: its last value, as text."""
 
     name: str
     path: str
@@ -31,7 +34,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """top: the value at the upper edge, as text. The lower edge is 0, the right edge now, the left edge an hour ago."""
+    """A chart of the last hour. The lower edge is 0, the right edge now, the left edge an hour ago.
+
+    top: the value at the upper edge, as text."""
 
     title: str
     top: str

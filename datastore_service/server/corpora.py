@@ -21,7 +21,9 @@ PATH_BYTES = 1024
 
 
 class Corpora:
-    """folder: None if no file may be named. Every method raises RefusalError naming the field."""
+    """Finds the files that an admin call names. Every method raises RefusalError naming the field.
+
+    folder: holds the files, None if no file may be named."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -48,7 +50,9 @@ class Corpora:
         return path
 
     def find_tokenizer(self, name: str, namespace: Namespace) -> Tokenizer:
-        """name: of a tokenizer.json or of a folder with one. It must be the namespace's tokenizer."""
+        """Loads the tokenizer that a call names. It must be the namespace's tokenizer.
+
+        name: of a tokenizer.json or of a folder with one."""
         path = self.find(name, "tokenizer")
         path = self.find_file(f"{name}/{TOKENIZER_FILE}" if path.is_dir() else name, "tokenizer")
         try:

@@ -36,11 +36,14 @@ def engine_factory(
     weights: FusionWeights | None = None,
     of_tenants: Mapping[str, Path] | None = None,
 ) -> EngineFactory:
-    """directory: of the prior of all namespaces, None for none. vocab_size: token ids are smaller; 2^31 permits any. limits, weights:
-    of each engine. of_tenants: directory of a further prior, which this tenant alone reads.
+    """Makes the factory of the namespaces' engines. It reads the priors immediately, so that a bad one stops the start: raises
+    StorageError, or ValueError for a prior whose vocabulary is larger than `vocab_size`.
 
-    Reads the priors immediately, so that a bad one stops the start: raises StorageError, or ValueError for a prior whose
-    vocabulary is larger than `vocab_size`."""
+    directory: of the prior of all namespaces, None for none.
+    vocab_size: token ids are smaller; 2^31 permits any.
+    limits: of each engine.
+    weights: of each engine.
+    of_tenants: for each tenant named, the directory of a further prior, which this tenant alone reads."""
     common = [_Prior.read(directory)] if directory is not None else []
     further = {tenant: [_Prior.read(own)] for tenant, own in (of_tenants or {}).items()}
     for prior in itertools.chain(common, *further.values()):

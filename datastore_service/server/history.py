@@ -16,14 +16,18 @@ SAMPLES = 180
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """at: time.monotonic()."""
+    """The stats of all namespaces at one moment.
+
+    at: seconds, of time.monotonic()."""
 
     at: float
     stats: dict[Namespace, EngineStats]
 
 
 class History:
-    """samples: oldest first. The tuple is replaced as a whole, so readers need no lock."""
+    """Keeps the last SAMPLES samples of all namespaces' stats.
+
+    samples: oldest first. The tuple is replaced as a whole, so readers need no lock."""
 
     def __init__(self, namespaces: Namespaces, clock: Callable[[], float] = time.monotonic) -> None:
         self._namespaces, self._clock = namespaces, clock

@@ -21,8 +21,8 @@ MOST_LINES, PERIOD_SECONDS = 20, 60.0
 
 
 class JsonFormatter(logging.Formatter):
-    """Fields: time (ISO 8601, UTC), level, logger, message, those of the call's `extra`, the ids of the current trace and
-    span, and a traceback if there is one."""
+    """Formats a record as one JSON object. Its fields are time (ISO 8601, UTC), level, logger, message, those of the call's `extra`,
+    the ids of the current trace and span, and a traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {

@@ -15,7 +15,9 @@ BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.00
 
 
 class ServiceMetrics:
-    """registry: the service's own, so that two services in one process do not collide."""
+    """The service's metrics for Prometheus.
+
+    registry: the service's own, so that two services in one process do not collide."""
 
     def __init__(self, namespaces: Namespaces, limits: ServiceLimits) -> None:
         self.registry = CollectorRegistry()
@@ -47,7 +49,9 @@ class ServiceMetrics:
         ProcessCollector(registry=self.registry)
 
     def count_streams(self, streams: Callable[[], int]) -> None:
-        """streams: returns how many are open."""
+        """Exports the number of open Draft streams.
+
+        streams: returns how many are open."""
         self._streams.set_function(streams)
 
     def _export(self, name: str, description: str, limit: int) -> None:

@@ -10,7 +10,9 @@ from datastore_service.storage.errors import StorageError
 
 
 class RefusalError(Exception):
-    """code: the status that ends the call. The message names the field and the limit."""
+    """Refuses a call. The message names the field and the limit.
+
+    code: the status that ends the call."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)

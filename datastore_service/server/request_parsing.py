@@ -86,7 +86,9 @@ class _Parser:
             raise invalid(f"request: {len(data)} bytes that are no message of {self._method}") from None
 
     def each(self, requests: Any) -> Any:
-        """requests: an iterator of bytes, asynchronous for a coroutine."""
+        """Parses each request of a stream when it is read.
+
+        requests: an iterator of bytes, asynchronous for a coroutine."""
         return self._each(requests) if hasattr(requests, "__aiter__") else map(self.one, requests)
 
     async def _each(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:

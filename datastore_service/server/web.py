@@ -1,4 +1,4 @@
-"""HTTP: the status page at /, metrics for Prometheus at /metrics."""
+"""Serves the status page at / and metrics for Prometheus at /metrics, over HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _HEADERS = (
 
 
 def application(html: Callable[[], str], registry: CollectorRegistry) -> WSGIApplication:
-    """html: returns the status page."""
+    """The application that serves the status page and the metrics.
+
+    html: returns the status page."""
     metrics = make_wsgi_app(registry)
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

@@ -48,7 +48,9 @@ def read_name(name: str, field: str, limits: ServiceLimits) -> str:
 
 
 def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimits) -> list[Entry | str]:
-    """With the refusal, which names the field and its limit, in place of an entry that breaks one."""
+    """The entries of a request. An entry that breaks a limit is replaced by its refusal, which names the field and the limit.
+
+    Raises RefusalError for too many entries and for queries that break a limit."""
     _check_limit(len(request.entries), limits.entries, "entries", "entries in one message")
     entries: list[Entry | str] = []
     for entry in request.entries:

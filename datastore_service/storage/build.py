@@ -119,7 +119,7 @@ def _unfinished(paths: list[Path], segment_tokens: int, manifest: Manifest) -> l
 
 
 def _source_digest(paths: list[Path], field: str, segment_tokens: int) -> str:
-    """Of all that decides which documents are in which segment."""
+    """The digest of all that decides which documents are in which segment."""
     stamps = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     options = [field, segment_tokens, PART_BYTES]
     return hashlib.sha256(json.dumps([stamps, *options]).encode()).hexdigest()

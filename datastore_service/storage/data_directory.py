@@ -34,10 +34,13 @@ _READABLE_CHARACTERS = 40  # of a folder's name: the model and the tenant
 
 
 class DataDirectory:
-    """vocab_size: of every namespace; ids are smaller. namespaces: those that were stored here at the start.
+    """A service's data directory, locked against other processes.
 
     Opening it takes the lock and removes what interrupted services left in `live/`. Raises StorageError if another
-    process writes here or if a folder cannot be used, OSError if the disk refuses."""
+    process writes here or if a folder cannot be used, OSError if the disk refuses.
+
+    vocab_size: of every namespace; ids are smaller.
+    namespaces: those that were stored here at the start."""
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._vocab_size = vocab_size

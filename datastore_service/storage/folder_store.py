@@ -39,8 +39,11 @@ _SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """nbytes: of its files. created: seconds since 1970. damage: why it cannot be restored, "" if nothing is known against it;
-    the sizes of a damaged one are 0."""
+    """A snapshot of a namespace. The sizes of a damaged one are 0.
+
+    nbytes: bytes of its files.
+    created: seconds since 1970.
+    damage: why it cannot be restored, "" if nothing is known against it."""
 
     name: str
     tokens: int

@@ -30,7 +30,10 @@ _SEGMENT = re.compile(r"[0-9]{1,18}" + re.escape(SUFFIX))  # its number is read 
 
 @dataclass(frozen=True, slots=True)
 class LiveManifest:
-    """segments: file names, oldest first. first_log: logs with a lower number are not valid."""
+    """What a live tier's manifest says: the namespace, its vocabulary, and which segments and logs are valid.
+
+    segments: file names, oldest first.
+    first_log: logs with a lower number are not valid."""
 
     model: str
     tokenizer: str

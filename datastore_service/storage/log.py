@@ -87,7 +87,10 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """documents: int32 arrays. torn: bytes of an incomplete record at the end, which were dropped."""
+    """What `read_log` finds in a log.
+
+    documents: int32 arrays.
+    torn: bytes of an incomplete record at the end, which were dropped."""
 
     documents: list[np.ndarray]
     torn: int

@@ -32,9 +32,12 @@ _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """segments: file names in the order they were built. source: digest of the corpus and options of an unfinished
-    build, "" when it is complete. part: number of the part of that corpus that the last segment belongs to. documents: how
-    many of that part's documents the segments hold already."""
+    """What a prior's manifest says: its tokenizer, its segments, and how far an unfinished build has come.
+
+    segments: file names in the order they were built.
+    source: digest of the corpus and options of an unfinished build, "" when it is complete.
+    part: number of the part of that corpus that the last segment belongs to.
+    documents: how many of that part's documents the segments hold already."""
 
     tokenizer: str
     vocab_size: int

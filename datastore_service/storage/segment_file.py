@@ -43,7 +43,9 @@ class SegmentFile:
     """
 
     def __init__(self, path: Path | str, tokenizer: str | None = None) -> None:
-        """tokenizer: the fingerprint the file must have been built with, None for any. Raises StorageError."""
+        """Opens a segment file and checks its header and length. Raises StorageError.
+
+        tokenizer: the fingerprint the file must have been built with, None for any."""
         self.path = Path(path)
         fields = read_header(self.path)
         self.vocab_size, self.separator, self.tokenizer, self._sizes, self._checksums = fields

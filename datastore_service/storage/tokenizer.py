@@ -12,7 +12,9 @@ from datastore_service.storage.fingerprint import tokenizer_path
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """folder: holds `tokenizer.json`, or is that file. Raises StorageError for what the library cannot read."""
+    """Loads a tokenizer. Raises StorageError for what the library cannot read.
+
+    folder: holds `tokenizer.json`, or is that file."""
     path = tokenizer_path(folder)
     try:
         return Tokenizer.from_file(str(path))

@@ -17,7 +17,10 @@ from datastore_service.engine.segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class LogStats:
-    """nbytes: of all logs. unsynced: how many of them a power failure would take."""
+    """The size of a store's logs.
+
+    nbytes: bytes of all logs.
+    unsynced: how many of them a power failure would take."""
 
     nbytes: int = 0
     unsynced: int = 0

@@ -22,7 +22,9 @@ class FreshText(SessionIndex):
         self.log = log
 
     def add(self, document: np.ndarray) -> None:
-        """document: int32, without a separator."""
+        """Appends a document and a separator.
+
+        document: int32, without a separator."""
         self.append(np.append(document, np.int32(SEPARATOR)).astype(np.int32))
 
     def documents(self) -> list[np.ndarray]:
@@ -65,22 +67,22 @@ class LiveView:
         return self.fresh[-1].log if self.fresh else self.next_log
 
     def begin_fresh(self, capacity: int) -> LiveView:
-        """With a new fresh text of `capacity` tokens; the newest one until now is full from then on."""
+        """The view with a new fresh text of `capacity` tokens; the newest one until now is full from then on."""
         fresh = FreshText(self.next_log, capacity)
         return replace(self, fresh=(fresh, *self.fresh), next_log=self.next_log + 1)
 
     def add(self, segment: Segment) -> LiveView:
-        """With one more segment, the newest."""
+        """The view with one more segment, the newest."""
         return replace(self, segments=(*self.segments, segment))
 
     def seal(self, text: FreshText, segment: Segment) -> LiveView:
-        """With `segment` in place of the oldest fresh text. Unchanged if that is no longer `text`."""
+        """The view with `segment` in place of the oldest fresh text. Unchanged if that is no longer `text`."""
         if not self.fresh or self.fresh[-1] is not text:
             return self
         return replace(self, fresh=self.fresh[:-1], segments=(*self.segments, segment))
 
     def merge(self, run: Sequence[Segment], merged: Segment) -> LiveView:
-        """With `merged` in place of a run of neighbouring segments. Unchanged if any of them has left."""
+        """The view with `merged` in place of a run of neighbouring segments. Unchanged if any of them has left."""
         at = _position(run, self.segments)
         if at is None:
             return self
@@ -91,7 +93,7 @@ class LiveView:
         return replace(self, segments=tuple(other for other in self.segments if other is not segment))
 
     def take_out(self, damaged: Collection[Segment]) -> LiveView:
-        """With those of its segments that are damaged set apart."""
+        """The view with those of its segments that are damaged set apart."""
         found = tuple(segment for segment in self.segments if segment in damaged)
         if not found:
             return self
@@ -109,7 +111,7 @@ class LiveView:
         return view
 
     def clear(self, segments: tuple[Segment, ...] = ()) -> LiveView:
-        """With these segments and no other text."""
+        """A view with these segments and no other text."""
         return LiveView(segments=segments, next_log=self.next_log)
 
 
