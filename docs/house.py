@@ -20,7 +20,7 @@ SHORT = 45  # lines of a module
 BENCHMARKS = ("benchmarks", "tests/unit/benchmarks")
 SESSION_KEYS = re.compile(r"(dict|defaultdict|OrderedDict|set|frozenset)\[(Session|RequestState|Req|Draft)\b")
 # A docstring's first sentence that needs the signature to be understood.
-NOT_ALONE = re.compile(r"(Of|As|By|With|At|From|See|Where|Whose)\b|\w+: ")
+NOT_ALONE = re.compile(r"(Of|As|By|With|Without|At|From|In|Over|See|Where|Whose)\b|\w+(, \w+)*: ")
 
 
 def sources(*folders: Path) -> list[Path]:

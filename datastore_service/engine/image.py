@@ -12,8 +12,11 @@ from datastore_service.engine import SOURCES_DIGEST
 
 
 class ImageKernels(UserProvidedCacheLocator):
-    """In NUMBA_CACHE_DIR, and fresh whatever the sources' times are: `docker load` rounds those to seconds, and Numba would compile
-    every kernel again. A kernel's name has the digest of its sources."""
+    """Finds compiled kernels in NUMBA_CACHE_DIR.
+
+    They are fresh whatever the sources' times are: `docker load` rounds those to seconds, and Numba would compile every kernel again. A
+    kernel's name has the digest of its sources.
+    """
 
     @classmethod
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> ImageKernels | None:

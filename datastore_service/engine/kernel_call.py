@@ -108,7 +108,7 @@ class KernelCallPool:
         self._idle.append(call)
 
     def counts(self) -> Counts:
-        """Over all calls so far."""
+        """The counts of all calls so far."""
         total = np.zeros(COUNTERS, dtype=np.int64)
         for call in list(self._all):
             total += call.counters

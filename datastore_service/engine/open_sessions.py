@@ -41,7 +41,10 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """tokens, nbytes: of open sessions and conversations. refused: tokens that the target refused."""
+    """What the open sessions and conversations take.
+
+    refused: tokens that the target refused.
+    """
 
     sessions: int
     conversations: int

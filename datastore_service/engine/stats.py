@@ -9,9 +9,14 @@ from datastore_service.protocol.tree import Tier
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """tokens, nbytes: what the tier holds. segments: 0 for a tier without segments. hits: drafts with at least one node of
-    the tier. drafted: its nodes. accepted: its nodes on the path that the session's text took through its last draft,
-    whether the worker verified them or not. damaged: segments that were taken out; the other figures do not count them."""
+    """What a tier holds, and what its drafts were worth.
+
+    segments: 0 for a tier without segments.
+    hits: drafts with at least one node of the tier.
+    drafted: the tier's nodes.
+    accepted: its nodes on the path that the session's text took through its last draft, whether the worker verified them or not.
+    damaged: segments that were taken out; the other figures do not count them.
+    """
 
     tokens: int = 0
     nbytes: int = 0

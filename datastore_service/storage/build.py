@@ -24,7 +24,11 @@ PART_BYTES = 16  # for each token of a segment
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """documents, tokens: indexed by this run so far. segments: of the whole prior."""
+    """How far a build has come.
+
+    documents, tokens: indexed by this run so far.
+    segments: of the whole prior.
+    """
 
     documents: int
     tokens: int

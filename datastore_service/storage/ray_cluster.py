@@ -49,7 +49,7 @@ class RayCluster:
         self._ray.shutdown()
 
     def build(self, recipe: Recipe, parts: Sequence[Part]) -> Iterator[Built]:
-        """In the order of the parts. Raises what `build_part` raises, OSError for a part whose workers died ATTEMPTS times."""
+        """Builds the parts, and yields them in their order. Raises what `build_part` raises, OSError for a part whose workers died ATTEMPTS times."""
         task = self._ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(_build_on_worker)
         shared = self._ray.put(recipe)
         started = ((part, task.remote(shared, _absolute(part))) for part in parts)

@@ -89,7 +89,7 @@ class LiveView:
         return replace(self, segments=(*self.segments[:at], merged, *self.segments[at + len(run) :]))
 
     def remove(self, segment: Segment) -> LiveView:
-        """Without a segment, which may be absent."""
+        """The view without a segment, which may be absent."""
         return replace(self, segments=tuple(other for other in self.segments if other is not segment))
 
     def take_out(self, damaged: Collection[Segment]) -> LiveView:
@@ -101,7 +101,7 @@ class LiveView:
         return replace(self, segments=intact, damaged=(*self.damaged, *found))
 
     def evict(self, limit: int) -> LiveView:
-        """Without the oldest text beyond `limit` tokens. The newest fresh text stays whatever its size."""
+        """The view without the oldest text beyond `limit` tokens. The newest fresh text stays whatever its size."""
         view = self
         while view.tokens > limit and (view.segments or len(view.fresh) > 1):
             if view.segments:
