@@ -18,7 +18,10 @@ STEP_SECONDS = Summary(
 
 
 class PhaseClock:
-    """Of one step: each `end` ends a phase and begins the next. counted: whether the metric gets them."""
+    """Times the phases of one step: each `end` ends a phase and begins the next.
+
+    counted: whether the metric gets them.
+    """
 
     _seconds = {phase: PHASE_SECONDS.labels(phase) for phase in (*PHASES, RETRIEVE)}
 

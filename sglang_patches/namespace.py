@@ -1,4 +1,4 @@
-"""Whose text an instance reads and writes."""
+"""The namespace of the text that an instance reads and writes."""
 
 from __future__ import annotations
 

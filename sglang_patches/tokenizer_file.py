@@ -1,4 +1,4 @@
-"""Where a model's `tokenizer.json` is: its fingerprint names the datastore's namespace."""
+"""Finds a model's `tokenizer.json`: its fingerprint names the datastore's namespace."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def main(
 
 
 def _set_environment(device: str, caches: Path | None) -> None:
-    """Of this process and of the engines. A cache that the environment names stays where it is."""
+    """Sets the environment of this process and of the engines. A cache that the environment names stays where it is."""
     if device == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when SGLang's kernels are imported
     if caches is not None:

@@ -50,13 +50,14 @@ Margin = Callable[[Answer, Answer, int], float]
 
 
 def greedy_margin(plain: Answer, ours: Answer, at: int) -> float:
-    """Of the likeliest token over the second likeliest: no other one lies closer. Needs plain decoding's log-probabilities."""
+    """The likeliest token's log-probability over the second likeliest one's: no other token lies closer. Needs plain decoding's
+    log-probabilities."""
     return plain.margins[at]
 
 
 def noise_margin(seed: int) -> Margin:
-    """Of tokens drawn with the noise of `seed`: of one log-probability over the other, each with its token's noise. Needs both
-    engines' log-probabilities."""
+    """Makes the margin of tokens that are drawn with the noise of `seed`. It is the distance between the two tokens' log-probabilities,
+    each with its token's noise. Needs both engines' log-probabilities."""
     import torch
 
     from sglang_patches.verification.shared_noise import exponentials

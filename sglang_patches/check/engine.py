@@ -90,7 +90,7 @@ def summary(answers: Sequence[dict], engine: Engine) -> dict:
 
 
 def tokens_per_step(infos: Sequence[dict]) -> float:
-    """Of all answers. The first token of each is the prefill's."""
+    """Mean tokens of a decode step, over all answers. The first token of each answer is the prefill's and does not count."""
     decoded = [info["completion_tokens"] - 1 for info in infos]
     steps = sum(info.get("spec_verify_ct") or count for info, count in zip(infos, decoded, strict=True))
     return sum(decoded) / max(1, steps)
@@ -172,8 +172,8 @@ def metric(name: str, **labels: str) -> float:
 
 
 def measure_speed(engine: Engine, prompts: list[str], batches: list[int], tokens: int) -> dict:
-    """By batch size tokens a second and a step. No prompt is asked twice: the datastore would have its answer. The prompts are
-    prefilled before the time begins; a batch ends with its slowest request."""
+    """Measures tokens a second and tokens a step, by batch size. No prompt is asked twice: the datastore would have its answer. The
+    prompts are prefilled before the time begins; a batch ends with its slowest request."""
     left = iter(prompts)
     found = {}
     for batch in batches:

@@ -111,7 +111,10 @@ class Engines:
         self._running: Engine | None = None
 
     def ask(self, name: str, flags: Sequence[str], task: str, **arguments: object) -> Any:
-        """As `Engine.ask`, of the engine with these flags; an engine that fails is stopped. name: of its log."""
+        """Asks the engine with these flags, as `Engine.ask` does. An engine that fails is stopped.
+
+        name: of its log, without `.log`.
+        """
         engine = self.get(name, flags)
         try:
             return engine.ask(task, **arguments)
@@ -140,7 +143,7 @@ class Engines:
 
 
 def last_words(log: str) -> str:
-    """Of a log: the lines in which specstore says what is wrong, else the last ones."""
+    """The lines of a log in which specstore says what is wrong, else its last lines. At most three lines and 600 characters."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line and "specstore" in line] or lines[-3:]
     return " / ".join(errors[-3:])[:600]

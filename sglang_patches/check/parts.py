@@ -39,7 +39,12 @@ KILLED = "SAGUARO"  # has its draft process killed; all methods start and watch 
 
 @dataclass(frozen=True)
 class Part:
-    """name: of the row. needs: rows that have to be ok before. engine: whose answers it asks for, "" for none."""
+    """One part of a check, which makes one row of the table.
+
+    name: of the row.
+    needs: rows that have to be ok before.
+    engine: whose answers it asks for, "" for none.
+    """
 
     name: str
     run: Callable[[], Result]

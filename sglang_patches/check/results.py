@@ -31,7 +31,10 @@ class Results:
     """What a folder holds: `results.json`, written again after each result, and the engines' answers in files of their own."""
 
     def __init__(self, folder: Path, about: dict) -> None:
-        """about: what is checked, with what, on what. Raises OtherRunError where the folder's results are of something else."""
+        """Opens the folder with the results that it holds. Raises OtherRunError where they are of something else.
+
+        about: what is checked, with what, on what.
+        """
         self.folder, self.about = folder, about
         self.rows: dict[str, Result] = {}
         folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,12 @@ PACKAGES = ("specstore", "sglang", "torch", "triton", "flashinfer-python", "nump
 
 @dataclass(frozen=True)
 class Setup:
-    """model: folder. tokens: of an answer. flags: SGLang's and specstore's, from the command line."""
+    """What is checked: a model on a device, with the engines' flags.
+
+    model: folder.
+    tokens: of an answer.
+    flags: SGLang's and specstore's, from the command line.
+    """
 
     model: Path
     device: str

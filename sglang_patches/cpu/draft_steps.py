@@ -25,7 +25,10 @@ class CpuDraftSteps:
         self._steps = steps
 
     def init_forward_metadata(self, forward_batch) -> None:
-        """forward_batch: its lengths count the cached tokens, its slots [requests * steps] are a chain's of each request."""
+        """Plans the attention of each forward of the draft.
+
+        forward_batch: its lengths count the cached tokens, its slots [requests * steps] are a chain's of each request.
+        """
         lengths = forward_batch.seq_lens
         slots = forward_batch.out_cache_loc.view(-1, self._steps)
         for step, attention in enumerate(self.attn_backends):

@@ -127,8 +127,9 @@ def lm_head(stock, processor, hidden_states, lm_head, embedding_bias=None, **out
 
 
 def masked_input(stock, *arguments, **named):
-    """get_masked_input_and_mask: which token ids a tensor-parallel rank's part of the embedding has. SGLang compiles it, at the first
-    request and with a C++ compiler, which not every machine has; it is a few operations on a row of numbers."""
+    """Runs get_masked_input_and_mask without compiling it. The function says which token ids a tensor-parallel rank's part of the
+    embedding has. SGLang compiles it at the first request, with a C++ compiler, which not every machine has; it is a few operations on a
+    row of numbers."""
     with torch.compiler.set_stance("force_eager"):
         return stock(*arguments, **named)
 

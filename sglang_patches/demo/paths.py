@@ -1,4 +1,4 @@
-"""Where the demo keeps its files."""
+"""The folders of the demo's files."""
 
 import os
 from pathlib import Path

@@ -87,7 +87,11 @@ def given_of(server_args: ServerArgs) -> dict[str, object]:
 
 
 def draft_arguments(given: Mapping[str, object], same_kind: bool) -> dict[str, object]:
-    """Of the draft model's server. same_kind: whether its device is of the target's kind."""
+    """The arguments of the draft model's server, by field.
+
+    given: what the operator has given, by field.
+    same_kind: whether the draft model's device is of the target's kind.
+    """
     followed = _picked(given, FOLLOWED + (FOLLOWED_ON_ITS_KIND if same_kind else ()))
     own = {OWN[field]: value for field, value in _picked(given, OWN).items()}
     if "attention_backend" in own:

@@ -11,7 +11,8 @@ class Gpus:
         return torch.cuda.device_count()
 
     def bytes_in_use(self, index: int) -> int:
-        """By all processes of the host, as `nvidia-smi` has it. Raises what torch and NVML raise where that cannot be told."""
+        """Bytes of the GPU's memory that all processes of the host use, as `nvidia-smi` has it. Raises what torch and NVML raise where
+        that cannot be told."""
         import torch
 
         return torch.cuda.device_memory_used(index)

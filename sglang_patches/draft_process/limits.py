@@ -22,8 +22,12 @@ _LOG_LINES = {
 
 
 class Limits:
-    """longest: tokens of a text. vocabulary: the draft model's own, which may be another number than the target's: token ids from it
-    on have no embedding. A text that was refused once stays refused: it only grows."""
+    """Tells which texts the draft model can run. A text that was refused once stays refused: it only grows.
+
+    longest: most tokens of a text.
+    vocabulary: number of the draft model's token ids, which may be another one than the target's. Token ids from it on have no
+        embedding.
+    """
 
     def __init__(self, longest: int, vocabulary: int) -> None:
         self._bounds = {"length": longest, "token": vocabulary}

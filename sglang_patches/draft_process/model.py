@@ -192,7 +192,7 @@ class SglangModel(DraftModel):
         return Row(item.draft, NOWHERE if node is None else node)
 
     def _slots(self, items: Sequence[_Item]) -> list[int] | None:
-        """Of each item; a token that is run again keeps its own."""
+        """Gives each item a KV slot. A token that is run again keeps its own. None if there is no room."""
         kept = [self._slot(item) for item in items]
         taken = self._sequences.take(kept.count(None), {item.draft for item in items})
         if taken is None:

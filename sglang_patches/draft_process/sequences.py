@@ -32,9 +32,14 @@ REFUSED = Counter(
 
 @dataclass(slots=True, eq=False)
 class Cached:
-    """Of one session. row: in the table. used: when it was run last. slots: int32, as long as a row; the first `held` of them belong to
-    the text's first tokens, of which the first `length` were run, and the device's table has the first `written`. nodes: slots of the
-    trie's nodes that were run."""
+    """One session's KV slots.
+
+    row: in the table.
+    used: when the session was run last.
+    slots: int32, as long as a row. The first `held` belong to the text's first tokens. Of these tokens the first `length` were run, and
+        the device's table has the first `written`.
+    nodes: slot of each node of the trie that was run.
+    """
 
     row: int
     used: float
@@ -52,11 +57,15 @@ class Cached:
 
 
 class SequenceCache:
-    """scratch: rows of the table for single rows of a forward; the sessions share the others. now: seconds by a steady clock.
+    """The sessions' KV slots in the draft model's cache.
 
     The draft model's runner has no other user, so all its slots are taken at the start, and given out here. A session begins with slots
     for its whole text, so two that are half prefilled never wait for each other. Where not all sessions have room, those with the
-    shortest texts do: they are the most."""
+    shortest texts do: they are the most. Raises ValueError where no row is left for a session.
+
+    scratch: number of rows of the table for single rows of a forward; the sessions share the others.
+    now: seconds by a steady clock.
+    """
 
     def __init__(self, runner: ModelRunner, scratch: int, now: Callable[[], float] = time.monotonic) -> None:
         self.table: torch.Tensor = runner.req_to_token_pool.req_to_token

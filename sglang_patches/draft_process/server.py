@@ -34,7 +34,7 @@ ROUND_SECONDS = Summary(
 
 
 def draft_parts(settings: DraftSettings) -> DraftParts:
-    """Of the method that the settings name."""
+    """The draft side's parts of the method that the settings name."""
     options = load_options()
 
     def open_store() -> Datastore:

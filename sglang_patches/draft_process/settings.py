@@ -34,13 +34,23 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings:
-    """method: its name in the registry. arguments: SGLang's, of the draft model. quantization: of a checkpoint that is
-    not quantised, "" for none. tokenizer: folder of the target's, "" where requests bring token ids alone; tokenizer_revision: of a hub's, "" for the
-    newest. device: `cpu` or `cuda:N`. tokens: slots of the draft model's KV
-    cache. sessions: most that are drafted for at once. rows: of a draft forward, and outcomes guessed at once. lookahead: tokens
-    drafted after each. namespace, fingerprint: model and tokenizer of the datastore's namespace. context_length, vocabulary: the
-    target's. serial: whether the target has the same device. cores: to which the process is pinned, separated by
-    commas, "" for none. All other options are read as the worker reads them."""
+    """The settings of a draft process. All other options are read as the worker reads them.
+
+    method: its name in the registry.
+    arguments: SGLang's, of the draft model.
+    quantization: of a checkpoint that is not quantised, "" for none.
+    tokenizer: folder of the target's, "" where requests bring token ids alone.
+    tokenizer_revision: of a hub's tokenizer, "" for the newest.
+    device: `cpu` or `cuda:N`.
+    tokens: slots of the draft model's KV cache.
+    sessions: most that are drafted for at once.
+    rows: of a draft forward, and outcomes guessed at once.
+    lookahead: tokens drafted after each outcome.
+    namespace, fingerprint: model and tokenizer of the datastore's namespace.
+    context_length, vocabulary: the target's.
+    serial: whether the target has the same device.
+    cores: those that the process is pinned to, separated by commas, "" for none.
+    """
 
     method: str
     arguments: dict[str, object]
@@ -80,8 +90,11 @@ def _written(value: object) -> str:
 
 
 def draft_device(options: Options, view: ServerArgs, method: Method, replica: int = 0) -> str:
-    """Where the draft model of a replica runs. view: the resolved arguments. Raises ValueError for a device that this host cannot
-    have, and for one that nobody has named and others use."""
+    """The device that a replica's draft model runs on. Raises ValueError for a device that this host cannot have, and for one that
+    nobody has named and others use.
+
+    view: the resolved arguments.
+    """
     kind, device = view.device, options.draft_device or method.draft_device
     if not device:
         return "cpu" if kind == "cpu" else _next_device(view, method, replica)
@@ -143,7 +156,7 @@ def _span(view: ServerArgs) -> int:
 
 
 def _devices_of_target(view: ServerArgs, replica: int) -> list[str]:
-    """Of a replica. None on a CPU: there the operating system gives both processes their share."""
+    """The devices of a replica's target. Empty on a CPU: there the operating system gives both processes their share."""
     if view.device == "cpu":
         return []
     first = view.base_gpu_id + replica * _span(view)
@@ -160,8 +173,12 @@ def draft_settings(
     vocabulary: int,
     replica: int = 0,
 ) -> DraftSettings:
-    """Of a replica of a server (`--dp-size`). view: its resolved arguments. given: those that the operator has given. context_length,
-    vocabulary: the target's."""
+    """The settings of the draft process of a server's replica (`--dp-size`).
+
+    view: the server's resolved arguments.
+    given: the arguments that the operator has given.
+    context_length, vocabulary: the target's.
+    """
     device = draft_device(options, view, method, replica)
     same_kind = device.partition(":")[0] == view.device
     return DraftSettings(

@@ -23,8 +23,13 @@ class Piece(NamedTuple):
 
 
 class TableChange(NamedTuple):
-    """sources: int64, for each scratch row in use the row that it begins as, up to `columns`. cells: int64, places in the flat table
-    that are written then. slots: int32, what is written there."""
+    """What one draft forward changes of the table.
+
+    sources: int64, for each scratch row in use the row that it begins as.
+    columns: number of columns that are copied from that row, 0 for none.
+    cells: int64, places in the flat table that are written then.
+    slots: int32, what is written there.
+    """
 
     sources: np.ndarray
     columns: int

@@ -83,7 +83,11 @@ class Draft:
         return (self.verifying or {}).get(node, {})
 
     def verify(self, nodes: list[int], hints: dict[int, dict[int, float]]) -> None:
-        """nodes: a parent before its children. hints: by node and token."""
+        """Begins a verification of these nodes.
+
+        nodes: a parent before its children.
+        hints: how likely the datastore thinks other tokens are, by node and token.
+        """
         self.verifying, self.hints = {self.trie.root: {}}, hints
         for node in nodes:
             siblings = self.verifying.get(self.trie.parent(node))

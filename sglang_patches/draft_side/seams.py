@@ -142,7 +142,7 @@ class RowChoice(ABC):
 
 
 class AllRows(RowChoice):
-    """As many as a forward may have."""
+    """Chooses as many rows as a forward may have."""
 
     def rows(self, values: np.ndarray) -> int:
         return len(values)

@@ -83,8 +83,12 @@ class DraftParts(NamedTuple):
 
 
 class DraftSide:
-    """rows: of a draft forward over all sessions. outcomes: that are guessed for a verification, over all sessions. serial: whether it
-    has the target's device, and drafts only while nothing is verified there (DOUBLE, D.8)."""
+    """Follows the target's sessions, guesses their outcomes and drafts from there, in rounds.
+
+    rows: of a draft forward, over all sessions.
+    outcomes: number that is guessed for verifications, over all sessions.
+    serial: whether it has the target's device, and drafts only while nothing is verified there (DOUBLE, D.8).
+    """
 
     def __init__(
         self, model: DraftModel, parts: DraftParts, rows: int, outcomes: int, serial: bool = False
@@ -184,8 +188,8 @@ class DraftSide:
         return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
 
     def _verify(self, message: Verifying) -> None:
-        """Of another epoch, of another root because a message was lost, or with other numbers because the session was opened twice, the
-        verification is stale."""
+        """Begins a verification, unless the message is stale. It is stale if it is of another epoch, of another root because a message
+        was lost, or has other numbers because the session was opened twice."""
         draft = self._drafts[message.session]
         trie, nodes = draft.trie, [draft.trie.root]
         rows = zip(message.nodes.tolist(), message.parents.tolist(), message.tokens.tolist(), strict=True)
@@ -363,13 +367,19 @@ def _without_children(rows: Sequence[Row]) -> list[Row]:
 
 
 def _count_guesses(draft: Draft, nodes: Iterable[int]) -> None:
-    """nodes: what the target says after the accepted ones."""
+    """Counts guessed outcomes by their accepted tokens.
+
+    nodes: what the target says after the accepted ones.
+    """
     for accepted, guesses in collections.Counter(len(draft.trie.path(node)) - 1 for node in nodes).items():
         GUESSES.labels(accepted).inc(guesses)
 
 
 def growth_of(draft: Draft, nodes: Sequence[int]) -> Growth:
-    """nodes: a parent before its children."""
+    """The message that tells of new nodes; it is counted as the trie's next turn.
+
+    nodes: a parent before its children.
+    """
     trie = draft.trie
     trie.turn += 1
     return Growth(

@@ -1,4 +1,4 @@
-"""Where drafts come from, in the worker's process.
+"""The sources of drafts, in the worker's process.
 
 Read the modules in this order:
 

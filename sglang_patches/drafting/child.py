@@ -25,7 +25,10 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """environment: what differs from this process's. Raises OSError."""
+        """Starts the program. Raises OSError.
+
+        environment: what differs from this process's.
+        """
         self._log = log
         self.socket, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:
@@ -40,7 +43,11 @@ class Child:
     def _start(
         self, command: Sequence[str], environment: Mapping[str, str], descriptor: int, output: int
     ) -> subprocess.Popen:
-        """descriptor: of the program's end of the socket. output: descriptor of what it prints to."""
+        """Runs the program in a session of its own.
+
+        descriptor: of the program's end of the socket.
+        output: descriptor of what it prints to.
+        """
         return subprocess.Popen(
             command,
             env=environment,

@@ -63,7 +63,7 @@ class DatastoreFeed(Follower):
         budgets: Sequence[Budget],
         queries: Sequence[tuple[Query, ...]],
     ) -> list[tuple[DraftTree, tuple[DraftTree, ...]]]:
-        """As `step`, and the trees of each request's queries. There are none if the datastore has not the text."""
+        """The tree of each request as `step` gets it, and the trees of its queries. There are none if the datastore has not the text."""
         running = [row for row, state in enumerate(states) if not state.ended]
         entries = [self._entry(states[row], budgets[row], queries[row]) for row in running]
         clock = PhaseClock()

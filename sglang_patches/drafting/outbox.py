@@ -35,7 +35,10 @@ class Outbox:
         self._thread.start()
 
     def put(self, frame: bytes, messages: int) -> None:
-        """messages: the number of them in the frame. Never blocks."""
+        """Sends a frame, or queues what there is no room for. Never blocks.
+
+        messages: number of messages in the frame.
+        """
         with self._changed:
             if self._sending:
                 self._queue.append(_Queued(frame, messages))

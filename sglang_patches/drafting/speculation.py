@@ -85,10 +85,15 @@ _NOTHING = _Verified((), set())
 
 
 class Speculation(Follower):
-    """nodes: most of a tree. sampling_of: how the target draws a request's tokens. now: seconds by a steady clock. vocabulary: number
-    of token ids.
+    """The draft side as the worker sees it: what it is told, and what is looked up.
 
-    All but `outcomes_ahead` is for the worker's thread."""
+    All but `outcomes_ahead` is for the worker's thread.
+
+    nodes: most of a tree.
+    sampling_of: how the target draws a request's tokens.
+    now: seconds by a steady clock.
+    vocabulary: number of token ids.
+    """
 
     def __init__(
         self,

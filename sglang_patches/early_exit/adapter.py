@@ -27,7 +27,10 @@ class Adapter(torch.nn.Module):
         self.up = torch.nn.Linear(hidden // 2, hidden, bias=False)
 
     def forward(self, state: torch.Tensor) -> torch.Tensor:
-        """state: [rows, H], the residual stream. Returns [rows, H]."""
+        """The state that the target's output head reads, [rows, H].
+
+        state: [rows, H], the residual stream.
+        """
         return self.up(torch.relu(self.down(state)))
 
 
@@ -77,7 +80,10 @@ class EarlyExits:
             raise ValueError(f"{file} holds no early exits: {error}") from error
 
     def layer(self, wanted: int) -> int:
-        """wanted: 0 for the one in the middle of the target, as in the paper. Raises ValueError for one that is not here."""
+        """The number of layers below the exit that is wanted. Raises ValueError for one that is not here.
+
+        wanted: number of layers, 0 for the exit in the middle of the target, as in the paper.
+        """
         if wanted in self.adapters:
             return wanted
         if wanted:

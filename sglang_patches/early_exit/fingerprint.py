@@ -34,7 +34,10 @@ def _samples(file: Path) -> Iterator[bytes]:
 
 
 def model_folder(model: str, revision: str | None = None) -> Path:
-    """Of a model that is on this machine. model: a folder, or a hub name. Raises ValueError for one that is not here."""
+    """The folder of a model that is on this machine. Raises ValueError for a model that is not here.
+
+    model: a folder, or a hub name.
+    """
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download

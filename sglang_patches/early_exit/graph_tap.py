@@ -40,7 +40,12 @@ LATE_SECONDS = 1.0  # after which a step's choices are not waited for: its graph
 
 
 class _Step(NamedTuple):
-    """number: of the step, from 1. rows: that are read. choices: of a row, that the receiver gets."""
+    """A step whose choices are waited for.
+
+    number: of the step, from 1.
+    rows: number of rows that are read.
+    choices: number of a row's choices that the receiver gets.
+    """
 
     number: int
     rows: int
@@ -49,7 +54,11 @@ class _Step(NamedTuple):
 
 
 class GraphTap(Tap):
-    """rows: most that are read of a forward. choices: of a row, that the graph computes."""
+    """The tap of an accelerator: the early exit is part of the captured graph.
+
+    rows: most that are read of a forward.
+    choices: number of a row's choices that the graph computes.
+    """
 
     def __init__(self, runner: ModelRunner, adapter: Adapter, layer: int, rows: int, choices: int) -> None:
         super().__init__(runner, adapter, layer)

@@ -22,9 +22,13 @@ logger = logging.getLogger(__name__)
 def make_tap(
     options: Options, runner: ModelRunner, rows: int, choices: int, model: str, revision: str | None
 ) -> Tap:
-    """rows: most that are read of a verification. choices: most of a row. model, revision: as SGLang's --model-path and --revision. Raises
-    ValueError that names the option for a file of another model or a model that has no place for it, OSError for a file that
-    cannot be read."""
+    """Makes the tap of a server's early exit from its file. Raises ValueError that names the option for a file of another model or a
+    model that has no place for it, OSError for a file that cannot be read.
+
+    rows: most that are read of a verification.
+    choices: most of a row.
+    model, revision: as SGLang's --model-path and --revision.
+    """
     try:
         exits = EarlyExits.load(Path(options.early_exit))
         _refuse_other_model(exits, model, revision)

@@ -9,7 +9,11 @@ SHOWN = (1, 8)  # choices whose recall the table and the server's log tell
 
 
 def draw(recall: Mapping[int, Sequence[float]], layers: int, file: Path) -> None:
-    """recall: by layer, as from `Training.recall`. layers: of the target. Needs matplotlib."""
+    """Draws the recall of the exits. Needs matplotlib.
+
+    recall: by layer, as from `Training.recall`.
+    layers: of the target.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")

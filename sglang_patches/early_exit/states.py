@@ -14,8 +14,12 @@ LONGEST = 4096  # tokens of a text that are run
 
 @dataclass(frozen=True)
 class States:
-    """states: by layer, [tokens, H], on the host in the model's type. expected: int64 [tokens]. text: int64 [tokens], the number of
-    each token's text."""
+    """A model's hidden states at the answers' tokens, and the token that it then expects.
+
+    states: by layer, [tokens, H], on the host in the model's type.
+    expected: int64 [tokens].
+    text: int64 [tokens], the number of each token's text.
+    """
 
     states: dict[int, torch.Tensor]
     expected: torch.Tensor
@@ -25,14 +29,22 @@ class States:
         return len(self.expected)
 
     def where(self, chosen: torch.Tensor) -> States:
-        """chosen: bool [tokens]."""
+        """The states of the chosen tokens.
+
+        chosen: bool [tokens].
+        """
         states = {layer: of_layer[chosen] for layer, of_layer in self.states.items()}
         return States(states, self.expected[chosen], self.text[chosen])
 
 
 @torch.inference_mode()
 def collect(model, texts: Sequence[Text], layers: Sequence[int], done: Callable[[int], None]) -> States:
-    """model: a causal model of transformers. layers: numbers of layers below each exit. done: is told the tokens of each text."""
+    """Runs the texts and collects the model's states at the answers' tokens. Raises ValueError if the answers have no tokens.
+
+    model: a causal model of transformers.
+    layers: number of layers below each exit.
+    done: is told the number of tokens of each text.
+    """
     found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
     expected, numbers = [], []
     for number, (prompt, answer) in enumerate(texts):

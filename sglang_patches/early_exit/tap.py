@@ -42,8 +42,11 @@ class Draws(NamedTuple):
     def of_batch(
         cls, requests: Sequence[tuple[float, int | None]], positions: np.ndarray, rows: np.ndarray
     ) -> Draws:
-        """requests: temperature and seed of each, None for one that shares no noise. positions: int64, of all rows; each request has as
-        many."""
+        """The draws of a batch's rows that are read.
+
+        requests: temperature and seed of each; the seed is None for one that shares no noise.
+        positions: int64, of all rows; each request has as many as the others.
+        """
         of = rows // (len(positions) // len(requests))
         warmth = [1.0 if seed is None else temperature for temperature, seed in requests]
         seeds = [NO_NOISE if seed is None else seed for _, seed in requests]
@@ -97,7 +100,10 @@ class EarlyExit:
         positions: torch.Tensor,
         choices: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `expects`. logits: whole, [rows, vocabulary and padding]."""
+        """The best tokens and their probabilities, as `expects` returns them.
+
+        logits: whole, [rows, vocabulary and padding].
+        """
         logits = logits[:, : self._vocabulary]
         probabilities = torch.softmax(logits.float() / temperatures.view(-1, 1), dim=-1)
         return best(probabilities, seeds, positions, choices)
@@ -107,17 +113,26 @@ class Tap(ABC):
     """Between `expect` and the end of the next forward it hands out what the early exit expects."""
 
     def __init__(self, runner: ModelRunner, adapter: Adapter, layer: int) -> None:
-        """layer: the number of layers below the exit. Raises ValueError that names a model whose layers hand nothing out."""
+        """Taps the layer that the exit reads. Raises ValueError that names a model whose layers hand nothing out.
+
+        layer: number of layers below the exit.
+        """
         self._exit = EarlyExit(runner, adapter)
         wrap(tapped_layer(runner.model, layer), self._captured)
 
     @abstractmethod
     def expect(self, draws: Draws, choices: int, receiver: Receiver) -> None:
-        """Of the forward that is launched next. choices: of a row."""
+        """Asks for what the early exit expects in the forward that is launched next.
+
+        choices: number of choices of a row.
+        """
 
     @abstractmethod
     def _captured(self, states: torch.Tensor) -> None:
-        """Of a verification. states: [rows, H], not to be kept."""
+        """Takes the states of a verification.
+
+        states: [rows, H], not to be kept.
+        """
 
 
 class HostTap(Tap):

@@ -1,4 +1,4 @@
-"""From a model and its answers to a file of early exits."""
+"""Makes a file of early exits from a model and its answers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ def _trained(training: Training, bars: Progress) -> None:
 def _write_report(
     run: Run, recall: dict[int, list[float]], about: About, tokens: int, console: Console
 ) -> None:
-    """recall: of so many tokens."""
+    """Writes the recall as .json, and as .png where matplotlib is installed.
+
+    tokens: number of tokens that the recall is of.
+    """
     told = {"layers": about.layers, "held_out_tokens": tokens, "recall": recall}
     run.out.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")
     if find_spec("matplotlib") is None:

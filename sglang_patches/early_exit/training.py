@@ -25,8 +25,12 @@ class OtherRunError(ValueError):
 
 @dataclass
 class Training:
-    """head: the target's output head, [vocabulary, H], not changed; the adapters are on its device. identity: what a checkpoint belongs
-    to. checkpoint: its file. Raises `OtherRunError` for a checkpoint of another run."""
+    """Trains the adapters of all exits, from the checkpoint on if there is one. Raises `OtherRunError` for a checkpoint of another run.
+
+    head: the target's output head, [vocabulary, H], not changed; the adapters are on its device.
+    identity: what a checkpoint belongs to.
+    checkpoint: its file.
+    """
 
     states: States
     head: torch.Tensor
@@ -114,7 +118,7 @@ class Training:
 
     @torch.inference_mode()
     def recall(self, states: States) -> dict[int, list[float]]:
-        """By layer: share of the tokens that are among the exit's first 1, 2, ... RANKS choices."""
+        """The share of the tokens that are among an exit's first 1, 2, ... RANKS choices, by layer."""
         ranks: dict[int, list[torch.Tensor]] = {layer: [] for layer in self.adapters}
         for begin in range(0, len(states), BATCH):
             rows = slice(begin, begin + BATCH)
@@ -129,5 +133,5 @@ class Training:
 
 
 def _pace(done: float) -> float:
-    """Of the rate of learning, after a share of the steps: up in a line, then down in one."""
+    """The factor of the learning rate after a share of the steps: it rises in a line, then falls in one."""
     return min(1.0, (done + 1e-3) / WARM_UP, 1.02 - done)

@@ -132,7 +132,7 @@ def check(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
 
 
 def _check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
-    """Of tokens that the scheduler looks up."""
+    """Checks the token ids that the scheduler looks up. Raises ValueError that names the field."""
     for token in request.token_ids_logprob or ():
         if not 0 <= token < vocab_size:
             raise ValueError(f"token_ids_logprob: {token} is outside [0, {vocab_size})")
@@ -142,7 +142,8 @@ def _check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
 
 
 def _check_places(request: TokenizedGenerateReqInput, server_args: ServerArgs) -> None:
-    """Of scores: counted from the prompt's beginning, which must be whole in one prefill, as SGLang's own scoring wants it."""
+    """Checks the places of scores. Raises ValueError that names the field. Places are counted from the prompt's beginning, which must be
+    whole in one prefill, as SGLang's own scoring wants it."""
     places = getattr(request, "token_indices_to_pool", None)  # not in SGLang 0.5.17
     if places is None:
         return

@@ -38,8 +38,12 @@ class Opened(msgspec.Struct, eq=False, array_like=True, tag=True):
 
 
 class Committed(msgspec.Struct, eq=False, array_like=True, tag=True):
-    """tokens: int32, emitted after the first `start` of the session. A repeated message changes nothing, by its start. epoch: of
-    the trie after them. After a verification the last token is the target's own: no verified node has it at that place."""
+    """Tokens that were emitted in a session. A repeated message changes nothing, by its start. After a verification the last token is
+    the target's own: no verified node has it at that place.
+
+    tokens: int32, emitted after the first `start` of the session.
+    epoch: of the trie after them.
+    """
 
     session: str
     start: int

@@ -8,5 +8,5 @@ assert max(Tier) < OTHER_TIER
 
 
 def source_name(source: int) -> str:
-    """As metrics and answers show it."""
+    """The name of a source, as metrics and answers show it."""
     return "draft_model" if source == DRAFT_MODEL else tier_name(source)

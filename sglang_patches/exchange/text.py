@@ -11,7 +11,10 @@ class Text:
     __slots__ = ("_buffer", "length")
 
     def __init__(self, tokens: np.ndarray) -> None:
-        """tokens: int32."""
+        """Begins the text with a copy of the tokens.
+
+        tokens: int32.
+        """
         self._buffer = np.empty(2 * len(tokens) + 64, np.int32)
         self._buffer[: len(tokens)] = tokens
         self.length = len(tokens)
@@ -35,7 +38,7 @@ class Text:
         return self._buffer[start : self.length]
 
     def rewrite(self, start: int, tokens: np.ndarray) -> None:
-        """From `start` on the text is these tokens. Raises ValueError if it has no token before `start`."""
+        """Puts these tokens in the place of all from `start` on. Raises ValueError if the text has no token before `start`."""
         if start > self.length:
             raise ValueError(f"a text of {self.length} tokens goes on at {start}")
         end = start + len(tokens)

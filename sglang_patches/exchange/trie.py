@@ -65,15 +65,15 @@ class Trie:
         return self._aliases.get(node, node)
 
     def parent(self, node: int) -> int:
-        """Of a node below the root."""
+        """The parent of a node below the root."""
         return self._parents[node]
 
     def token(self, node: int) -> int:
-        """Of a node below the root."""
+        """The token of a node below the root."""
         return self._tokens[node]
 
     def probability(self, node: int) -> float:
-        """Of a node below the root, after its parent."""
+        """The probability of a node below the root, after its parent."""
         return self._probabilities[node]
 
     def path(self, node: int) -> list[int]:

@@ -32,7 +32,10 @@ class Incoming(Generic[T]):
     """Takes a stream of bytes apart. A damaged frame ends the stream: where the next one begins is not known."""
 
     def __init__(self, kind: object) -> None:
-        """kind: the type of the messages, e.g. `Message`."""
+        """Begins a stream of messages of one type.
+
+        kind: the type of the messages, e.g. `Message`.
+        """
         self._decoder = msgspec.msgpack.Decoder(list[kind], dec_hook=_array)  # type: ignore[valid-type]
         self._bytes = bytearray()
 
@@ -90,7 +93,10 @@ def _extension(array: object) -> msgspec.msgpack.Ext:
 
 
 def _array(kind: object, extension: object) -> np.ndarray:
-    """kind: NDArray[element]."""
+    """Reads an array from an extension object. Raises ValueError for an array of other elements.
+
+    kind: NDArray[element].
+    """
     (element,) = get_args(get_args(kind)[1])
     dtype = np.dtype(element)
     if not isinstance(extension, msgspec.msgpack.Ext) or extension.code != _CODES[dtype]:

@@ -22,7 +22,10 @@ _left_out: dict[str, str] = {}  # target -> why its hook is not in place
 
 
 def register(hooks: Mapping[str, Callable], kind: HookType) -> None:
-    """hooks: the functions to call, by the dotted path of the hooked function. Logs an error for a hook that comes too late."""
+    """Registers hooks with SGLang. Logs an error for a hook that comes too late.
+
+    hooks: the functions to call, by the dotted path of the hooked function.
+    """
     for target, hook in hooks.items():
         if reason := _too_late(target):
             _left_out[target] = reason
@@ -33,9 +36,10 @@ def register(hooks: Mapping[str, Callable], kind: HookType) -> None:
 
 
 def refuse_if_left_out(coming: Iterable[str] = ()) -> None:
-    """coming: targets that this process, or a process that it starts, hooks later.
+    """Raises RuntimeError if a hook was left out, or would be. It names the first target that can no longer be hooked, and the plugin
+    that has hooked it.
 
-    Raises RuntimeError that names the first target that can no longer be hooked, and the plugin that has hooked it.
+    coming: targets that this process, or a process that it starts, hooks later.
     """
     for reason in (*_left_out.values(), *map(_too_late, coming)):
         if reason:

@@ -23,7 +23,7 @@ TEXTS, TOKENS = 58, 320  # all of the demo's answers
 
 
 def demo_exits() -> Path:
-    """Of the demo model: trained on its answers that ship with the package."""
+    """The file of the demo model's early exits, which are trained on its answers that ship with the package."""
 
     def make(folder: Path) -> None:
         print("training early exits of the demo model: minutes, once", file=sys.stderr, flush=True)
@@ -34,7 +34,7 @@ def demo_exits() -> Path:
 
 
 def deepened_exits() -> Path:
-    """Of the deepened target. It has the demo model's states, each after so many more layers."""
+    """The file of the deepened target's early exits. The target has the demo model's states, each after TIMES as many layers."""
 
     def make(folder: Path) -> None:
         demo = EarlyExits.load(demo_exits())

@@ -235,7 +235,7 @@ def with_models(settings: Settings) -> Settings:
 
 
 def _early_exit(settings: Settings) -> str:
-    """Of the demo's target."""
+    """The early exit's file for the demo's target: the given one, else one that is made on first use. Empty where the method reads none."""
     if settings.early_exit or not settings.needs_early_exit:
         return settings.early_exit
     from .early_exits import deepened_exits  # imports torch
@@ -279,7 +279,7 @@ def role_flags(role: str, device: str, bootstrap_port: int) -> list[str]:
 
 
 def endpoint(settings: Settings) -> str:
-    """Where the engine finds its datastore."""
+    """The endpoint at which the engine finds its datastore."""
     return f"{HOST}:{settings.datastore_port}" if settings.datastore == "grpc" else settings.datastore
 
 

@@ -139,7 +139,10 @@ class RequestBook:
         needs_plain_step: Callable[[Req], str | None],
         begun_elsewhere: Callable[[Req], str | None] = lambda req: None,
     ) -> None:
-        """begun_elsewhere: name of the session that another instance has begun with the request's prompt, None if none has."""
+        """Begins a book without requests.
+
+        begun_elsewhere: name of the session that another instance has begun with the request's prompt, None if none has.
+        """
         self._vocab_size = vocab_size
         self._publish = publish
         self._tenant_of = tenant_of

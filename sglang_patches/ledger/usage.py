@@ -14,10 +14,13 @@ UNSETTLED = (
 
 
 class Usage:
-    """prompt: tokens. by_token: whether each output token's source is kept.
+    """Counts what one request's decoding took.
 
-    Drafted tokens are the nodes that were verified. SGLang's `spec_num_proposed_drafts` counts the widest tree in each step instead.
-    A step counts even if SGLang drops its result because it retracts the request.
+    Drafted tokens are the nodes that were verified. SGLang's `spec_num_proposed_drafts` counts the widest tree in each step instead. A
+    step counts even if SGLang drops its result because it retracts the request.
+
+    prompt: number of tokens.
+    by_token: whether each output token's source is kept.
     """
 
     def __init__(self, prompt: int = 0, by_token: bool = False) -> None:
@@ -35,7 +38,10 @@ class Usage:
             self._count(settled, len(settled.tokens))
 
     def _count(self, outcome: Outcome, room: int) -> None:
-        """room: how many of its tokens belong to the answer."""
+        """Counts one outcome.
+
+        room: how many of its tokens belong to the answer.
+        """
         self._steps += outcome.start > self._prompt
         of = outcome.tree.sources
         if len(of):

@@ -59,12 +59,18 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """name: its value of `--speculative-algorithm`. summary: what it does, in a line. parts: makes them, on the first
-    tensor-parallel rank. supported: server arguments and the one value it works with; any other is refused. verifier: makes its
-    sampling scheme, None for the target's own draws. draft_parts: makes what drafts in a process of its own, with the model of
-    `--speculative-draft-model-path`; None if nothing does. draft_device: where that model runs unless the operator says otherwise,
-    "" for a device of the target's kind. needs_draft_model: whether it refuses to start without one. early_exit: whether its draft side
-    is told what an early exit of the target expects."""
+    """A method, as SGLang and the launcher know it.
+
+    name: its value of `--speculative-algorithm`.
+    summary: what it does, in a line.
+    parts: makes its parts, on the first tensor-parallel rank.
+    supported: server arguments and the one value it works with; any other is refused.
+    verifier: makes its sampling scheme, None for the target's own draws.
+    draft_parts: makes what drafts in a process of its own, with the model of `--speculative-draft-model-path`; None if nothing does.
+    draft_device: where that model runs unless the operator says otherwise, "" for a device of the target's kind.
+    needs_draft_model: whether it refuses to start without one.
+    early_exit: whether its draft side is told what an early exit of the target expects.
+    """
 
     name: str
     summary: str

@@ -85,7 +85,7 @@ def why_unfit(backend: str, model: ModelTraits, page_size: int) -> str | None:
 
 
 def traits_of(config: ModelConfig, mla: bool) -> ModelTraits:
-    """From the model's configuration alone: no weights, no model class."""
+    """The traits that the model's configuration alone tells: no weights, no model class."""
     chunks = config.attention_chunk_size is not None
     layers = getattr(config.hf_text_config, "layer_types", None) or ()
     return ModelTraits(
@@ -124,7 +124,7 @@ def verifying_backend() -> str:
 
 
 def traits_of_loaded(runner: ModelRunner) -> ModelTraits:
-    """From the loaded model: only its class knows for sure whether it has a sliding window."""
+    """The traits of the loaded model: only its class knows for sure whether it has a sliding window."""
     config, window = runner.model_config, runner.sliding_window_size
     return ModelTraits(
         mla=runner.use_mla_backend,
@@ -146,8 +146,8 @@ def refuse_unfit(runner: ModelRunner) -> None:
 
 
 def verifies_chains_only(runner: ModelRunner) -> bool:
-    """With a sliding window `triton` uses a row's number as its depth. The two are equal only in a chain. In a tree, rows off the
-    first path miss the oldest keys of the window."""
+    """Whether the verifying backend gets only chains of this model right. With a sliding window `triton` uses a row's number as its
+    depth. The two are equal only in a chain. In a tree, rows off the first path miss the oldest keys of the window."""
     return verifying_backend() == "triton" and traits_of_loaded(runner).sliding_window
 
 

@@ -17,14 +17,17 @@ GIB = 1 << 30
 
 
 def logits_bytes(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
-    """As the model computes them, and as SGLang hands them out in float32."""
+    """Bytes of the rows' logits, both as the model computes them and as SGLang hands them out in float32."""
     return rows * vocabulary * (dtype.itemsize + torch.float32.itemsize)
 
 
 def check_verification_memory(
     rows: int, vocabulary: int, dtype: torch.dtype, device: str, gpu_id: int
 ) -> None:
-    """rows: most of a step. Raises RuntimeError that says what it takes if that is not free."""
+    """Raises RuntimeError if there is no room for a step's logits. The error says what they take.
+
+    rows: most of a step.
+    """
     free = get_available_gpu_memory(torch.device(device).type, gpu_id)
     needed = logits_bytes(rows, vocabulary, dtype) / GIB
     taken = f"the logits of a step with {rows} rows take {needed:.2f} GiB, {free:.2f} GiB are free"

@@ -31,7 +31,10 @@ class AcceptanceModel:
         return self._accepted[sources, bins] / self._seen[sources, bins]
 
     def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
-        """accepted: bool [nodes], which verified nodes were on the accepted path."""
+        """Learns which verified nodes were accepted.
+
+        accepted: bool [nodes], which verified nodes were on the accepted path.
+        """
         bins = self._bins(probs)
         np.add.at(self._seen, (sources, bins), 1.0)
         np.add.at(self._accepted, (sources, bins), accepted.astype(np.float64))
@@ -67,7 +70,10 @@ class Acceptance:
     def better(
         self, trees: Sequence[DraftTree], others: Sequence[DraftTree], tenants: Sequence[str]
     ) -> list[DraftTree]:
-        """Of each pair that of which more nodes are likely to be accepted. tenants: whose each pair is."""
+        """The tree of each pair of which more nodes are likely to be accepted.
+
+        tenants: whose each pair is.
+        """
         better = [tree if len(tree) else other for tree, other in zip(trees, others, strict=True)]
         rows = [row for row, tree in enumerate(trees) if len(tree) and len(others[row])]
         if rows:
@@ -78,7 +84,7 @@ class Acceptance:
         return better
 
     def learn(self, outcomes: Iterable[Outcome]) -> None:
-        """From the steps that verified a tree."""
+        """Learns from the steps that verified a tree."""
         drafted: dict[str, list[Outcome]] = defaultdict(list)
         for outcome in outcomes:
             if len(outcome.tree):

@@ -48,7 +48,10 @@ if TYPE_CHECKING:
 
 
 class TreeWorker(BaseSpecWorker):
-    """max_width: most rows of a request in one step, root included."""
+    """A speculative worker of SGLang that verifies draft trees. A subclass supplies the trees.
+
+    max_width: most rows of a request in one step, root included.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class TreeWorker(BaseSpecWorker):
         )
 
     def most_rows(self, batch: int) -> int:
-        """Of a decode step of at most `batch` requests."""
+        """The most rows that a decode step of at most `batch` requests has."""
         return batch * self.max_width
 
     def init_attention_backends(self) -> None:

@@ -47,8 +47,11 @@ def make_courier(device: str) -> Courier | None:
 
 
 class Courier:
-    """devices: the device's module of torch, `torch.get_device_module`. After an error it carries nothing more: the worker's own
-    outcomes reach the draft side one step later."""
+    """Carries the tokens of verifications to the host, in a thread of its own. After an error it carries nothing more: the worker's own
+    outcomes reach the draft side one step later.
+
+    devices: the device's module of torch, `torch.get_device_module`.
+    """
 
     def __init__(self, devices: ModuleType) -> None:
         self._devices = devices

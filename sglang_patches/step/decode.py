@@ -40,7 +40,11 @@ SWEEP_SECONDS = 30.0
 
 
 class _Launch(NamedTuple):
-    """Of the step that is being launched. packed: as from `pack`. began: by perf_counter."""
+    """The step that is being launched.
+
+    packed: as from `pack`.
+    began: seconds by perf_counter.
+    """
 
     states: list[RequestState]
     trees: list[DraftTree]

@@ -83,8 +83,11 @@ class StepTimes:
         return np.append(others, self._linear_seconds(rows))
 
     def _learn(self, before: tuple[int, int], after: tuple[int, int], ratio: float) -> None:
-        """ratio: logarithm of the second step's time over the first's. Its derivative with respect to a part's logarithm is the
-        difference between the part's shares in the two steps."""
+        """Corrects the sizes of the parts by two steps' times. The ratio's derivative with respect to a part's logarithm is the
+        difference between the part's shares in the two steps.
+
+        ratio: logarithm of the second step's time over the first's.
+        """
         sizes = np.exp(self._sizes)
         first, second = self._parts(*before) * sizes, self._parts(*after) * sizes
         slope = second / second.sum() - first / first.sum()
@@ -117,7 +120,7 @@ class LengthPolicy:
         self._width, self._steady = 0, 0
 
     def most_rows(self, batch: int) -> int:
-        """Of a step of at most `batch` requests, rounded up."""
+        """The most rows that a step of at most `batch` requests has, rounded up."""
         return int(max(batch * self.widths[0], min(batch * self.widths[-1], self._most_rows)))
 
     def wants_draft(self, batch: int) -> bool:
@@ -152,7 +155,11 @@ class LengthPolicy:
         return np.cumsum(np.append(len(trees), np.bincount(places, gains)))
 
     def _most_per_second(self, tokens: np.ndarray, batch: int, widths: list[int]) -> int:
-        """tokens: as of `_tokens`. widths: at least two."""
+        """The width with the most expected tokens a second. After STEADY_STEPS steps of one width it is another one, to be measured.
+
+        tokens: as of `_tokens`.
+        widths: at least two.
+        """
         seconds = np.array(self.times.seconds(batch, widths))
         seconds[1:] *= MARGIN
         expected = tokens[np.minimum(widths, len(tokens)) - 1]

@@ -59,7 +59,10 @@ def _keep_on_device(
     flashinfer: bool,
     width: int,
 ) -> torch.Tensor:
-    """width: of the likeliest tokens that are ranked."""
+    """Filters as `keep_filtered` does, on an accelerator.
+
+    width: number of the likeliest tokens that are ranked.
+    """
     ranked = probabilities.topk(width).values
     top_ks = top_ks.long().clamp(max=width).view(-1, 1)
     stays = torch.arange(width, device=ranked.device) < top_ks

@@ -32,7 +32,10 @@ def pack_reached(trees: Sequence[DraftTree], width: int) -> np.ndarray:
 
 
 def _packed(values: Sequence[np.ndarray], trees: Sequence[DraftTree], width: int) -> np.ndarray:
-    """As `pack`. values: int32 [nodes] of each tree, in the tokens' place."""
+    """Packs values and parents in the order of `pack`.
+
+    values: int32 [nodes] of each tree, in the tokens' place.
+    """
     packed = np.zeros((len(trees), 2, width - 1), dtype=np.int32)
     packed[:, 1] = PADDING
     sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
@@ -94,8 +97,12 @@ class TreeLayout:
 
 
 def lay_out(packed: np.ndarray, roots: np.ndarray, seq_lens: np.ndarray) -> TreeLayout:
-    """packed: from `pack`. roots: int64 [batch], the last accepted tokens. seq_lens: int64 [batch], cached KV lengths,
-    which are also the roots' positions."""
+    """Lays out the packed trees for one verification.
+
+    packed: from `pack`.
+    roots: int64 [batch], the last accepted tokens.
+    seq_lens: int64 [batch], cached KV lengths, which are also the roots' positions.
+    """
     batch, _, nodes = packed.shape
     width = nodes + 1
     layout = TreeLayout(

@@ -85,7 +85,10 @@ class SharedNoise(TargetDraws):
 
 
 class _NoiseSampler(TargetSampler):
-    """seeds: of the batch's requests, None where SGLang's sampler draws."""
+    """Draws with the noise of the requests' seeds, and with SGLang's sampler where a request has none.
+
+    seeds: of the batch's requests, None where SGLang's sampler draws.
+    """
 
     def __init__(self, seeds: Sequence[int | None], flashinfer: bool, *step: Any) -> None:
         super().__init__(*step)
@@ -125,7 +128,7 @@ class _NoiseSampler(TargetSampler):
         return host.as_draw(tokens)
 
     def _filtered(self, rows: Rows, probs: torch.Tensor, info: SamplingBatchInfo) -> torch.Tensor:
-        """By the filters that the requests with noise ask for: no other row's draw needs them."""
+        """The probabilities after the filters that the requests with noise ask for: no other row's draw needs them."""
         params = [self._batch.reqs[r].sampling_params for r in dict.fromkeys(rows.requests) if self._noisy[r]]
         most = max(p.top_k for p in params)
         return keep_filtered(

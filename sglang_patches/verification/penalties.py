@@ -67,7 +67,10 @@ def penalise(
 
 
 def _apply(by_tree: torch.Tensor, shared: torch.Tensor, paths: torch.Tensor, stops: torch.Tensor) -> None:
-    """by_tree: ``[requests, nodes, vocab]``. Places of `shared` are requests, of the others rows."""
+    """Changes the logits in place, by the three tables. Places of `shared` are requests, of the others rows.
+
+    by_tree: ``[requests, nodes, vocab]``.
+    """
     logits = by_tree.flatten(0, 1)
     rows, tokens = _where(paths)
     # Read before the tokens of the output are penalised: some stand in both tables.
@@ -83,14 +86,17 @@ def _where(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _penalised(values: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """values: ``[..., entries]``."""
+    """The values with the penalties of the table's entries.
+
+    values: ``[..., entries]``.
+    """
     additive, scale = table[:, _ADDITIVE:].view(torch.float32).unbind(1)
     moved = (values + additive).to(values.dtype)
     return torch.where(moved < 0, moved * scale, moved / scale).to(values.dtype)
 
 
 def _to_device(table: np.ndarray, device: torch.device) -> torch.Tensor:
-    """From pinned memory: a copy from any other waits for the forward."""
+    """Copies a table to the device from pinned memory: a copy from any other waits for the forward."""
     tensor = torch.from_numpy(table)
     if is_pin_memory_available(device):
         tensor = tensor.pin_memory()

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HostSymbol:
-    """path: dotted path. parameters: names in order for a callable, None where only existence matters."""
+    """A symbol of SGLang that the plugin relies on.
+
+    path: dotted path.
+    parameters: names in order for a callable, None where only existence matters.
+    """
 
     path: str
     parameters: tuple[str, ...] | None
@@ -16,7 +20,10 @@ class HostSymbol:
 
 
 def row(path: str, parameters: str | None, why: str) -> HostSymbol:
-    """parameters: their names with spaces between."""
+    """Makes a row of the host table.
+
+    parameters: their names with spaces between.
+    """
     return HostSymbol(path, None if parameters is None else tuple(parameters.split()), why)
 
 

@@ -213,7 +213,7 @@ def model_config_of(args: ServerArgs) -> ModelConfig:
 
 
 def attention_backends() -> tuple[str, str]:
-    """Of prefill and decode in this process. The configuration must be published."""
+    """The attention backends of prefill and decode in this process. The configuration must be published."""
     from sglang.srt.runtime_context import get_server_args
 
     return get_server_args().get_attention_backends()
@@ -364,7 +364,7 @@ def meta_info_hooks(field: str) -> dict[str, Callable]:
 
 
 def put_told(field: str, meta_info: dict[str, Any], message: Any, index: int) -> None:
-    """As `meta_info_hooks`, at the last message of a request."""
+    """Puts the field's entry into `meta_info`, at the last message of a request, as `meta_info_hooks` has kept it."""
     for entry in _told.get(message.rids[index], ()):
         meta_info[field] = entry
 

@@ -251,7 +251,7 @@ def meta_info_hooks(field: str) -> dict[str, Callable]:
 
 
 def put_told(field: str, meta_info: dict[str, Any], message: object, index: int) -> None:
-    """As `meta_info_hooks`, at the last message of a request: here nothing is left to do."""
+    """Does nothing: the hook of `meta_info_hooks` has put the entry into `meta_info` already."""
 
 
 def attention_is_data_parallel(view: ResolvedView) -> bool:
@@ -312,7 +312,7 @@ def drawn(result: Any) -> torch.Tensor:
 
 
 def attention_backends() -> tuple[str, str]:
-    """Of prefill and decode in this process. The configuration must be published."""
+    """The attention backends of prefill and decode in this process. The configuration must be published."""
     from sglang.srt.runtime_context import attention_backends
 
     return attention_backends()

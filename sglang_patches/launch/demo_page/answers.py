@@ -22,7 +22,11 @@ TARGET = "target"  # source of a token that nobody drafted, as meta_info names i
 
 @dataclass(frozen=True)
 class Server:
-    """name: as the page shows it. drafts: whether its answers say who proposed their tokens; else it is plain decoding."""
+    """One of the SGLang servers that the page asks.
+
+    name: as the page shows it.
+    drafts: whether its answers say who proposed their tokens; else it is plain decoding.
+    """
 
     name: str
     url: str

@@ -48,7 +48,11 @@ class BadRequestError(ValueError):
 
 
 def application(model: str, plain: Server, method: Server, tokenizer: Tokenizer) -> Starlette:
-    """model: folder or name, as the page shows it. tokenizer: the model's."""
+    """Makes the page's HTTP application.
+
+    model: folder or name, as the page shows it.
+    tokenizer: the model's.
+    """
     page = _Page(model, {"plain": plain, "method": method}, tokenizer)
     routes = [Route(path, _file(name)) for path, name in FILES.items()]
     routes += [Route("/settings", page.settings), Route("/ask", page.ask, methods=["POST"])]

@@ -33,10 +33,11 @@ def _scaled(part: Part, first: DraftTree) -> DraftTree:
 def unions(
     parts: Sequence[Sequence[Part]], trees: Sequence[DraftTree], chances: np.ndarray, nodes: int
 ) -> list[DraftTree]:
-    """Of each request the likeliest `nodes` nodes of its parts' paths, best first.
+    """Makes each request's tree of the likeliest `nodes` nodes of its parts' paths, best first. A node that is in several parts counts
+    with its largest chance, and the tree with that chance gives its estimate and source.
 
-    trees: as of `whole_estimates`. chances: float64, estimated acceptance of all their nodes, one tree's after the other. Of a path in
-    several parts the likeliest counts, and its tree gives the node's estimate and source.
+    trees: as of `whole_estimates`.
+    chances: float64, estimated acceptance of all their nodes, one tree's after the other.
     """
     if not parts:
         return []
@@ -63,7 +64,11 @@ def _unite(  # pragma: no cover
     shape, anchors, tokens, parents, probs, sources, chances,
     out_tokens, out_parents, out_probs, out_sources, counts,
 ):  # fmt: skip
-    """shape: int64 [trees, 2], each tree's size and request, a request's trees one after the other. counts: of nodes by request."""
+    """Writes the requests' trees into the arrays `out_*`, and their sizes into `counts`.
+
+    shape: int64 [trees, 2], each tree's size and request, a request's trees one after the other.
+    counts: number of nodes, by request.
+    """
     nodes = out_tokens.shape[1]
     total = len(tokens)
     above = np.empty(total, np.int64)  # of each node of the union, -1 for the root

@@ -25,7 +25,10 @@ class ConfidenceRates:
         return (self._came[cells] + _PRIOR * prior) / (self._seen[cells] + _PRIOR)
 
     def learn(self, probabilities: np.ndarray, rank: int) -> None:
-        """rank: which of the choices came; none if there is none of that rank."""
+        """Learns which of the choices was the target's own token.
+
+        rank: which of the choices came; none if there is none of that rank.
+        """
         cells = self._cells(probabilities)
         np.add.at(self._seen, cells, 1.0)
         if rank < len(probabilities):

@@ -13,8 +13,8 @@ from sglang_patches.methods.saguaro.fan_out import RANKS, End
 
 
 class LikeliestOutcomes(GeometricFanOut):
-    """By the measured rates of the draft model's choices. With SAGUARO's power law this is its Theorem 12, with measured rates its
-    Theorem 18; no exponent is needed."""
+    """Predicts the likeliest outcomes by the measured rates of the draft model's choices. With SAGUARO's power law this is its Theorem
+    12, with measured rates its Theorem 18; no exponent is needed."""
 
     def __init__(self) -> None:
         super().__init__()

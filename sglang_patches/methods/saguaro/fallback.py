@@ -52,7 +52,12 @@ def worth_waiting(tokens: float, seconds: float, rate: float) -> bool:
 def fallback_of(
     name: str, datastore: Fallback, lookahead: int, now: Callable[[], float] = time.monotonic
 ) -> Fallback:
-    """name: of the option `fallback`. lookahead: tokens of a speculation just in time. now: seconds by a steady clock."""
+    """The fallback that the option `fallback` names.
+
+    name: value of the option.
+    lookahead: tokens of a speculation just in time.
+    now: seconds by a steady clock.
+    """
     if name == "none":
         return NoFallback()
     if name == "draft":
@@ -167,7 +172,11 @@ class SaguaroFallback(WaitingFallback):
         return Patience(min(longest, GRACE * median(self._in_time)) if self._in_time else longest, nodes)
 
     def _learn_wait(self, seconds: float, misses: int) -> None:
-        """misses: that are left. A wait that ends early and brings nothing says that the draft side is down, not how fast it is."""
+        """Learns how long a speculation just in time takes. A wait that ends early and brings nothing says that the draft side is down,
+        not how fast it is.
+
+        misses: number of misses that are left after the wait.
+        """
         self._waited.add(seconds)
         if not self._asked.seconds:
             return
