@@ -8,7 +8,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def tokenizer_file(model: str, revision: str | None = None) -> Path:
-    """In the model's folder, or in the hub's cache for a hub name. Raises ValueError that says what is missing."""
+    """The tokenizer's file, in the model's folder, or in the hub's cache for a hub name. Raises ValueError that says what is missing."""
     folder = Path(model)
     if folder.is_dir():
         if not (folder / TOKENIZER).is_file():

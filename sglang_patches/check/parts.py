@@ -70,7 +70,7 @@ def kernel_parts(device: str) -> list[Part]:
 
 
 def engine_parts(setup: Setup, results: Results, engines: Engines, everything: bool) -> list[Part]:
-    """In the order in which they run, the most telling ones first. Parts that ask the same engine stand together."""
+    """The parts of a check in the order in which they run, the most telling ones first. Parts that ask the same engine stand together."""
     asked = _Asked(setup, results, engines)
     if not everything:
         return [*asked.greedy(PLAIN), *asked.greedy(setup.method)]

@@ -32,7 +32,7 @@ def run_scheduler(*arguments: object, **named: object) -> None:
 
 
 def pin_noise() -> None:
-    """In this process, for good."""
+    """Pins the noise of this process, for good."""
     from sglang.srt.layers.sampler import Sampler
 
     from sglang_patches.verification.noise_verifier import SharedNoise
@@ -56,7 +56,10 @@ def _sample_from_probs(
     positions: torch.Tensor,
     simple_sampling_case: bool,
 ) -> object:
-    """In the place of SGLang's. positions: of the tokens that the draws follow."""
+    """Draws in the place of SGLang's own function.
+
+    positions: of the tokens that the draws follow.
+    """
     import torch
 
     from sglang_patches.host.versions import host

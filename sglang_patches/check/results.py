@@ -67,7 +67,7 @@ class Results:
 
 
 def _write(file: Path, content: dict) -> None:
-    """In one step: whoever stops the check leaves no half of a file."""
+    """Writes the file in one step: whoever stops the check leaves no half of a file."""
     file.parent.mkdir(exist_ok=True)
     new = file.with_name(f".{file.name}.new")
     new.write_text(json.dumps(content, indent=1) + "\n")

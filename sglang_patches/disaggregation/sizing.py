@@ -49,9 +49,14 @@ class Demand:
 
 @dataclass(frozen=True)
 class Size:
-    """prefill, decode: instances. decode_by_kv: whether the KV cache needs more decode instances than the rate does. decoding:
-    requests decoded at a time. transfer: bytes per second from prefill to decode, 0 if unknown. unsplit: instances that
-    do both, at the same rates."""
+    """How many instances a load takes.
+
+    prefill, decode: instances.
+    decode_by_kv: whether the KV cache needs more decode instances than the rate does.
+    decoding: requests decoded at a time.
+    transfer: bytes per second from prefill to decode, 0 if unknown.
+    unsplit: instances that do both, at the same rates.
+    """
 
     prefill: int
     decode: int

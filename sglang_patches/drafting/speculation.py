@@ -234,7 +234,7 @@ class Speculation(Follower):
                 self.expected(*early)
 
     def seconds_waited(self) -> float:
-        """In the look-up before this launch; 0 if there was none."""
+        """Seconds that the look-up before this launch waited; 0 if there was none."""
         waited, self._waited = self._waited, 0.0
         return waited
 

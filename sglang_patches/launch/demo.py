@@ -57,7 +57,10 @@ def page_part(settings: Settings, tokenizer: Path, plain_port: int, method_port:
 
 
 def parts_of(settings: Settings, tokenizer: Path, prior: Path | None, extra: list[str]) -> list[Part]:
-    """In the order of their start. settings: with models and device."""
+    """The demo's processes in the order of their start.
+
+    settings: with models and device.
+    """
     flags = [*SHARED_FLAGS, *(GPU_FLAGS if settings.device == "cuda" else ()), *extra]
     servers = {"plain": behind(plain(settings)), "method": behind(settings)}
     parts = (

@@ -26,8 +26,11 @@ Receiver = Callable[[list[np.ndarray]], None]  # takes each request's tokens, in
 
 
 class _Parcel(NamedTuple):
-    """tokens, counts: on the host, once `arrived` has happened. Until then their sources are held: their memory may not be used for
-    anything else."""
+    """A step's tokens on their way to the host.
+
+    tokens, counts: on the host, once `arrived` has happened. Until then their sources are held: their memory may not be used for anything
+        else.
+    """
 
     arrived: torch.Event
     sources: tuple[torch.Tensor, torch.Tensor]

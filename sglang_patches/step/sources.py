@@ -1,4 +1,4 @@
-"""Where a step's drafts come from: nowhere, the datastore, or a draft side beside it."""
+"""The sources of a step's drafts: none, the datastore, or a draft side beside it."""
 
 from __future__ import annotations
 

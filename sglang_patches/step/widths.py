@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 class Widths(NamedTuple):
-    """values: ascending. most_rows: of a step with any but the first. graphs: of each width, None where none are captured."""
+    """The widths that steps may have.
+
+    values: ascending.
+    most_rows: of a step with any width but the first.
+    graphs: CUDA graphs of each width, None where none are captured.
+    """
 
     values: tuple[int, ...]
     most_rows: float = math.inf
@@ -23,7 +28,10 @@ class Widths(NamedTuple):
 
 
 def possible_widths(runner: ModelRunner, max_width: int, length: str, device: str) -> Widths:
-    """The widths that this server can verify. length: the operator's option."""
+    """The widths that this server can verify.
+
+    length: the operator's option.
+    """
     if length == "static":
         return Widths((max_width,))
     if captures_decode_graphs(device):

@@ -47,7 +47,10 @@ def _packed(values: Sequence[np.ndarray], trees: Sequence[DraftTree], width: int
 
 @numba.njit(cache=True, nogil=True)
 def _pack(values, parents, sizes, packed):  # pragma: no cover
-    """values, parents: the trees' one after the other."""
+    """Packs several trees.
+
+    values, parents: of the trees, one after the other.
+    """
     begin = 0
     for tree in range(len(sizes)):
         end = begin + min(sizes[tree], packed.shape[2])

@@ -119,7 +119,10 @@ class _NoiseSampler(TargetSampler):
         positions: torch.Tensor,
         simple_sampling_case: bool,
     ) -> object:
-        """In the place of SGLang's. positions: of the nodes; the drawn tokens come one behind."""
+        """Draws in the place of SGLang's own function.
+
+        positions: of the nodes; the drawn tokens come one behind.
+        """
         seeds = self._seeds[rows.index]
         tokens = draw(self._filtered(rows, probs, info), seeds, positions + 1).int()
         if self._seeded:

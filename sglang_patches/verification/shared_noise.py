@@ -109,7 +109,7 @@ def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def _finalize(bits: torch.Tensor) -> torch.Tensor:
-    """In place. bits: below 2**32. A product's low 32 bits are right although the whole overflows."""
+    """Mixes bits in place; they are below 2**32. A product's low 32 bits are right although the whole overflows."""
     bits ^= bits >> 16
     bits.mul_(_FINAL_1).bitwise_and_(_LOW)
     bits ^= bits >> 13
@@ -151,7 +151,10 @@ def _finalized(bits):  # pragma: no cover
 
 @numba.njit
 def _bits(low, high, token):  # pragma: no cover
-    """low, high: halves of the row's key, uint32."""
+    """The bits of one token.
+
+    low, high: halves of the row's key, uint32.
+    """
     return _finalized(np.uint32(_finalized(np.uint32(np.uint32(token) ^ low)) ^ high))
 
 
