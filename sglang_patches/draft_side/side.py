@@ -40,7 +40,7 @@ from sglang_patches.exchange.messages import (
 )
 from sglang_patches.exchange.text import Text
 from sglang_patches.exchange.trie import ROOT, Trie
-from sglang_patches.ledger.per_tenant import per_tenant
+from sglang_patches.ledger.rates import per_tenant
 
 STALE = Counter(
     "specstore_draft_stale_messages",

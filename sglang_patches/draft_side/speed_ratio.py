@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable
 
+from sglang_patches.ledger.rates import RunningMean
+
 RATE = 0.05  # of the running means
 
 
@@ -15,7 +17,7 @@ class SpeedRatio:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._verification = self._forward = 0.0  # running means, in seconds; 0 before the first
+        self._verification, self._forward = RunningMean(RATE, alike=1), RunningMean(RATE, alike=1)  # seconds
 
     def now(self) -> float:
         return self._now()
@@ -23,14 +25,11 @@ class SpeedRatio:
     @property
     def value(self) -> float:
         """Infinite until both are measured."""
-        return self._verification / self._forward if self._verification and self._forward else math.inf
+        verification, forward = self._verification.value, self._forward.value
+        return verification / forward if verification and forward else math.inf
 
     def verification_took(self, seconds: float) -> None:
-        self._verification = _mean(self._verification, seconds)
+        self._verification.add(seconds)
 
     def forward_took(self, seconds: float) -> None:
-        self._forward = _mean(self._forward, seconds)
-
-
-def _mean(mean: float, value: float) -> float:
-    return mean + RATE * (value - mean) if mean else value
+        self._forward.add(seconds)

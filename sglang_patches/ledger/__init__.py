@@ -5,6 +5,6 @@ Read the modules in this order:
 - `requests`: the request book, one text a request;
 - `outcome`: what a verification made of a tree;
 - `verified`, `usage`: outcomes counted for the server and for one request's answer;
-- `per_tenant`: what is learned from one tenant's requests, apart from another's;
+- `rates`: how often something comes true, learned with decay, and apart for each tenant;
 - `shared_session`: the name of a session that two instances share.
 """

@@ -56,18 +56,20 @@ class RateTable:
 
 
 class RunningMean:
-    """The mean of all values, later a running one.
+    """The mean of the first values, and a running one after them.
 
     rate: weight of a new value in the running one.
+    alike: values that count alike, before it runs.
     """
 
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
+    def __init__(self, rate: float, alike: int) -> None:
+        self._rate, self._alike = rate, alike
         self.count, self.value = 0, 0.0
 
     def add(self, value: float) -> None:
         self.count += 1
-        self.value += (value - self.value) * max(1 / self.count, self._rate)
+        weight = 1 / self.count if self.count <= self._alike else self._rate
+        self.value += (value - self.value) * weight
 
     def from_prior(self, value: float, weight: float) -> float:
         """The mean of the values and of `weight` more of this one."""

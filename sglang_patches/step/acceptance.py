@@ -10,7 +10,7 @@ import numpy as np
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.exchange.source import SOURCES
 from sglang_patches.ledger.outcome import Outcome
-from sglang_patches.ledger.per_tenant import per_tenant
+from sglang_patches.ledger.rates import RateTable, per_tenant
 
 _BINS = 10
 _BIN_WEIGHT = 20.0  # pseudo-observations behind the drafter's own estimate
@@ -21,23 +21,19 @@ class AcceptanceModel:
 
     def __init__(self) -> None:
         centres = (np.arange(_BINS) + 0.5) / _BINS
-        self._seen = np.full((SOURCES, _BINS), _BIN_WEIGHT)
-        self._accepted = np.tile(centres * _BIN_WEIGHT, (SOURCES, 1))
+        self._rates = RateTable(np.tile(centres, (SOURCES, 1)), _BIN_WEIGHT)
 
     def estimate(self, probs: np.ndarray, sources: np.ndarray) -> np.ndarray:
         """float64 [nodes]: estimated chance that each node is on the accepted path. The arguments are a DraftTree's fields, or
         those of several one after the other."""
-        bins = self._bins(probs)
-        return self._accepted[sources, bins] / self._seen[sources, bins]
+        return self._rates.rates((sources, self._bins(probs)))
 
     def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
         """Learns which verified nodes were accepted.
 
         accepted: bool [nodes], which verified nodes were on the accepted path.
         """
-        bins = self._bins(probs)
-        np.add.at(self._seen, (sources, bins), 1.0)
-        np.add.at(self._accepted, (sources, bins), accepted.astype(np.float64))
+        self._rates.learn((sources, self._bins(probs)), accepted)
 
     @staticmethod
     def _bins(probs: np.ndarray) -> np.ndarray:

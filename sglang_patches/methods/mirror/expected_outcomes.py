@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import numpy as np
 from prometheus_client import Counter
 
 from sglang_patches.draft_side.draft import Draft
-from sglang_patches.methods.mirror.exit_rates import Choice, ExitRates
+from sglang_patches.ledger.rates import RateTable
 from sglang_patches.methods.planner import LikeliestOutcomes
-from sglang_patches.methods.saguaro.fan_out import RANKS, ranks_at
+from sglang_patches.methods.saguaro.fan_out import (
+    BIN_CENTRES,
+    MEMORY,
+    RANK_CLASSES,
+    RANKS,
+    estimate_bins,
+    rank_classes,
+    ranks_at,
+)
 
 TOKENS = Counter(
     "specstore_early_exit_tokens",
     "Tokens of the target after rows where its early exit had spoken: its first choice, another one, or none",
     ["choice"],
 )
+_PRIOR = 4.0  # pseudo-observations of each class of choices
 _FIRST, _OTHER, _NONE = map(TOKENS.labels, ("first", "other", "none"))
 
 
@@ -25,29 +35,33 @@ class ExpectedOutcomes(LikeliestOutcomes):
 
     def __init__(self) -> None:
         super().__init__()
-        self._exit = ExitRates()
+        # How often an exit's choices come true, by their rank, by the same token's rank among the draft model's choices, and by the exit's
+        # probability. That is right of the first choice, it is believed, and the less of one the lower its rank.
+        by_rank = np.multiply.outer(0.5 ** np.arange(RANK_CLASSES), BIN_CENTRES)
+        self._exit = RateTable(np.repeat(by_rank[:, None], RANK_CLASSES, axis=1), _PRIOR, MEMORY)
 
     def basis(self, draft: Draft) -> Hashable:
         return super().basis(draft), bool(draft.expected)
 
     def choices(self, draft: Draft, node: int) -> dict[int, float]:
-        expected = {token: self._exit.rate(choice) for token, choice in self._expected(draft, node).items()}
-        return super().choices(draft, node) | expected
+        rates = super().choices(draft, node)
+        if node in draft.expected:
+            tokens = draft.expected[node].tokens.tolist()
+            rates |= zip(tokens, self._exit.rates(_cells(draft, node)).tolist(), strict=True)
+        return rates
 
     def learn_at(self, draft: Draft, node: int, token: int) -> None:
         super().learn_at(draft, node, token)
-        expected = self._expected(draft, node)
-        for of, choice in expected.items():
-            self._exit.learn(choice, of == token)
-        if expected:
-            came = expected.get(token)
-            (_NONE if came is None else _OTHER if came.rank else _FIRST).inc()
-
-    @staticmethod
-    def _expected(draft: Draft, node: int) -> dict[int, Choice]:
-        """The exit's choices after a verified node, by token."""
         if node not in draft.expected:
-            return {}
-        ranks, (tokens, chances) = ranks_at(draft, node), draft.expected[node]
-        rows = enumerate(zip(tokens.tolist(), chances.tolist(), strict=True))
-        return {token: Choice(rank, ranks.get(token, RANKS), chance) for rank, (token, chance) in rows}
+            return
+        tokens = draft.expected[node].tokens.tolist()
+        self._exit.learn(_cells(draft, node), np.array([choice == token for choice in tokens]))
+        (_NONE if token not in tokens else _FIRST if token == tokens[0] else _OTHER).inc()
+
+
+def _cells(draft: Draft, node: int) -> tuple[np.ndarray, ...]:
+    """The cells of an exit's choices after a verified node."""
+    tokens, chances = draft.expected[node]
+    ranks = ranks_at(draft, node)
+    of_draft = [ranks.get(token, RANKS) for token in tokens.tolist()]
+    return rank_classes(range(len(tokens))), rank_classes(of_draft), estimate_bins(chances.tolist())

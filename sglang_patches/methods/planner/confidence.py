@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from sglang_patches.ledger.rates import RateTable
+
 MEMORY = 4000  # a cell follows its last so many choices
 _PRIOR = 20.0  # pseudo-observations of a cell
 # Of the draft model's probability. Narrow where it is sure, for what it repeats for many tokens.
@@ -16,26 +18,19 @@ class ConfidenceRates:
     def __init__(self, ranks: int) -> None:
         self._classes = np.array([rank.bit_length() for rank in range(ranks)])
         shape = self._classes[-1] + 1, len(_EDGES) + 1
-        self._seen, self._came = np.zeros(shape), np.zeros(shape)
+        self._table = RateTable(np.zeros(shape), 0.0, MEMORY)
 
     def rates(self, probabilities: np.ndarray, prior: np.ndarray) -> np.ndarray:
         """float64 [n]: of the first n choices. probabilities, prior: float [n], the draft model's, and what is believed of their
         ranks."""
-        cells = self._cells(probabilities)
-        return (self._came[cells] + _PRIOR * prior) / (self._seen[cells] + _PRIOR)
+        return self._table.rates(self._cells(probabilities), _PRIOR, prior)
 
     def learn(self, probabilities: np.ndarray, rank: int) -> None:
         """Learns which of the choices was the target's own token.
 
         rank: which of the choices came; none if there is none of that rank.
         """
-        cells = self._cells(probabilities)
-        np.add.at(self._seen, cells, 1.0)
-        if rank < len(probabilities):
-            self._came[cells[0][rank], cells[1][rank]] += 1
-        full = self._seen > MEMORY
-        self._seen[full] /= 2
-        self._came[full] /= 2
+        self._table.learn(self._cells(probabilities), np.arange(len(probabilities)) == rank)
 
     def _cells(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._classes[: len(probabilities)], np.searchsorted(_EDGES, probabilities)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback, NoFallback, Patience
-from sglang_patches.ledger.per_tenant import per_tenant
+from sglang_patches.ledger.rates import RunningMean, per_tenant
 
 if TYPE_CHECKING:
     from sglang_patches.ledger.outcome import Outcome
@@ -89,7 +89,7 @@ class SaguaroFallback(WaitingFallback):
         self._now = now
         self._learned = per_tenant(_Learned)
         self._kinds: dict[RequestState, Kind] = {}  # of the last step
-        self._waited = _Mean()  # seconds a step
+        self._waited = _mean()  # seconds a step
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds of each, without waiting
         self._in_time: deque[float] = deque(maxlen=FEW)  # seconds that a speculation took
         self._decisions, self._probed_at = 0, 0.0
@@ -186,28 +186,17 @@ class SaguaroFallback(WaitingFallback):
             self._in_time.append(seconds)
 
 
-class _Mean:
-    """The mean of all values, later a running one."""
-
-    def __init__(self) -> None:
-        self.count, self.value = 0, 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) * max(1 / self.count, RATE)
-
-    def from_prior(self, value: float) -> float:
-        """The mean, and until enough is seen mostly `value`."""
-        return (PRIOR * value + self.count * self.value) / (PRIOR + self.count)
+def _mean() -> RunningMean:
+    return RunningMean(RATE, alike=round(1 / RATE))
 
 
 class _Learned:
     """What the steps of one tenant's requests have brought."""
 
     def __init__(self) -> None:
-        self.tokens = {kind: _Mean() for kind in Kind}  # of a step
-        self.hit_next = {kind: _Mean() for kind in Kind}  # how often a hit follows
-        self.any = _Mean()  # tokens a step
+        self.tokens = {kind: _mean() for kind in Kind}  # of a step
+        self.hit_next = {kind: _mean() for kind in Kind}  # how often a hit follows
+        self.any = _mean()  # tokens a step
 
     @property
     def knows_enough(self) -> bool:
@@ -225,5 +214,5 @@ class _Learned:
         best = HIT if self.tokens[HIT].count else WAITED
         hit, missed = self.tokens[best].value, self.tokens[MISSED].value
         more = (hit - missed) / max(LEAST, 1 - (after[HIT] - after[MISSED]))
-        waited = self.tokens[WAITED].from_prior(hit)
-        return waited - missed + (self.hit_next[WAITED].from_prior(after[HIT]) - after[MISSED]) * more
+        waited = self.tokens[WAITED].from_prior(hit, PRIOR)
+        return waited - missed + (self.hit_next[WAITED].from_prior(after[HIT], PRIOR) - after[MISSED]) * more

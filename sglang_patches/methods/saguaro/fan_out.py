@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from sglang_patches.draft_side.draft import Candidates, Draft
 from sglang_patches.draft_side.seams import Guess, OutcomePredictor, Prediction
-from sglang_patches.methods.saguaro.hint_rates import HintRates
+from sglang_patches.ledger.rates import RateTable
 
 RANKS = 32  # choices of the draft model after a node that may be guessed
-MEMORY = 4000  # the counts follow the last so many tokens
+MEMORY = 4000  # the counts follow the last so many tokens, and hints of a class
 _PRIOR = 20.0  # pseudo-observations before the first
+HINT_PRIOR, HINT_TRUST = (
+    4.0,
+    0.5,
+)  # pseudo-observations of each class of hints; the first rate, over the datastore's estimate
+RANK_CLASSES = 7
+BINS = 5  # of an estimate
+BIN_CENTRES = (np.arange(BINS) + 0.5) / BINS
 
 
 def fan_out(ends: np.ndarray, exponent: float, budget: float) -> np.ndarray:
@@ -68,7 +75,8 @@ class GeometricFanOut(OutcomePredictor):
         ranks = np.arange(1, RANKS)
         others = np.append(1 / ranks - 1 / (ranks + 1), 1 / RANKS)
         self._counts = _PRIOR * np.append(0.7, 0.3 * others)
-        self._hints = HintRates()
+        # Of the datastore's proposals, by the token's rank among the draft model's choices and by the datastore's estimate.
+        self._hints = RateTable(np.tile(HINT_TRUST * BIN_CENTRES, (RANK_CLASSES, 1)), HINT_PRIOR, MEMORY)
 
     @property
     def rates(self) -> np.ndarray:
@@ -121,8 +129,8 @@ class GeometricFanOut(OutcomePredictor):
             return
         ranks = ranks_at(draft, node)
         self.learn_choice(draft.candidates[node], ranks.get(token, RANKS))
-        for hint, estimate in draft.hints.get(node, {}).items():
-            self._hints.learn(ranks.get(hint, RANKS), estimate, hint == token)
+        if hints := draft.hints.get(node):
+            self._hints.learn(_hint_cells(hints, ranks), np.array([hint == token for hint in hints]))
 
     def learn_choice(self, candidates: Candidates, rank: int) -> None:
         """The target's own token was this choice, or none of them: RANKS."""
@@ -135,8 +143,8 @@ class GeometricFanOut(OutcomePredictor):
             return {}
         ranks, of_rank = ranks_at(draft, node), self.rates_of(draft.candidates[node])
         rates = {token: of_rank[rank] for token, rank in ranks.items()}
-        for token, estimate in draft.hints.get(node, {}).items():
-            rates[token] = self._hints.rate(ranks.get(token, RANKS), estimate)
+        if hints := draft.hints.get(node):
+            rates |= zip(hints, self._hints.rates(_hint_cells(hints, ranks)).tolist(), strict=True)
         return rates
 
     def rates_of(self, candidates: Candidates) -> list[float]:
@@ -160,6 +168,25 @@ class GeometricFanOut(OutcomePredictor):
             likeliest.sort(reverse=True, key=operator.itemgetter(0))
             found.append(End(node, reached[node], reached[node] * max(0.0, ends), bool(rates), likeliest))
         return found
+
+
+def _hint_cells(hints: Mapping[int, float], ranks: Mapping[int, int]) -> tuple[np.ndarray, ...]:
+    """The cells of a node's hints.
+
+    hints: the datastore's estimates, by token.
+    ranks: of the draft model's choices, by token.
+    """
+    return rank_classes([ranks.get(token, RANKS) for token in hints]), estimate_bins(list(hints.values()))
+
+
+def rank_classes(ranks: Sequence[int]) -> np.ndarray:
+    """int64, the ranks' classes: 0, 1, 2 to 3, 4 to 7, and so on, as `bit_length` counts."""
+    return np.array([min(rank.bit_length(), RANK_CLASSES - 1) for rank in ranks])
+
+
+def estimate_bins(estimates: Sequence[float]) -> np.ndarray:
+    """int64, which of equal parts of 0 to 1 each estimate lies in."""
+    return np.minimum((np.array(estimates) * BINS).astype(np.int64), BINS - 1)
 
 
 def ranks_at(draft: Draft, node: int) -> dict[int, int]:

@@ -226,8 +226,8 @@ def make_worker(
 
 def acceptance(worker) -> list:
     """Per tier and bin of probability: how many nodes were verified, how many of them accepted."""
-    model = worker.policy.acceptance.of("")
-    return [model._seen[: max(Tier) + 1].tolist(), model._accepted[: max(Tier) + 1].tolist()]
+    rates = worker.policy.acceptance.of("")._rates
+    return [counts[: max(Tier) + 1].tolist() for counts in (rates._seen, rates._came)]
 
 
 class Load:

@@ -1,6 +1,6 @@
 """What is learned is kept for each tenant, and not for names without end."""
 
-from sglang_patches.ledger.per_tenant import MOST_TENANTS, per_tenant
+from sglang_patches.ledger.rates import MOST_TENANTS, per_tenant
 
 
 def test_each_tenant_has_its_own_and_keeps_it():
