@@ -138,8 +138,8 @@ SURVIVORS = (
     ),
     Mutant(
         "w10",  # nothing is told where no draft is wanted
-        "sglang_patches/step/decode.py",
-        "if self.datastore.has_news(states):",
+        "sglang_patches/step/sources.py",
+        "if self.feed.has_news(states):",
         "if False:",
         "../conformance/test_in_process.py::test_the_datastore_hears_all_but_the_text_of_requests_that_want_no_draft",
     ),
