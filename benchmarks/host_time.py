@@ -41,13 +41,12 @@ from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
-from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.exchange.messages import Answer, Message
 from sglang_patches.exchange.wire import frame_of, messages_from_worker
 from sglang_patches.methods.registry import METHODS
-from sglang_patches.methods.saguaro import GeometricFanOut
+from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 from sglang_patches.options import Options
 from sglang_patches.step import assembly, base, decode, widths
 

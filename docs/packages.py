@@ -52,7 +52,7 @@ LAYERS = (
     (_plugin(10, "drafting"), _plugin(21, "draft_side"), _plugin(32, "start"), _plugin(43, "early_exit")),
     (_plugin(14, "ledger"), _plugin(34, "verification")),
     (_plugin(20, "exchange"), _plugin(40, "namespace", "metrics")),
-    (_plugin(8, "cpu"), _plugin(28, "options", "tokenizer_file"), _datastore(88, "cli")),
+    (_plugin(8, "cpu"), _plugin(28, "options"), _datastore(88, "cli")),
     (
         _plugin(17, "host"),
         _datastore(58, "client"),

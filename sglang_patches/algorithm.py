@@ -17,7 +17,7 @@ from sglang_patches.host.versions import INSTALLED, host
 from sglang_patches.methods.registry import DEFAULT, Method
 from sglang_patches.options import load_options
 from sglang_patches.reports import accept_rate, ollama_stream, usage_report
-from sglang_patches.start import cache_room, tree_attention
+from sglang_patches.start import room, tree_attention
 from sglang_patches.step import finish_hooks, first_end
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class TreeAlgorithm(CustomSpecAlgo):
         refuse_unsupported(self.method, server_args)
         cfg = resolved_view(server_args)
         verifies = cfg.disaggregation_mode != "prefill"
-        refuse_if_left_out(cache_room.HOOKS)
+        refuse_if_left_out(room.HOOKS)
         if verifies:
             refuse_if_left_out((*finish_hooks.HOOKS, *first_end.HOOKED))
             refuse_if_left_out((*usage_report.SCHEDULER_HOOKS, *accept_rate.HOOKS))

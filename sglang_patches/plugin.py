@@ -103,7 +103,7 @@ def register_method(method: Method) -> None:
 
     @SpeculativeAlgorithm.register(method.name, supports_overlap=True, spec_class=TreeAlgorithm.of(method))
     def worker(server_args: ServerArgs) -> type:
-        from sglang_patches.start.cache_room import make_room_for_trees
+        from sglang_patches.start.room import make_room_for_trees
 
         make_room_for_trees()
         if server_args.disaggregation_mode == "prefill":

@@ -24,12 +24,11 @@ from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.simulation import EarlyExit, Pipeline, Setting, Tally
 from benchmarks.report.statistics import ratio_of_sums
 from sglang_patches.draft_side.draft import Draft
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.side import DraftParts, Learner
-from sglang_patches.drafting.fallback import NoFallback
+from sglang_patches.drafting.seams import NoFallback
 from sglang_patches.methods.mirror import ExpectedOutcomes
 from sglang_patches.methods.planner import LikeliestOutcomes
-from sglang_patches.methods.saguaro import WaitingFallback
+from sglang_patches.methods.saguaro import Rollouts, WaitingFallback
 
 CHOICES = (1, 2, 4, 8)
 WINDOWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15)

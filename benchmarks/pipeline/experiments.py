@@ -30,13 +30,11 @@ from benchmarks.report.statistics import Interval, ratio_of_sums, throughput_rat
 from datastore_service.client import Datastore
 from datastore_service.protocol.types import Budget
 from sglang_patches.draft_side.draft import Draft
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.seams import Guess, Prediction
 from sglang_patches.draft_side.side import DraftParts, Learner
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
-from sglang_patches.drafting.fallback import Fallback, NoFallback
-from sglang_patches.methods.saguaro import GeometricFanOut, SaguaroFallback, WaitingFallback
-from sglang_patches.methods.saguaro.fan_out import End
+from sglang_patches.drafting.seams import Fallback, NoFallback
+from sglang_patches.methods.saguaro import End, GeometricFanOut, Rollouts, SaguaroFallback, WaitingFallback
 
 NO_LIMIT = 1e3  # seconds that a step may wait for the draft side
 WARM_UP = 0.2  # of the pairs

@@ -8,12 +8,12 @@ from dataclasses import replace
 from benchmarks.pipeline.simulation import Around, EarlyExit, Setting, Times
 from datastore_service.client import Datastore
 from datastore_service.protocol.types import Budget
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.side import DraftParts, Learner
 from sglang_patches.drafting.datastore import DatastoreFeed
-from sglang_patches.drafting.fallback import Fallback
+from sglang_patches.drafting.seams import Fallback
 from sglang_patches.methods.double import AllAccepted
 from sglang_patches.methods.registry import METHODS, DraftSurroundings, Surroundings
+from sglang_patches.methods.saguaro import Rollouts
 from sglang_patches.options import Options
 from sglang_patches.step.length import CANDIDATE_WIDTHS, LengthPolicy
 

@@ -18,18 +18,16 @@ from datastore_service.protocol.types import Opening
 from sglang_patches.draft_side.draft import Candidates, Draft
 from sglang_patches.draft_side.seams import DraftModel, Row
 from sglang_patches.draft_side.side import DraftParts, DraftSide
-from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
-from sglang_patches.drafting.fallback import NO_PATIENCE, Fallback
+from sglang_patches.drafting.seams import NO_PATIENCE, DraftChannel, Fallback
 from sglang_patches.drafting.speculation import Choices, Speculation
-from sglang_patches.early_exit.read_rows import likeliest_ends
 from sglang_patches.exchange.messages import GREEDY, Answer, Message
 from sglang_patches.exchange.text import Text
 from sglang_patches.ledger.outcome import Outcome, settle
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.step.acceptance import Acceptance
 from sglang_patches.step.length import LengthPolicy
-from sglang_patches.verification.layout import pack, pack_reached
+from sglang_patches.verification.layout import likeliest_ends, pack, pack_reached
 
 KINDS = HIT, WAITED, FELL_BACK, NOTHING = "hit", "waited", "fell back", "nothing"
 

@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sglang_patches.check.engines import Engines
-from sglang_patches.check.host import host_table
 from sglang_patches.check.parts import Part, engine_parts, in_order, kernel_parts, run
-from sglang_patches.check.results import OtherRunError, Result, Results
+from sglang_patches.check.results import OtherRunError, Result, Results, host_table
 from sglang_patches.check.setup import Setup
 
 console = Console(width=None if sys.stdout.isatty() else 200)

@@ -11,10 +11,9 @@ from typing import Any
 
 from sglang_patches.check.comparison import Answers, Margin, compare, greedy_margin, noise_margin
 from sglang_patches.check.engines import Engines
-from sglang_patches.check.host import host_table
 from sglang_patches.check.made import early_exit, timed_target
 from sglang_patches.check.pinned import SEED
-from sglang_patches.check.results import OK, Result, Results
+from sglang_patches.check.results import OK, Result, Results, host_table
 from sglang_patches.check.setup import PLAIN, Setup
 from sglang_patches.demo.corpus import PROMPTS as SPEED_PROMPTS
 from sglang_patches.methods.registry import METHODS

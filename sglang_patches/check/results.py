@@ -7,6 +7,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from rich.table import Table
+
+from sglang_patches.host.symbols import check_host
+from sglang_patches.host.versions import INSTALLED, TESTED
+
 OK = "ok"  # begins the state of a row that passed
 
 
@@ -72,3 +77,14 @@ def _write(file: Path, content: dict) -> None:
     new = file.with_name(f".{file.name}.new")
     new.write_text(json.dumps(content, indent=1) + "\n")
     new.replace(file)
+
+
+def host_table() -> tuple[Table, bool]:
+    """The table, and whether every row is as expected."""
+    table = Table(title=f"SGLang {INSTALLED} (tested: {', '.join(TESTED)})")
+    for heading in ("symbol", "state", "used for"):
+        table.add_column(heading)
+    rows = check_host()
+    for symbol, drift in rows:
+        table.add_row(symbol.path, drift or "ok", symbol.why)
+    return table, not any(drift for _, drift in rows)

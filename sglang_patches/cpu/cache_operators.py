@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import torch
 
-from sglang_patches.cpu.addresses import pointer
+from sglang_patches.cpu.kernels import pointer
 
 
 @numba.njit(cache=True, nogil=True)

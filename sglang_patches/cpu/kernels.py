@@ -6,14 +6,15 @@ layout). Arithmetic is float32 whatever the storage, and a row's result does not
 Numba has no bfloat16; it is handled as its 16 bits.
 """
 
+from __future__ import annotations
+
 import numba
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
-
-from sglang_patches.cpu.addresses import pointer
 
 # Sums may be reordered (that is what vectorises them); NaN and infinity keep their meaning.
 _FLAGS = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz", "arcp"}}
@@ -155,3 +156,13 @@ _STORAGES = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 RMS_NORM = {dtype: _rms_norm(storage) for dtype, storage in _STORAGES.items()}
 ADD_RMS_NORM = {dtype: _add_rms_norm(storage) for dtype, storage in _STORAGES.items()}
 ROPE = {dtype: _rope(storage) for dtype, storage in _STORAGES.items()}
+
+
+@intrinsic
+def pointer(typing_context, address):
+    """Reinterpret an integer address as a pointer `numba.carray` can wrap."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), codegen

@@ -4,8 +4,8 @@ Read the modules in this order:
 
 - `settings`: what it is told at its start; `arguments`: SGLang's arguments of its model;
 - `server`: its loop;
-- `runner`: SGLang's model runner, alone in a process; `gpus`: what of a GPU's memory is in use;
-- `model`: draft forwards; `sequences`: the KV slots of each session; `batches`, `table`, `upload`: what a forward gives SGLang;
+- `runner`: SGLang's model runner, alone in a process;
+- `model`: draft forwards; `sequences`: the KV slots of each session; `batches`: what a forward gives SGLang;
 - `candidates`: what the model would go on with, as the target will draw;
-- `limits`, `vocabulary`: which texts and tokens it can take.
+- `limits`: which texts and tokens it can take.
 """

@@ -3,12 +3,13 @@ they take on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.utils import is_pin_memory_available
 
 
 class BatchFields(NamedTuple):
@@ -74,3 +75,71 @@ def extend_fields(stretches: Sequence[Stretch]) -> BatchFields:
         "extend_logprob_start_lens_cpu": [0] * len(stretches),
     }
     return BatchFields(on_device, on_host)
+
+
+SCRATCH = 1  # the first scratch row; row 0 is SGLang's, for the padding of captured graphs
+
+
+class Piece(NamedTuple):
+    """Slots to be written into a row, from a column on. slots: int32."""
+
+    row: int
+    column: int
+    slots: np.ndarray
+
+
+class TableChange(NamedTuple):
+    """What one draft forward changes of the table.
+
+    sources: int64, for each scratch row in use the row that it begins as.
+    columns: number of columns that are copied from that row, 0 for none.
+    cells: int64, places in the flat table that are written then.
+    slots: int32, what is written there.
+    """
+
+    sources: np.ndarray
+    columns: int
+    cells: np.ndarray
+    slots: np.ndarray
+
+    @classmethod
+    def of(
+        cls, sources: Sequence[int], columns: int, pieces: Sequence[Piece], row_length: int
+    ) -> TableChange:
+        """Nothing is copied where `columns` is 0."""
+        cells = [np.arange(len(slots)) + (row * row_length + column) for row, column, slots in pieces]
+        return cls(
+            np.array(sources, np.int64),
+            columns,
+            np.concatenate([np.empty(0, np.int64), *cells]),
+            np.concatenate([np.empty(0, np.int32), *(piece.slots for piece in pieces)]),
+        )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What `apply` needs on the device."""
+        return {"table_sources": self.sources, "table_cells": self.cells, "table_slots": self.slots}
+
+    def apply(self, table: torch.Tensor, arrays: Mapping[str, torch.Tensor]) -> None:
+        """Writes the table: three kernels at most, none of which the host waits for."""
+        if self.columns:
+            copied = table[:, : self.columns].index_select(0, arrays["table_sources"])
+            table[SCRATCH : SCRATCH + len(copied), : self.columns] = copied
+        if len(self.cells):
+            table.view(-1).index_copy_(0, arrays["table_cells"], arrays["table_slots"])
+
+
+ALIGNMENT = 16  # bytes: Triton compiles a kernel anew for an address that is not a multiple of it
+
+
+def on_device(arrays: Mapping[str, np.ndarray], device: torch.device | str) -> dict[str, torch.Tensor]:
+    """The arrays on the device, with their types and shapes. One copy brings them all, and the host does not wait for it."""
+    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays.values()]
+    begins = np.cumsum([0, *sizes]).tolist()
+    packed = torch.empty(begins.pop(), dtype=torch.uint8, pin_memory=is_pin_memory_available(device))
+    for begin, array in zip(begins, arrays.values(), strict=True):
+        packed.numpy()[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+    moved = packed.to(device, non_blocking=True)
+    return {
+        name: moved[begin : begin + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+        for (name, array), begin in zip(arrays.items(), begins, strict=True)
+    }

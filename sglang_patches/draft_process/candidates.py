@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
-from sglang_patches.draft_process.upload import on_device
+from sglang_patches.draft_process.batches import on_device
 from sglang_patches.draft_side.draft import Candidates
 from sglang_patches.exchange.messages import Sampling
 from sglang_patches.verification.shared_noise import NO_NOISE, best, filtered_probabilities

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 
 from prometheus_client import Counter
+from tokenizers import Tokenizer
 
 from sglang_patches.draft_side.draft import Draft
+from sglang_patches.namespace import tokenizer_file
 
 logger = logging.getLogger(__name__)
 
@@ -73,3 +75,15 @@ class Limits:
         if reason not in self._told:
             self._told.add(reason)
             logger.warning(_LOG_LINES[reason], self._bounds[reason])
+
+
+def refuse_other_vocabulary(target: tuple[str, str | None], draft: tuple[str, str | None]) -> None:
+    """Raises ValueError that names a token on which the two models' tokenizers differ. The arguments are the models' folders, or their
+    names and revisions."""
+    ours, theirs = (Tokenizer.from_file(str(tokenizer_file(*model))).get_vocab() for model in (target, draft))
+    if ours != theirs:
+        token, number = min(set(ours.items()) ^ set(theirs.items()), key=lambda item: (item[1], item[0]))
+        raise ValueError(
+            f"--speculative-draft-model-path {draft[0]}: its tokenizer is not the target's: token {number} is {token!r} in one of them"
+            " only"
+        )

@@ -16,12 +16,17 @@ from prometheus_client import Counter, Histogram, Summary
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
 
-from sglang_patches.draft_process.batches import BatchFields, Stretch, decode_fields, extend_fields
+from sglang_patches.draft_process.batches import (
+    BatchFields,
+    Stretch,
+    TableChange,
+    decode_fields,
+    extend_fields,
+    on_device,
+)
 from sglang_patches.draft_process.candidates import choose
 from sglang_patches.draft_process.limits import Limits
 from sglang_patches.draft_process.sequences import SPARE, Cached, SequenceCache
-from sglang_patches.draft_process.table import TableChange
-from sglang_patches.draft_process.upload import on_device
 from sglang_patches.draft_side.draft import Candidates, Draft
 from sglang_patches.draft_side.seams import DraftModel, Row
 from sglang_patches.host.versions import host

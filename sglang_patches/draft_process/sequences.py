@@ -15,7 +15,7 @@ import torch
 from prometheus_client import Counter
 from sglang.srt.model_executor.model_runner import ModelRunner
 
-from sglang_patches.draft_process.table import SCRATCH, Piece, TableChange
+from sglang_patches.draft_process.batches import SCRATCH, Piece, TableChange
 from sglang_patches.draft_side.draft import Draft
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from prometheus_client import Summary
 
 from datastore_service.client import Datastore, open_datastore
 from datastore_service.protocol.types import Namespace
+from sglang_patches.draft_process.limits import refuse_other_vocabulary
 from sglang_patches.draft_process.model import CATCH_UP, SglangModel
 from sglang_patches.draft_process.runner import CHUNK, described_graphs, load_runner
 from sglang_patches.draft_process.settings import DraftSettings
-from sglang_patches.draft_process.vocabulary import refuse_other_vocabulary
 from sglang_patches.draft_side.side import DraftParts, DraftSide
 from sglang_patches.exchange.connection import ParentConnection
 from sglang_patches.exchange.messages import Closed, Opened, Ready

@@ -12,13 +12,30 @@ from typing import TYPE_CHECKING
 
 from datastore_service.protocol.types import Namespace
 from sglang_patches.draft_process.arguments import draft_arguments, followed_quantization
-from sglang_patches.draft_process.gpus import Gpus
 from sglang_patches.options import Options
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
     from sglang_patches.methods.registry import Method
+
+
+class Gpus:
+    """The GPUs that this process sees, and what of their memory is in use."""
+
+    def count(self) -> int:
+        """0 without one, where a server on a GPU is only resolved."""
+        import torch  # late: its threads get the cores that the draft process has then
+
+        return torch.cuda.device_count()
+
+    def bytes_in_use(self, index: int) -> int:
+        """Bytes of the GPU's memory that all processes of the host use, as `nvidia-smi` has it. Raises what torch and NVML raise where
+        that cannot be told."""
+        import torch
+
+        return torch.cuda.device_memory_used(index)
+
 
 GPUS = Gpus()
 UNUSED_BYTES = (

@@ -3,10 +3,8 @@
 Read the modules in this order:
 
 - `datastore`: what the datastore has been told of each request, and its trees;
-- `fallback`: what makes a tree where no outcome was foreseen;
+- `seams`: what makes a tree where no outcome was foreseen, and the way to the draft side;
 - `cache`: the speculation cache, which the draft side's growth fills;
 - `speculation`: the draft side as the worker sees it: what it is told, and what is looked up;
-- `hints`: the datastore's proposals as guesses for the draft side;
-- `channel`: the way to the draft side;
-- `process_channel`: the channel to a draft process, with `child` (one run of it), `outbox` and `inbox`.
+- `process_channel`: the channel to a draft process, with `child` (one run of it) and `mailboxes` (what goes there and comes back).
 """

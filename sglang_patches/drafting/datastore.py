@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from datastore_service.client import Datastore
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Query, Rejected
-from sglang_patches.drafting.fallback import Fallback
-from sglang_patches.ledger.follower import Follower
-from sglang_patches.ledger.outcome import Outcome
+from sglang_patches.drafting.seams import Fallback
+from sglang_patches.ledger.outcome import Follower, Outcome
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.metrics import RETRIEVE, PhaseClock
 

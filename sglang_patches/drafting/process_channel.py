@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from prometheus_client import Counter, Gauge
 
-from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.child import Child
-from sglang_patches.drafting.inbox import Inbox
-from sglang_patches.drafting.outbox import BYTES, MESSAGES, Outbox
+from sglang_patches.drafting.mailboxes import BYTES, MESSAGES, Inbox, Outbox
+from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.exchange.messages import Answer, Closed, Lost, Message, Opened, Ready
 from sglang_patches.exchange.wire import DamagedFrameError, answers_from_draft, frame_of
 

@@ -29,23 +29,22 @@ from prometheus_client import Counter
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import MAX_VOCAB
 from sglang_patches.drafting.cache import SpeculationCache
-from sglang_patches.drafting.channel import DraftChannel
-from sglang_patches.drafting.fallback import Patience
-from sglang_patches.drafting.hints import hints_of
+from sglang_patches.drafting.seams import DraftChannel, Patience
 from sglang_patches.exchange.messages import (
+    NO_HINTS,
     Closed,
     Committed,
     Expected,
     Growth,
+    Hints,
     Message,
     Opened,
     Sampling,
     Verifying,
 )
-from sglang_patches.exchange.source import DRAFT_MODEL
-from sglang_patches.ledger.follower import Follower
-from sglang_patches.ledger.outcome import Outcome
+from sglang_patches.ledger.outcome import Follower, Outcome
 from sglang_patches.ledger.requests import RequestState
+from sglang_patches.ledger.verified import DRAFT_MODEL
 
 LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
 _HIT, _WAITED, _MISS = map(LOOKUPS.labels, ("hit", "waited", "miss"))
@@ -365,3 +364,32 @@ def _by_request(packed: np.ndarray, choices: Choices) -> list[Choices]:
     parts = np.searchsorted(rows, width * np.arange(1, len(packed)))
     split = (np.split(values, parts) for values in (rows % width, tokens, probabilities))
     return [Choices(*of) for of in zip(*split, strict=True)]
+
+
+def hints_of(proposed: DraftTree, verified: DraftTree, root: int, nodes: np.ndarray) -> Hints:
+    """The children that `proposed` has at the nodes that both trees have, and that are not in `verified`.
+
+    root, nodes: the numbers of the root and of the nodes of `verified` in the session's trie.
+    """
+    if not len(proposed) or proposed is verified:
+        return NO_HINTS
+    there = {
+        edge: at
+        for at, edge in enumerate(zip(verified.parents.tolist(), verified.tokens.tolist(), strict=True))
+    }
+    shared = {-1: -1}  # nodes of `proposed` -> of `verified`
+    found: list[tuple[int, int, float]] = []
+    rows = zip(proposed.parents.tolist(), proposed.tokens.tolist(), proposed.probs.tolist(), strict=True)
+    for at, (parent, token, chance) in enumerate(rows):
+        if parent not in shared:
+            continue
+        above = shared[parent]
+        if (above, token) in there:
+            shared[at] = there[above, token]
+        else:
+            reached = 1.0 if parent < 0 else float(proposed.probs[parent])
+            found.append((root if above < 0 else int(nodes[above]), token, chance / max(reached, 1e-9)))
+    if not found:
+        return NO_HINTS
+    parents, tokens, chances = zip(*found, strict=True)
+    return Hints(np.array(parents, np.int64), np.array(tokens, np.int32), np.array(chances, np.float32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +13,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sglang_patches.early_exit import report
 from sglang_patches.early_exit.adapter import About, EarlyExits
 from sglang_patches.early_exit.answers import Text
 from sglang_patches.early_exit.fingerprint import model_fingerprint
-from sglang_patches.early_exit.states import States, collect
 from sglang_patches.early_exit.training import Training
 
 DEPTHS = (0.25, 0.5, 0.75)  # of the target, as in the paper
@@ -62,7 +60,7 @@ def train(run: Run, console: Console) -> EarlyExits:
         training = Training(states.where(~held_out), head, run.epochs, identity, run.checkpoint)
         _trained(training, bars)
     recall = training.recall(states.where(held_out))
-    first, others = report.SHOWN
+    first, others = SHOWN
     shown = {str(layer): (of[first - 1], of[others - 1]) for layer, of in recall.items()}
     about = About(fingerprint, depth, head.shape[1], shown)
     exits = EarlyExits(about, training.adapters)
@@ -111,4 +109,86 @@ def _write_report(
     if find_spec("matplotlib") is None:
         console.print("no picture of the recall: matplotlib is not installed")
     else:
-        report.draw(recall, about.layers, run.out.with_suffix(".png"))
+        draw(recall, about.layers, run.out.with_suffix(".png"))
+
+
+SHOWN = (1, 8)  # choices whose recall the table and the server's log tell
+
+
+def draw(recall: Mapping[int, Sequence[float]], layers: int, file: Path) -> None:
+    """Draws the recall of the exits. Needs matplotlib.
+
+    recall: by layer, as from `Training.recall`.
+    layers: of the target.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    by_layer, by_count = figure.subplots(1, 2)
+    at = sorted(recall)
+    for count in SHOWN:
+        by_layer.plot(at, [recall[layer][count - 1] for layer in at], "o-", label=f"first {count}")
+    by_layer.set(xlabel=f"layers below the exit, of {layers}", ylabel="share of the target's tokens")
+    for layer in at:
+        by_count.plot(range(1, len(recall[layer]) + 1), recall[layer], label=f"after {layer} layers")
+    by_count.set(xlabel="choices (kappa)", xscale="log")
+    for panel in (by_layer, by_count):
+        panel.set_ylim(0, 1)
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize="small")
+    figure.savefig(file, dpi=110)
+
+
+LONGEST = 4096  # tokens of a text that are run
+
+
+@dataclass(frozen=True)
+class States:
+    """A model's hidden states at the answers' tokens, and the token that it then expects.
+
+    states: by layer, [tokens, H], on the host in the model's type.
+    expected: int64 [tokens].
+    text: int64 [tokens], the number of each token's text.
+    """
+
+    states: dict[int, torch.Tensor]
+    expected: torch.Tensor
+    text: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.expected)
+
+    def where(self, chosen: torch.Tensor) -> States:
+        """The states of the chosen tokens.
+
+        chosen: bool [tokens].
+        """
+        states = {layer: of_layer[chosen] for layer, of_layer in self.states.items()}
+        return States(states, self.expected[chosen], self.text[chosen])
+
+
+@torch.inference_mode()
+def collect(model, texts: Sequence[Text], layers: Sequence[int], done: Callable[[int], None]) -> States:
+    """Runs the texts and collects the model's states at the answers' tokens. Raises ValueError if the answers have no tokens.
+
+    model: a causal model of transformers.
+    layers: number of layers below each exit.
+    done: is told the number of tokens of each text.
+    """
+    found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+    expected, numbers = [], []
+    for number, (prompt, answer) in enumerate(texts):
+        ids = [*prompt, *answer][:LONGEST]
+        first = len(prompt) - 1  # what follows the prompt is the answer's first token
+        if len(ids) <= len(prompt):
+            continue
+        out = model(torch.tensor([ids], device=model.device), output_hidden_states=True, use_cache=False)
+        for layer in layers:
+            found[layer].append(out.hidden_states[layer][0, first:-1].cpu())
+        expected.append(out.logits[0, first:-1].argmax(-1).cpu())
+        numbers.append(torch.full_like(expected[-1], number))
+        done(len(expected[-1]))
+    if not expected:
+        raise ValueError("the answers have no tokens")
+    states = {layer: torch.cat(parts) for layer, parts in found.items()}
+    return States(states, torch.cat(expected), torch.cat(numbers))

@@ -5,7 +5,6 @@ Read the modules in this order:
 - `messages`: what each tells the other;
 - `trie`: what may follow a session's last committed token, as both keep it;
 - `text`: a request's tokens in one growing array;
-- `source`: who proposed a node;
 - `wire`: messages as bytes;
 - `connection`: the draft process's end of the channel.
 """

@@ -29,7 +29,7 @@ from sglang_patches.demo.errors import DemoModelError
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.paths import cache_root
 from sglang_patches.methods.registry import DEFAULT, METHODS
-from sglang_patches.tokenizer_file import tokenizer_file
+from sglang_patches.namespace import tokenizer_file
 
 from . import system
 from .processes import ChildDiedError, Part, port_taken, run_stack

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_patches.exchange.source import SOURCES, source_name
 from sglang_patches.ledger.outcome import Outcome
+from sglang_patches.ledger.verified import SOURCES, source_name
 
 TARGET = "target"  # source of a token that nobody drafted
 UNSETTLED = (

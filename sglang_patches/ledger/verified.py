@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from prometheus_client import Counter
 
-from sglang_patches.exchange.source import SOURCES, source_name
+from datastore_service.protocol.tree import OTHER_TIER, Tier, tier_name
 from sglang_patches.ledger.outcome import Outcome
 
 VERIFIED = Counter("specstore_verified_nodes", "Drafted tokens that the target verified", ["source"])
@@ -39,3 +39,13 @@ def total() -> int:
 @functools.cache  # a label's look-up costs more than the count
 def _labelled(counter: Counter, source: int) -> Counter:
     return counter.labels(source_name(source))
+
+
+DRAFT_MODEL = OTHER_TIER + 1
+SOURCES = DRAFT_MODEL + 1  # numbers are below it
+assert max(Tier) < OTHER_TIER
+
+
+def source_name(source: int) -> str:
+    """The name of a source, as metrics and answers show it."""
+    return "draft_model" if source == DRAFT_MODEL else tier_name(source)

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from datastore_service.client import Datastore
     from sglang_patches.draft_side.seams import Retriever
     from sglang_patches.draft_side.side import DraftParts
-    from sglang_patches.drafting.channel import DraftChannel
     from sglang_patches.drafting.datastore import DatastoreFeed
-    from sglang_patches.drafting.fallback import Fallback
-    from sglang_patches.methods.double.guidance import Estimate
+    from sglang_patches.drafting.seams import DraftChannel, Fallback
+    from sglang_patches.methods.double import Estimate
     from sglang_patches.options import Options
     from sglang_patches.verification.verifier import Verifier
 
@@ -105,9 +104,8 @@ def _saguaro(around: Surroundings) -> Parts:
 
 
 def _saguaro_draft(around: DraftSurroundings) -> DraftParts:
-    from sglang_patches.draft_side.rollouts import Rollouts
     from sglang_patches.draft_side.side import DraftParts, Learner
-    from sglang_patches.methods.saguaro import GeometricFanOut
+    from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 
     return DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(around.lookahead)))
 
@@ -177,9 +175,9 @@ def _duo_draft(around: DraftSurroundings) -> DraftParts:
 
 
 def _mirror_draft(around: DraftSurroundings) -> DraftParts:
-    from sglang_patches.draft_side.rollouts import Rollouts
     from sglang_patches.draft_side.side import DraftParts, Learner
     from sglang_patches.methods.mirror import ExpectedOutcomes
+    from sglang_patches.methods.saguaro import Rollouts
 
     return DraftParts(lambda: Learner(ExpectedOutcomes(), Rollouts(around.lookahead)))
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang.srt.arg_groups.overrides import resolved_view
@@ -11,9 +15,10 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from datastore_service.client import open_datastore
 from datastore_service.protocol.types import Budget
 from sglang_patches.draft_process.arguments import given_of
-from sglang_patches.draft_process.settings import draft_settings
-from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.draft_process.settings import DraftSettings, draft_settings
 from sglang_patches.drafting.datastore import DatastoreFeed
+from sglang_patches.drafting.process_channel import ProcessChannel
+from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.exchange.messages import Sampling
 from sglang_patches.host.versions import host
@@ -24,7 +29,6 @@ from sglang_patches.options import Options
 from sglang_patches.step.acceptance import Acceptance
 from sglang_patches.step.courier import make_courier
 from sglang_patches.step.sources import DatastoreSource, DraftSideSource, Sources
-from sglang_patches.step.start_draft import start_draft_process
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -96,3 +100,28 @@ def start_draft(setup: Setup) -> DraftChannel:
         host.replica_of(setup.model_runner) or 0,
     )
     return start_draft_process(settings)
+
+
+PROGRAM = (sys.executable, "-m", "sglang_patches.draft_process")
+
+
+def start_draft_process(settings: DraftSettings) -> DraftChannel:
+    """Waits until it is ready. Raises RuntimeError with the end of its log if it does not become ready."""
+    log = Path(tempfile.mkdtemp(prefix="specstore-draft-")) / "log"  # a folder that nobody else can write to
+    return ProcessChannel([*PROGRAM, *settings.flags()], environment_of(settings), log)
+
+
+def environment_of(settings: DraftSettings) -> dict[str, str]:
+    """What the process has that differs from this one's. On a CPU its threads are as many as the cores that it is pinned to, or half of
+    this process's, unless the operator has set their number."""
+    environment = {
+        "OMP_WAIT_POLICY": "PASSIVE",  # one that spins slows down its target on the same processor
+        # A target on a GPU has set it for its own processes, and SGLang on a CPU refuses it.
+        "SGLANG_USE_CUDA_IPC_TRANSPORT": "0",
+    }
+    if settings.device != "cpu":
+        return environment
+    cores = len(settings.cores.split(",")) if settings.cores else len(os.sched_getaffinity(0)) // 2
+    # On a host with a GPU: SGLang must not find it.
+    environment |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return environment | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores)))}

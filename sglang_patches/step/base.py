@@ -33,10 +33,9 @@ from sglang_patches.host.symbols import drift_message
 from sglang_patches.ledger.requests import Step
 from sglang_patches.metrics import PhaseClock
 from sglang_patches.start.attention_probe import check_tree_attention
-from sglang_patches.start.cache_room import check_room
+from sglang_patches.start.room import check_room, check_verification_memory
 from sglang_patches.start.tree_attention import refuse_unfit
-from sglang_patches.start.verification_memory import check_verification_memory
-from sglang_patches.step.width_graphs import WidthGraphs
+from sglang_patches.step.widths import WidthGraphs
 from sglang_patches.verification.layout import TreeLayout, attention_mask, lay_out
 from sglang_patches.verification.verifier import TargetDraws, Verifier
 

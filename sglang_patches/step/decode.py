@@ -11,13 +11,12 @@ from sglang.srt.runtime_context import get_parallel
 
 from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import Budget
-from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.early_exit.tap import Tap
 from sglang_patches.exchange.messages import Sampling
 from sglang_patches.host.versions import host
-from sglang_patches.ledger.follower import Follower
-from sglang_patches.ledger.requests import RequestBook, RequestState, Step, tenants_of
-from sglang_patches.ledger.shared_session import shared_session
+from sglang_patches.ledger.outcome import Follower
+from sglang_patches.ledger.requests import RequestBook, RequestState, Step, shared_session, tenants_of
 from sglang_patches.methods.registry import Method
 from sglang_patches.metrics import observe_step
 from sglang_patches.options import load_options

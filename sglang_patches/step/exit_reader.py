@@ -11,12 +11,11 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.drafting.speculation import Choices
 from sglang_patches.early_exit.loading import make_tap
-from sglang_patches.early_exit.read_rows import likeliest_ends
 from sglang_patches.early_exit.tap import Draws, Tap
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.methods.mirror import MOST, choices_of
 from sglang_patches.options import Options
-from sglang_patches.verification.layout import pack_reached
+from sglang_patches.verification.layout import likeliest_ends, pack_reached
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sglang_patches.ledger import verified
-from sglang_patches.ledger.follower import Follower
-from sglang_patches.ledger.outcome import Outcome
+from sglang_patches.ledger.outcome import Follower, Outcome
 from sglang_patches.ledger.requests import RequestBook
 from sglang_patches.step.acceptance import Acceptance
 

@@ -10,11 +10,10 @@ import torch
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT
-from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
-from sglang_patches.drafting.fallback import Fallback
+from sglang_patches.drafting.seams import DraftChannel, Fallback
 from sglang_patches.drafting.speculation import Choices, Speculation
-from sglang_patches.ledger.follower import Follower
+from sglang_patches.ledger.outcome import Follower
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.step.acceptance import Acceptance
 from sglang_patches.step.courier import Courier

@@ -36,7 +36,7 @@ from transformers import PretrainedConfig
 
 from datastore_service.client import Datastore, open_datastore
 from sglang_patches.draft_side.side import DraftParts
-from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.early_exit.tap import HostTap
 from sglang_patches.methods.registry import DraftSurroundings, Method
 from sglang_patches.namespace import namespace_of

@@ -13,7 +13,7 @@ from sglang_patches.draft_process.settings import DraftSettings
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.process_channel import RESTARTS
 from sglang_patches.exchange.messages import Closed, Committed, Growth, Lost, Opened, Verifying
-from sglang_patches.step.start_draft import start_draft_process
+from sglang_patches.step.assembly import start_draft_process
 from tests.support.tiny_drafts import write_stranger
 from tests.support.tiny_model import SPELLING_VOCABULARY, texts_of, write_spelling_model
 from tests.unit.plugin.resolution import write_model

@@ -231,21 +231,21 @@ OTHERS = (
     ),
     Mutant(
         "wait-in-vain",
-        "sglang_patches/methods/saguaro/fallback.py",
+        "sglang_patches/methods/saguaro.py",
         "self._in_time.append(GRACE * seconds)",
         "self._in_time.append(seconds)",
         "methods/saguaro/test_fallback.py",
     ),
     Mutant(
         "child-likelier",
-        "sglang_patches/methods/double/union.py",
+        "sglang_patches/methods/double.py",
         "limit = 1.0 if parent < 0 else out_probs[request, taken[parent]]",
         "limit = 1.0",
         "methods/double/test_guidance.py",
     ),
     Mutant(
         "asked-published",
-        "sglang_patches/methods/double/phrases.py",
+        "sglang_patches/methods/double.py",
         "else Opening(publish=False)",
         "else Opening()",
         "methods/double/test_phrases.py",
@@ -343,7 +343,7 @@ OTHERS = (
     ),
     Mutant(
         "exit-prompt",  # the answer's first token teaches nothing
-        "sglang_patches/early_exit/states.py",
+        "sglang_patches/early_exit/train.py",
         "first = len(prompt) - 1",
         "first = len(prompt)",
         "early_exit/test_training.py",

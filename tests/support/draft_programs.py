@@ -42,9 +42,8 @@ def _echoed(message: Message, sessions: set[str]) -> list[Answer]:
 
 def drafting(parent: ParentConnection) -> None:
     """Drafts with a model that always agrees with the target."""
-    from sglang_patches.draft_side.rollouts import Rollouts
     from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
-    from sglang_patches.methods.saguaro import GeometricFanOut
+    from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
     from tests.support.agreeing_model import model
     from tests.support.draft_side import FunctionModel
 

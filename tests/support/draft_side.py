@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sglang_patches.draft_side.draft import Candidates, Draft
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.seams import DraftModel, Row
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
-from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.exchange.messages import Answer, Message
-from sglang_patches.methods.saguaro import GeometricFanOut
+from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 
 COUNT = 32  # candidates of a node
 Function = Callable[

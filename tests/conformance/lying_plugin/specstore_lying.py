@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sglang_patches.drafting.channel import DraftChannel
+    from sglang_patches.drafting.seams import DraftChannel
     from sglang_patches.methods.registry import Method, Parts, Surroundings
 
 

@@ -41,10 +41,9 @@ from benchmarks.report.records import dumps
 from benchmarks.report.statistics import Interval
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
-from sglang_patches.drafting.fallback import NoFallback
-from sglang_patches.methods.saguaro import GeometricFanOut, WaitingFallback
+from sglang_patches.drafting.seams import NoFallback
+from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts, WaitingFallback
 from sglang_patches.options import Options
 
 K = 5

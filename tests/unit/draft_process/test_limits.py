@@ -10,10 +10,12 @@ pytest.importorskip("sglang")
 from sglang_patches.draft_process import model as process_model  # noqa: E402
 from sglang_patches.draft_process.limits import NOT_TAKEN  # noqa: E402
 from sglang_patches.draft_process.model import SglangModel  # noqa: E402
-from sglang_patches.draft_side.rollouts import Rollouts  # noqa: E402
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner  # noqa: E402
 from sglang_patches.exchange.messages import Closed, Committed, Growth, Lost, Opened, Verifying  # noqa: E402
-from sglang_patches.methods.saguaro import GeometricFanOut  # noqa: E402
+from sglang_patches.methods.saguaro import (
+    GeometricFanOut,  # noqa: E402
+    Rollouts,  # noqa: E402
+)
 from tests.unit.draft_process.test_model import CHUNK, CONTEXT, ROWS, VOCABULARY, Runner  # noqa: E402
 from tests.unit.draft_process.test_sequences import SLOTS  # noqa: E402
 

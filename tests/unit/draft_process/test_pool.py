@@ -11,11 +11,13 @@ from sglang_patches.draft_process import model as process_model  # noqa: E402
 from sglang_patches.draft_process.limits import NOT_TAKEN  # noqa: E402
 from sglang_patches.draft_process.model import SglangModel  # noqa: E402
 from sglang_patches.draft_process.sequences import IDLE_SECONDS, SPARE  # noqa: E402
-from sglang_patches.draft_side.rollouts import Rollouts  # noqa: E402
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner  # noqa: E402
 from sglang_patches.draft_side.speed_ratio import SpeedRatio  # noqa: E402
 from sglang_patches.exchange.messages import Committed, Growth, Opened, Verifying  # noqa: E402
-from sglang_patches.methods.saguaro import GeometricFanOut  # noqa: E402
+from sglang_patches.methods.saguaro import (
+    GeometricFanOut,  # noqa: E402
+    Rollouts,  # noqa: E402
+)
 from tests.unit.draft_process.test_model import VOCABULARY, Runner  # noqa: E402
 from tests.unit.draft_process.test_sequences import Clock  # noqa: E402
 

@@ -11,13 +11,13 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang_patches.draft_process.batches import on_device  # noqa: E402
 from sglang_patches.draft_process.sequences import (  # noqa: E402
     IDLE_SECONDS,
     REFUSED,
     SPARE,
     SequenceCache,
 )
-from sglang_patches.draft_process.upload import on_device  # noqa: E402
 from sglang_patches.draft_side.draft import Draft  # noqa: E402
 from sglang_patches.exchange.messages import GREEDY  # noqa: E402
 from sglang_patches.exchange.text import Text  # noqa: E402

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_patches.draft_process.upload import ALIGNMENT, on_device  # noqa: E402
+from sglang_patches.draft_process.batches import ALIGNMENT, on_device  # noqa: E402
 
 
 def test_arrays_keep_their_types_shapes_and_values():

@@ -5,7 +5,6 @@ import collections
 import numpy as np
 import pytest
 
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
 from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.exchange.messages import Committed, Growth, Opened, Verifying
@@ -13,7 +12,7 @@ from sglang_patches.methods.double import AllAccepted
 from sglang_patches.methods.duo import Heads
 from sglang_patches.methods.mirror import ExpectedOutcomes
 from sglang_patches.methods.planner import LikeliestOutcomes
-from sglang_patches.methods.saguaro import GeometricFanOut
+from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import FunctionModel
 

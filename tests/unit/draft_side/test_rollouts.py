@@ -3,10 +3,10 @@
 import numpy as np
 
 from sglang_patches.draft_side.draft import Candidates, Draft
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.exchange.messages import GREEDY, Sampling
 from sglang_patches.exchange.text import Text
 from sglang_patches.exchange.trie import Trie
+from sglang_patches.methods.saguaro import Rollouts
 from tests.support.draft_side import commit
 
 LOOKAHEAD = 3

@@ -4,7 +4,7 @@ import random
 
 import msgspec
 
-from sglang_patches.drafting.fallback import NO_PATIENCE
+from sglang_patches.drafting.seams import NO_PATIENCE
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.exchange.messages import GREEDY
 from sglang_patches.ledger.requests import Step

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
 from sglang_patches.drafting.cache import DROPPED
-from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.exchange.messages import Opened
 from sglang_patches.exchange.wire import answers_from_draft, frame_of, messages_from_worker
-from sglang_patches.methods.saguaro import GeometricFanOut
+from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 from tests.support.agreeing_model import model, target
 from tests.support.draft_side import FunctionModel
 from tests.unit.drafting.test_speculation import Run

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
-from sglang_patches.drafting.hints import hints_of
+from sglang_patches.drafting.speculation import hints_of
 
 ROOT, NODES = 7, np.array([11, -3, 12])
 

@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.side import STALE, DraftParts, DraftSide, Learner
-from sglang_patches.drafting import inbox
+from sglang_patches.drafting import mailboxes
 from sglang_patches.drafting.cache import DROPPED, SpeculationCache
-from sglang_patches.drafting.channel import DraftChannel
 from sglang_patches.drafting.process_channel import ProcessChannel
+from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.exchange import trie as speculation_trie
 from sglang_patches.exchange.messages import Growth, Lost, Opened, Verifying
-from sglang_patches.exchange.source import DRAFT_MODEL
 from sglang_patches.exchange.trie import ROOT
-from sglang_patches.methods.saguaro import GeometricFanOut
+from sglang_patches.ledger.verified import DRAFT_MODEL
+from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import FunctionModel, InProcessDraftSide
 from tests.unit.drafting.test_speculation import Run
@@ -180,7 +179,7 @@ def test_lies_at_a_high_rate(liar):
     for seconds in steps_of(run, time.thread_time):
         worked.append(seconds)
         with liar._changed:
-            assert liar._answers._size <= inbox.MOST
+            assert liar._answers._size <= mailboxes.MOST
         assert all(
             len(run.speculation._cache.trie(req.rid)) <= speculation_trie.MOST_NODES for req in run.reqs
         )

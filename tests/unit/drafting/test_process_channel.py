@@ -16,8 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from sglang_patches.drafting import inbox, process_channel
-from sglang_patches.drafting.fallback import Patience
+from sglang_patches.drafting import mailboxes, process_channel
 from sglang_patches.drafting.process_channel import (
     DROPPED,
     LATE_SECONDS,
@@ -28,6 +27,7 @@ from sglang_patches.drafting.process_channel import (
     Backoff,
     ProcessChannel,
 )
+from sglang_patches.drafting.seams import Patience
 from sglang_patches.exchange.connection import SOCKET_VARIABLE, ParentConnection
 from sglang_patches.exchange.messages import Closed, Committed, Growth, Lost, Opened, Verifying
 from tests.support.draft_programs import FORGOTTEN
@@ -173,7 +173,7 @@ def test_messages_arrive_in_order_and_answers_come_back(start):
 
 
 def test_frames_that_are_larger_than_the_socket_do_not_block_either_side(start, monkeypatch):
-    monkeypatch.setattr(inbox, "MOST", 1 << 24)
+    monkeypatch.setattr(mailboxes, "MOST", 1 << 24)
     channel = start("echo")
     for number in range(8):
         channel.post([opened(f"s{number}", 1_000_000)])
@@ -192,7 +192,7 @@ def test_a_collection_that_would_be_empty_takes_no_lock(start):
 
 
 def test_answers_that_nobody_collects_are_bounded(start, monkeypatch):
-    monkeypatch.setattr(inbox, "MOST", 20)  # ten answers of one node
+    monkeypatch.setattr(mailboxes, "MOST", 20)  # ten answers of one node
     channel = start("echo")
     before = dropped("uncollected")
     channel.post([opened("s")] + [committed("s", start) for start in range(40)])

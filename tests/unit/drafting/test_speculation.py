@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
-from sglang_patches.drafting.fallback import NO_PATIENCE, Patience
+from sglang_patches.drafting.seams import NO_PATIENCE, Patience
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
 from sglang_patches.exchange.messages import GREEDY, Closed, Committed, Growth, Opened, Sampling, Verifying
 from sglang_patches.ledger.requests import Step

@@ -6,7 +6,6 @@ import pytest
 from datastore_service.client import open_datastore
 from datastore_service.protocol.types import Namespace
 from sglang_patches.draft_side.draft import Draft
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.seams import Row
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
 from sglang_patches.exchange.messages import GREEDY, Committed, Opened
@@ -14,7 +13,7 @@ from sglang_patches.exchange.text import Text
 from sglang_patches.exchange.trie import Trie
 from sglang_patches.exchange.wire import frame_of, messages_from_worker
 from sglang_patches.methods.double import DatastorePhrases, OwnDatastorePhrases
-from sglang_patches.methods.saguaro import GeometricFanOut
+from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 from tests.support.agreeing_model import model
 from tests.support.draft_side import FunctionModel
 

@@ -3,14 +3,13 @@
 import numpy as np
 from prometheus_client import Counter
 
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.side import GUESSES, DraftParts, DraftSide, Learner
 from sglang_patches.exchange.messages import Opened, Verifying
-from sglang_patches.exchange.source import DRAFT_MODEL
 from sglang_patches.ledger import verified
 from sglang_patches.ledger.outcome import settle
 from sglang_patches.ledger.requests import RequestState
-from sglang_patches.methods.saguaro import GeometricFanOut
+from sglang_patches.ledger.verified import DRAFT_MODEL
+from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 from tests.support.agreeing_model import model, target
 from tests.support.draft_side import FunctionModel
 from tests.unit.drafting.texts import make_tree

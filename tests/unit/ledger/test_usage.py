@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from sglang_patches.exchange.source import DRAFT_MODEL
 from sglang_patches.ledger.outcome import settle
 from sglang_patches.ledger.usage import Usage
+from sglang_patches.ledger.verified import DRAFT_MODEL
 
 PROMPT = 3
 

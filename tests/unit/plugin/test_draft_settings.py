@@ -13,8 +13,11 @@ from sglang.srt.arg_groups.overrides import resolved_view  # noqa: E402
 from datastore_service.protocol.types import Namespace  # noqa: E402
 from sglang_patches.draft_process import settings  # noqa: E402
 from sglang_patches.draft_process.arguments import given_of  # noqa: E402
-from sglang_patches.draft_process.gpus import Gpus  # noqa: E402
-from sglang_patches.draft_process.settings import DraftSettings, draft_settings  # noqa: E402
+from sglang_patches.draft_process.settings import (  # noqa: E402
+    DraftSettings,
+    Gpus,  # noqa: E402
+    draft_settings,
+)
 from sglang_patches.methods.registry import METHODS  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from tests.unit.plugin.resolution import resolve, server_args  # noqa: E402

@@ -100,10 +100,10 @@ def test_what_is_hooked_is_in_the_table():
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
     from sglang_patches.entry import request_tenants
     from sglang_patches.reports import usage_report
-    from sglang_patches.start import cache_room
+    from sglang_patches.start import room
     from sglang_patches.step import finish_hooks, first_end
 
-    assert {*HOOKS, *WEIGHT_UPDATES, *draft_steps.HOOKS, *finish_hooks.HOOKS, *cache_room.HOOKS} <= ROWS
+    assert {*HOOKS, *WEIGHT_UPDATES, *draft_steps.HOOKS, *finish_hooks.HOOKS, *room.HOOKS} <= ROWS
     assert {*request_tenants.HOOKS, *first_end.HOOKED} <= ROWS
     assert {*usage_report.SCHEDULER_HOOKS, *itertools.chain(*usage_report.MANAGER_HOOKS.values())} <= ROWS
 

@@ -1,6 +1,6 @@
 import pytest
 
-from sglang_patches.tokenizer_file import tokenizer_file
+from sglang_patches.namespace import tokenizer_file
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.allocation_sizing import (  # noqa: E402
 )
 from sglang.srt.runtime_context import SpawnRanks, get_context, publish, reset_context  # noqa: E402
 
-from sglang_patches.start.cache_room import _at_least_what_is_reserved, check_room  # noqa: E402
+from sglang_patches.start.room import _at_least_what_is_reserved, check_room  # noqa: E402
 from sglang_patches.start.tree_attention import BRANCHES  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 
-from sglang_patches.start.verification_memory import check_verification_memory, logits_bytes  # noqa: E402
+from sglang_patches.start.room import check_verification_memory, logits_bytes  # noqa: E402
 
 VOCABULARY = 151_936
 

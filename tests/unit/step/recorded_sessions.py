@@ -43,7 +43,7 @@ from datastore_service.engine.engine import Engine
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Entry, Reply
-from sglang_patches.drafting.channel import DraftChannel
+from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.methods.registry import METHODS, DraftSurroundings
 from sglang_patches.step import assembly, decode, length
 from tests.unit.step.recorded_drafts import Clock, RecordingDraftSide

@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from sglang_patches.draft_process.settings import DraftSettings
-from sglang_patches.step import start_draft as start
+from sglang_patches.step import assembly
 
 SETTINGS = DraftSettings(
     method="SAGUARO",
@@ -39,10 +39,10 @@ def test_the_log_is_in_a_folder_of_this_users_own(tmp_path, monkeypatch):
     guessed = shared / f"specstore-draft-{os.getpid()}.log"
     guessed.symlink_to(others)
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
-    monkeypatch.setattr(start, "PROGRAM", (sys.executable, "-c", "print('this is its end')"))
+    monkeypatch.setattr(assembly, "PROGRAM", (sys.executable, "-c", "print('this is its end')"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="ends:\nthis is its end"):
-            start.start_draft_process(SETTINGS)
+            assembly.start_draft_process(SETTINGS)
     assert others.read_text() == "untouched"
     folders = set(shared.iterdir()) - {guessed}
     assert [log.read_text() for folder in folders for log in folder.iterdir()] == ["this is its end\n"] * 2
@@ -64,6 +64,6 @@ def test_on_a_cpu_it_has_a_thread_for_each_of_its_cores(monkeypatch, device, cor
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    environment = start.environment_of(dataclasses.replace(SETTINGS, device=device, cores=cores))
+    environment = assembly.environment_of(dataclasses.replace(SETTINGS, device=device, cores=cores))
     assert environment.get("OMP_NUM_THREADS") == threads
     assert environment.get("CUDA_VISIBLE_DEVICES") == ("" if device == "cpu" else None)

@@ -15,13 +15,13 @@ from sglang.srt.runtime_context import (  # noqa: E402
 
 from sglang_patches.options import Options  # noqa: E402
 from sglang_patches.step.length import LengthPolicy  # noqa: E402
-from sglang_patches.step.width_graphs import (  # noqa: E402
+from sglang_patches.step.widths import (  # noqa: E402
     MOST_ROWS,
     WidthGraphs,
     batch_sizes,
     captures_decode_graphs,
+    possible_widths,  # noqa: E402
 )
-from sglang_patches.step.widths import possible_widths  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 
 NODES = 15

@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_patches.draft_process import upload
+from sglang_patches.draft_process import batches
 from sglang_patches.draft_process.model import SglangModel
 from sglang_patches.draft_side.draft import Candidates, Draft
 from sglang_patches.draft_side.seams import Row
@@ -229,7 +229,7 @@ class Session:
 def device(monkeypatch) -> Device:
     device = Device()
     device.run_kernels_on_host(monkeypatch)
-    monkeypatch.setattr(upload, "is_pin_memory_available", lambda device: True)
+    monkeypatch.setattr(batches, "is_pin_memory_available", lambda device: True)
     return device
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_patches.draft_side.draft import Candidates
-from sglang_patches.methods.planner import Branches, LikeliestOutcomes
-from sglang_patches.methods.planner.confidence import ConfidenceRates
+from sglang_patches.methods.planner import Branches, ConfidenceRates, LikeliestOutcomes
 from tests.unit.methods.saguaro.test_fan_out import make_draft
 
 RANKS = 4

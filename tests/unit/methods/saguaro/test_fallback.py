@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE
-from sglang_patches.drafting.fallback import Fallback, NoFallback
+from sglang_patches.drafting.seams import Fallback, NoFallback
 from sglang_patches.ledger.outcome import Outcome
-from sglang_patches.methods.saguaro.fallback import (
+from sglang_patches.methods.saguaro import (
     ENOUGH,
     PROBE,
     SaguaroFallback,

@@ -11,7 +11,7 @@ from sglang_patches.draft_side.draft import Candidates, Draft
 from sglang_patches.exchange.messages import GREEDY, Sampling
 from sglang_patches.exchange.text import Text
 from sglang_patches.exchange.trie import Trie
-from sglang_patches.methods.saguaro.fan_out import RANKS, GeometricFanOut, fan_out, rounded
+from sglang_patches.methods.saguaro import RANKS, GeometricFanOut, fan_out, rounded
 
 ACCEPTANCE, EXPONENT = 0.75, 0.6
 

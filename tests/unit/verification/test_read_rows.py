@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from sglang_patches.early_exit.read_rows import likeliest_ends
-from sglang_patches.verification.layout import pack, pack_reached
+from sglang_patches.verification.layout import likeliest_ends, pack, pack_reached
 
 
 def tree(parents, probs):

@@ -7,7 +7,11 @@ an IndexError on a CPU, slots of the next request on a GPU. The hook here makes 
 
 from __future__ import annotations
 
+import logging
+
+import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.utils import get_available_gpu_memory
 
 from sglang_patches.host import hooks
 from sglang_patches.host.versions import host
@@ -40,3 +44,30 @@ def check_room(row: int, context: int) -> None:
             f"specstore: a request's row holds {row} KV slots; at the context limit of {context} a step needs "
             f"{_reserved()} more. The hook of {', '.join(HOOKS)} was not applied"
         )
+
+
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+
+
+def logits_bytes(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
+    """Bytes of the rows' logits, both as the model computes them and as SGLang hands them out in float32."""
+    return rows * vocabulary * (dtype.itemsize + torch.float32.itemsize)
+
+
+def check_verification_memory(
+    rows: int, vocabulary: int, dtype: torch.dtype, device: str, gpu_id: int
+) -> None:
+    """Raises RuntimeError if there is no room for a step's logits. The error says what they take.
+
+    rows: most of a step.
+    """
+    free = get_available_gpu_memory(torch.device(device).type, gpu_id)
+    needed = logits_bytes(rows, vocabulary, dtype) / GIB
+    taken = f"the logits of a step with {rows} rows take {needed:.2f} GiB, {free:.2f} GiB are free"
+    if needed > free:
+        raise RuntimeError(
+            f"specstore: {taken} beside the KV cache. Lower --mem-fraction-static, --max-running-requests or --specstore-nodes"
+        )
+    logger.info("specstore: %s", taken)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from sglang_patches.drafting import inbox
-from sglang_patches.drafting.inbox import Inbox
+from sglang_patches.drafting import mailboxes
+from sglang_patches.drafting.mailboxes import Inbox
 from sglang_patches.exchange.messages import Growth, Lost
 
 
@@ -21,7 +21,7 @@ def test_answers_come_in_order_and_once():
 
 
 def test_many_small_answers_and_few_large_ones_are_bounded(monkeypatch):
-    monkeypatch.setattr(inbox, "MOST", 30)
+    monkeypatch.setattr(mailboxes, "MOST", 30)
     box = Inbox()
     assert sum(box.put(Lost(str(i))) for i in range(50)) == 20
     assert box.put(growth(1, 19)) == 20 and len(box) == 11

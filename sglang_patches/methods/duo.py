@@ -1,12 +1,15 @@
-"""Which tokens begin a sequence (section 3.2, draft sequences construction)."""
+"""DUO (Lv et al., DuoDecoding): several sequences after the verified draft, as many as the draft model is unsure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 from sglang_patches.draft_side.draft import Draft
-from sglang_patches.draft_side.seams import Guess, Prediction
+from sglang_patches.draft_side.seams import Guess, Leaf, Prediction
+from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.methods.double import AllAccepted
+from sglang_patches.methods.saguaro import Rollouts
 
 MOST = 8  # sequences, as in the published code
 
@@ -45,3 +48,22 @@ class Heads(AllAccepted):
             for token, chance in zip(tokens.tolist()[1:], chances.tolist()[1:], strict=True)
             if (self._fixed or chance > theta) and not (token in verified or token in draft.sampling.ends)
         ]
+
+
+class Sequences(Rollouts):
+    """k sequences of gamma / k tokens, their heads among them, with gamma = C. The published code runs them one after the other; here
+    they are rows of one forward, so gamma / k forwards draft them all.
+
+    longest: gamma until C is known, and at most.
+    """
+
+    def __init__(self, longest: int, ratio: SpeedRatio) -> None:
+        super().__init__(longest)
+        self._longest, self._ratio = longest, ratio
+
+    def leaves(self, draft: Draft) -> list[Leaf]:
+        gamma = min(
+            float(self._longest), max(2.0, self._ratio.value)
+        )  # two tokens decide how many sequences there are
+        share = math.ceil(gamma / max(1, len(draft.starts)))
+        return [Leaf(node, value) for node, value, depth in self._frontier(draft) if depth + 1 < share]

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from sglang_patches.draft_side.draft import Candidates
-from sglang_patches.draft_side.rollouts import Rollouts
 from sglang_patches.draft_side.side import STALE, DraftParts, Learner
 from sglang_patches.drafting.speculation import Choices
 from sglang_patches.exchange.messages import Expected, Verifying
 from sglang_patches.exchange.trie import ROOT
 from sglang_patches.methods.mirror import ExpectedOutcomes, choices_of
 from sglang_patches.methods.planner import LikeliestOutcomes
+from sglang_patches.methods.saguaro import Rollouts
 from sglang_patches.verification.layout import pack
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import InProcessDraftSide, commit

@@ -1,4 +1,4 @@
-"""Makes the trees of requests whose outcome was not predicted."""
+"""The way to the draft side and back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from sglang_patches.ledger.follower import Follower
+from sglang_patches.exchange.messages import Answer, Message
+from sglang_patches.ledger.outcome import Follower
 
 if TYPE_CHECKING:
     from sglang_patches.ledger.requests import RequestState
+
+
+class DraftChannel(ABC):
+    """Never raises. Lost messages are harmless: a session that is not known there is opened again when the draft side says so."""
+
+    @abstractmethod
+    def post(self, messages: Sequence[Message]) -> None:
+        """Hands over what happened, in order. Never blocks."""
+
+    @abstractmethod
+    def collect(self, seconds: float) -> list[Answer]:
+        """What has come since the last call; if nothing has, waits for it so long at most. Nothing means that there is nothing to wait
+        for any longer: a draft side that is down is not waited for."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the draft side; idempotent."""
 
 
 class Patience(NamedTuple):

@@ -1,4 +1,4 @@
-"""The outcomes that an early exit of the target expects (section 3.1, equations 7 and 8)."""
+"""The method MIRROR: an early exit of the target says what it expects while it still verifies, and the draft model drafts after that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client import Counter
 from sglang_patches.draft_side.draft import Draft
 from sglang_patches.ledger.rates import RateTable
 from sglang_patches.methods.planner import LikeliestOutcomes
-from sglang_patches.methods.saguaro.fan_out import (
+from sglang_patches.methods.saguaro import (
     BIN_CENTRES,
     MEMORY,
     RANK_CLASSES,
@@ -19,6 +19,15 @@ from sglang_patches.methods.saguaro.fan_out import (
     rank_classes,
     ranks_at,
 )
+
+MOST = 8  # kappa of a small batch
+_BY_BATCH = ((8, MOST), (16, 4), (32, 2))
+
+
+def choices_of(batch: int) -> int:
+    """kappa, of a batch of so many requests: 8 up to 8, 4 up to 16, 2 up to 32, 1 above."""
+    return next((choices for most, choices in _BY_BATCH if batch <= most), 1)
+
 
 TOKENS = Counter(
     "specstore_early_exit_tokens",
