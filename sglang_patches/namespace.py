@@ -1,4 +1,4 @@
-"""The namespace of the text that an instance reads and writes."""
+"""The namespace of the text that an instance reads and writes, and the tokenizer's file, whose fingerprint names it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 
+TOKENIZER = "tokenizer.json"
+
+
 def namespace_of(server_args: ServerArgs, options: Options) -> Namespace:
     """The same on every instance that serves the model: it holds the folder's name, not its path."""
     model = (server_args.served_model_name or server_args.model_path).rstrip("/").rsplit("/", 1)[-1]
     tokenizer = tokenizer_file(server_args.tokenizer_path or server_args.model_path, server_args.revision)
     return Namespace(model, tokenizer_fingerprint(tokenizer), options.tenant)
-
-
-TOKENIZER = "tokenizer.json"
 
 
 def tokenizer_file(model: str, revision: str | None = None) -> Path:

@@ -1,4 +1,5 @@
-"""Results of a check, kept in a folder: a later call with the same folder goes on where this one ended."""
+"""Results of a check, and the table of the host's symbols. Results are kept in a folder: a later call with the same folder goes on where
+this one ended."""
 
 from __future__ import annotations
 

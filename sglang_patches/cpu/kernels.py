@@ -20,6 +20,9 @@ from numba.extending import intrinsic, overload
 _FLAGS = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz", "arcp"}}
 
 
+_STORAGES = {torch.float32: np.float32, torch.bfloat16: np.uint16}
+
+
 @intrinsic
 def _float_of(typing_context, bits):
     """The float32 with the bits of a uint32."""
@@ -149,8 +152,6 @@ def _rope(storage):
 
     return rope
 
-
-_STORAGES = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 # By storage type. All take addresses; matrices are row-major [rows, width].
 RMS_NORM = {dtype: _rms_norm(storage) for dtype, storage in _STORAGES.items()}

@@ -11,6 +11,9 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.utils import is_pin_memory_available
 
+SCRATCH = 1  # the first scratch row; row 0 is SGLang's, for the padding of captured graphs
+ALIGNMENT = 16  # bytes: Triton compiles a kernel anew for an address that is not a multiple of it
+
 
 class BatchFields(NamedTuple):
     """Fields of a ForwardBatch, by name. on_device: with SGLang's types."""
@@ -77,9 +80,6 @@ def extend_fields(stretches: Sequence[Stretch]) -> BatchFields:
     return BatchFields(on_device, on_host)
 
 
-SCRATCH = 1  # the first scratch row; row 0 is SGLang's, for the padding of captured graphs
-
-
 class Piece(NamedTuple):
     """Slots to be written into a row, from a column on. slots: int32."""
 
@@ -126,9 +126,6 @@ class TableChange(NamedTuple):
             table[SCRATCH : SCRATCH + len(copied), : self.columns] = copied
         if len(self.cells):
             table.view(-1).index_copy_(0, arrays["table_cells"], arrays["table_slots"])
-
-
-ALIGNMENT = 16  # bytes: Triton compiles a kernel anew for an address that is not a multiple of it
 
 
 def on_device(arrays: Mapping[str, np.ndarray], device: torch.device | str) -> dict[str, torch.Tensor]:

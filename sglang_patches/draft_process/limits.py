@@ -1,4 +1,5 @@
-"""What the draft model can take of a text. Its context may be shorter than the target's, and it may have fewer tokens."""
+"""What the draft model can take of a text. Its context may be shorter than the target's, and it may have fewer tokens; those that both
+have must mean the same."""
 
 from __future__ import annotations
 

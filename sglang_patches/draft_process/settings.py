@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from sglang_patches.methods.registry import Method
 
 
+UNUSED_BYTES = (
+    1 << 30
+)  # a driver takes some hundreds of megabytes of a GPU that nobody uses, a server of SGLang's gigabytes
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "str": str,
+    "int": int,
+    "bool": lambda text: text == "True",
+    "dict[str, object]": json.loads,
+}
+
+
 class Gpus:
     """The GPUs that this process sees, and what of their memory is in use."""
 
@@ -38,15 +49,6 @@ class Gpus:
 
 
 GPUS = Gpus()
-UNUSED_BYTES = (
-    1 << 30
-)  # a driver takes some hundreds of megabytes of a GPU that nobody uses, a server of SGLang's gigabytes
-_PARSERS: dict[str, Callable[[str], object]] = {
-    "str": str,
-    "int": int,
-    "bool": lambda text: text == "True",
-    "dict[str, object]": json.loads,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

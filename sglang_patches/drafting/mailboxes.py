@@ -1,4 +1,4 @@
-"""Sends frames to the draft process, so that nobody else waits for it."""
+"""What goes to the draft process, so that nobody waits for it, and what it has said and nobody has collected, which is bounded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from sglang_patches.exchange.messages import Answer, Growth
 
 MESSAGES = Counter("specstore_draft_messages", "Messages from and to the draft process", ["direction"])
 BYTES = Counter("specstore_draft_bytes", "Bytes from and to the draft process", ["direction"])
+
+
+# Answers and their nodes. The worker takes all in at once, in up to 80 ms on a slow core. A sound draft side says some hundred in a
+# step.
+MOST = 1 << 15
 
 
 class _Queued(NamedTuple):
@@ -89,11 +94,6 @@ class Outbox:
 
 def _count(frames: list[_Queued]) -> int:
     return sum(queued.messages for queued in frames)
-
-
-# Answers and their nodes. The worker takes all in at once, in up to 80 ms on a slow core. A sound draft side says some hundred in a
-# step.
-MOST = 1 << 15
 
 
 class Inbox:

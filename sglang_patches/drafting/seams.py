@@ -1,4 +1,5 @@
-"""The way to the draft side and back."""
+"""What drafting asks of others: a way to the draft side and back, and a method's fallback, which makes trees where no outcome was
+foreseen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a file of early exits from a model and its answers."""
+"""Makes a file of early exits from a model and its answers, and a picture of what they expect rightly."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ from sglang_patches.early_exit.training import Training
 DEPTHS = (0.25, 0.5, 0.75)  # of the target, as in the paper
 HELD_OUT = 10  # of so many texts, one tells the recall and is not trained on
 EPOCHS = 4
+
+
+SHOWN = (1, 8)  # choices whose recall the table and the server's log tell
+LONGEST = 4096  # tokens of a text that are run
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,6 @@ def _write_report(
         draw(recall, about.layers, run.out.with_suffix(".png"))
 
 
-SHOWN = (1, 8)  # choices whose recall the table and the server's log tell
-
-
 def draw(recall: Mapping[int, Sequence[float]], layers: int, file: Path) -> None:
     """Draws the recall of the exits. Needs matplotlib.
 
@@ -137,9 +138,6 @@ def draw(recall: Mapping[int, Sequence[float]], layers: int, file: Path) -> None
         panel.grid(alpha=0.3)
         panel.legend(fontsize="small")
     figure.savefig(file, dpi=110)
-
-
-LONGEST = 4096  # tokens of a text that are run
 
 
 @dataclass(frozen=True)

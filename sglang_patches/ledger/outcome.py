@@ -1,4 +1,4 @@
-"""The outcomes of a step. One call computes a whole batch, because the next launch waits for it."""
+"""The outcomes of a step, and who hears of them. One call computes a whole batch, because the next launch waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts what the target verified, by who proposed it."""
+"""Counts what the target verified, by who proposed it: a DraftTree's `sources` name the datastore's tiers and a draft model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from sglang_patches.ledger.outcome import Outcome
 VERIFIED = Counter("specstore_verified_nodes", "Drafted tokens that the target verified", ["source"])
 ACCEPTED = Counter("specstore_accepted_nodes", "Drafted tokens that the target accepted", ["source"])
 _total = 0
+
+
+DRAFT_MODEL = OTHER_TIER + 1
+SOURCES = DRAFT_MODEL + 1  # numbers are below it
 
 
 def count(outcomes: Iterable[Outcome]) -> None:
@@ -41,8 +45,6 @@ def _labelled(counter: Counter, source: int) -> Counter:
     return counter.labels(source_name(source))
 
 
-DRAFT_MODEL = OTHER_TIER + 1
-SOURCES = DRAFT_MODEL + 1  # numbers are below it
 assert max(Tier) < OTHER_TIER
 
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from sglang_patches.ledger.requests import RequestState
 
 
+# Trees and whose they are -> estimated acceptance of all their nodes, one tree's after the other.
+Estimate = Callable[[Sequence[DraftTree], Sequence[str]], np.ndarray]
+GOES_ON = 0.7  # assumed chance that a choice of the draft model is verified: it orders rows
+
+
 class Part(NamedTuple):
     """A tree of a request. anchor: the node of the request's first tree that it continues, -1 if it continues the text."""
 
@@ -123,10 +128,6 @@ def _unite(  # pragma: no cover
             limit = 1.0 if parent < 0 else out_probs[request, taken[parent]]
             out_probs[request, at] = min(probs[given], limit)
             counts[request] = at + 1
-
-
-# Trees and whose they are -> estimated acceptance of all their nodes, one tree's after the other.
-Estimate = Callable[[Sequence[DraftTree], Sequence[str]], np.ndarray]
 
 
 class Guidance(Fallback):
@@ -269,9 +270,6 @@ class RetrievalChains(Rollouts):
 
     def leaves(self, draft: Draft) -> list[Leaf]:
         return super().leaves(draft) if draft.forwards < self._ratio.value else []
-
-
-GOES_ON = 0.7  # assumed chance that a choice of the draft model is verified: it orders rows
 
 
 class AllAccepted(OutcomePredictor):

@@ -24,11 +24,6 @@ MOST = 8  # kappa of a small batch
 _BY_BATCH = ((8, MOST), (16, 4), (32, 2))
 
 
-def choices_of(batch: int) -> int:
-    """kappa, of a batch of so many requests: 8 up to 8, 4 up to 16, 2 up to 32, 1 above."""
-    return next((choices for most, choices in _BY_BATCH if batch <= most), 1)
-
-
 TOKENS = Counter(
     "specstore_early_exit_tokens",
     "Tokens of the target after rows where its early exit had spoken: its first choice, another one, or none",
@@ -36,6 +31,11 @@ TOKENS = Counter(
 )
 _PRIOR = 4.0  # pseudo-observations of each class of choices
 _FIRST, _OTHER, _NONE = map(TOKENS.labels, ("first", "other", "none"))
+
+
+def choices_of(batch: int) -> int:
+    """kappa, of a batch of so many requests: 8 up to 8, 4 up to 16, 2 up to 32, 1 above."""
+    return next((choices for most, choices in _BY_BATCH if batch <= most), 1)
 
 
 class ExpectedOutcomes(LikeliestOutcomes):

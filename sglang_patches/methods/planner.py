@@ -18,6 +18,10 @@ _PRIOR = 20.0  # pseudo-observations of a cell
 _EDGES = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995])
 
 
+MOST, LEAST = 3, 0.05  # children of a node; probability of any but the first
+FORWARD_MEMORY = 0.98  # weight of a forward's time after the next one
+
+
 class ConfidenceRates:
     """Ranks share a row of cells as `bit_length` counts: 0, 1, 2 to 3, 4 to 7, and so on. ranks: how many there are."""
 
@@ -67,9 +71,6 @@ class LikeliestOutcomes(GeometricFanOut):
         return heapq.nlargest(budget, found, key=lambda guess: guess.probability)
 
 
-MOST, LEAST = 3, 0.05  # children of a node; probability of any but the first
-
-
 class Branches(Rollouts):
     """A tree after every start. A leaf's value is the probability of the path down to it, so the likeliest are run first, wherever they
     are.
@@ -88,9 +89,6 @@ class Branches(Rollouts):
             for rank, (token, rate) in enumerate(likeliest)
             if not rank or rate >= LEAST
         ]
-
-
-FORWARD_MEMORY = 0.98  # weight of a forward's time after the next one
 
 
 class RowsByValue(RowChoice):

@@ -1,4 +1,9 @@
-"""SAGUARO (Kumar et al., Speculative Speculative Decoding, section 4)."""
+"""SAGUARO (Kumar et al., Speculative Speculative Decoding, section 4).
+
+On the draft side `GeometricFanOut` says which outcomes of a verification are guessed, more of them where the accepted path is more likely
+to end (section 4.1), and `Rollouts` what is drafted after each (Algorithm 1). In the worker `SaguaroFallback` says what happens after a
+miss (section 4.3): the step waits for a speculation just in time, or another drafter answers at once.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,26 @@ from sglang_patches.ledger.rates import RateTable, RunningMean, per_tenant
 if TYPE_CHECKING:
     from sglang_patches.ledger.outcome import Outcome
     from sglang_patches.ledger.requests import RequestState
+
+# The draft side's.
+RANKS = 32  # choices of the draft model after a node that may be guessed
+MEMORY = 4000  # the counts follow the last so many tokens, and hints of a class
+_CHOICE_PRIOR = 20.0  # pseudo-observations before the first
+HINT_PRIOR = 4.0  # pseudo-observations of each class of hints
+HINT_TRUST = 0.5  # the first rate, over the datastore's estimate
+RANK_CLASSES = 7
+BINS = 5  # of an estimate
+BIN_CENTRES = (np.arange(BINS) + 0.5) / BINS
+# The worker's.
+LONGEST_WAIT = 1.0  # seconds
+RATE = 0.01  # of a running mean
+ENOUGH = 64  # of the fallback's trees, before a step may wait in place of one
+RECENT, FEW = 9, 3  # times that a median is taken of: of steps, of waits
+# One step in so many with a miss does the other thing, so that both stay measured. Waits for that take 1% of the time at most.
+PROBE, PROBE_SHARE = 32, 0.01
+WAIT_PRIOR = 8  # waits, until which one is believed to be as good as a hit
+LEAST = 0.05  # of a probability that is divided by
+GRACE = 2.0  # a speculation just in time is waited for so many times as long as one takes
 
 
 class Rollouts(Drafter):
@@ -53,18 +78,6 @@ class Rollouts(Drafter):
                 found.append((node, value, depth))
         draft.frontier = draft.starts, found
         return list(found)
-
-
-RANKS = 32  # choices of the draft model after a node that may be guessed
-MEMORY = 4000  # the counts follow the last so many tokens, and hints of a class
-_PRIOR = 20.0  # pseudo-observations before the first
-HINT_PRIOR, HINT_TRUST = (
-    4.0,
-    0.5,
-)  # pseudo-observations of each class of hints; the first rate, over the datastore's estimate
-RANK_CLASSES = 7
-BINS = 5  # of an estimate
-BIN_CENTRES = (np.arange(BINS) + 0.5) / BINS
 
 
 def fan_out(ends: np.ndarray, exponent: float, budget: float) -> np.ndarray:
@@ -116,7 +129,7 @@ class GeometricFanOut(OutcomePredictor):
         # The first choice is right in 7 of 10 cases, the miss rates of the others fall as 1 / (F + 1).
         ranks = np.arange(1, RANKS)
         others = np.append(1 / ranks - 1 / (ranks + 1), 1 / RANKS)
-        self._counts = _PRIOR * np.append(0.7, 0.3 * others)
+        self._counts = _CHOICE_PRIOR * np.append(0.7, 0.3 * others)
         # Of the datastore's proposals, by the token's rank among the draft model's choices and by the datastore's estimate.
         self._hints = RateTable(np.tile(HINT_TRUST * BIN_CENTRES, (RANK_CLASSES, 1)), HINT_PRIOR, MEMORY)
 
@@ -236,17 +249,6 @@ def ranks_at(draft: Draft, node: int) -> dict[int, int]:
     if node not in draft.candidates:
         return {}
     return {token: rank for rank, token in enumerate(draft.candidates[node].tokens[:RANKS].tolist())}
-
-
-LONGEST_WAIT = 1.0  # seconds
-RATE = 0.01  # of a running mean
-ENOUGH = 64  # of the fallback's trees, before a step may wait in place of one
-RECENT, FEW = 9, 3  # times that a median is taken of: of steps, of waits
-# One step in so many with a miss does the other thing, so that both stay measured. Waits for that take 1% of the time at most.
-PROBE, PROBE_SHARE = 32, 0.01
-PRIOR = 8  # waits, until which one is believed to be as good as a hit
-LEAST = 0.05  # of a probability that is divided by
-GRACE = 2.0  # a speculation just in time is waited for so many times as long as one takes
 
 
 class Kind(Enum):
@@ -435,5 +437,9 @@ class _Learned:
         best = HIT if self.tokens[HIT].count else WAITED
         hit, missed = self.tokens[best].value, self.tokens[MISSED].value
         more = (hit - missed) / max(LEAST, 1 - (after[HIT] - after[MISSED]))
-        waited = self.tokens[WAITED].from_prior(hit, PRIOR)
-        return waited - missed + (self.hit_next[WAITED].from_prior(after[HIT], PRIOR) - after[MISSED]) * more
+        waited = self.tokens[WAITED].from_prior(hit, WAIT_PRIOR)
+        return (
+            waited
+            - missed
+            + (self.hit_next[WAITED].from_prior(after[HIT], WAIT_PRIOR) - after[MISSED]) * more
+        )

@@ -1,4 +1,4 @@
-"""Room for trees in a request's row of KV slots.
+"""Room for trees: in a request's row of KV slots, and of the widest verification in the memory that the KV cache has left.
 
 SGLang reserves twice a step's slots for every running request, because overlap scheduling runs one step ahead of the results.
 With page size 1 its rows are shorter than context plus reserve. A request close to the context limit then runs over its own row:
@@ -15,6 +15,9 @@ from sglang.srt.utils import get_available_gpu_memory
 
 from sglang_patches.host import hooks
 from sglang_patches.host.versions import host
+
+logger = logging.getLogger(__name__)
+GIB = 1 << 30
 
 
 def _reserved() -> int:
@@ -44,11 +47,6 @@ def check_room(row: int, context: int) -> None:
             f"specstore: a request's row holds {row} KV slots; at the context limit of {context} a step needs "
             f"{_reserved()} more. The hook of {', '.join(HOOKS)} was not applied"
         )
-
-
-logger = logging.getLogger(__name__)
-
-GIB = 1 << 30
 
 
 def logits_bytes(rows: int, vocabulary: int, dtype: torch.dtype) -> int:

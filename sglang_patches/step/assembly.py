@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+PROGRAM = (sys.executable, "-m", "sglang_patches.draft_process")
+
+
 class Setup(NamedTuple):
     """What a worker's sources are made of.
 
@@ -100,9 +103,6 @@ def start_draft(setup: Setup) -> DraftChannel:
         host.replica_of(setup.model_runner) or 0,
     )
     return start_draft_process(settings)
-
-
-PROGRAM = (sys.executable, "-m", "sglang_patches.draft_process")
 
 
 def start_draft_process(settings: DraftSettings) -> DraftChannel:

@@ -1,4 +1,4 @@
-"""Which widths a server's steps may have, and what chooses among them."""
+"""The widths that a server's steps may have, what chooses among them, and CUDA graphs of several widths."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
+
+
+logger = logging.getLogger(__name__)
+CAPTURED_WIDTHS = (1, 4, 8, 16, 32)
+# Beyond this many rows a step is bound by arithmetic on every card we know (ridge points: A100 153, H100 295, B200 281, L40S
+# 419 rows in bfloat16), so that another row costs as much as the one before and a narrow width is better.
+MOST_ROWS = 512
 
 
 class Widths(NamedTuple):
@@ -59,14 +66,6 @@ def length_policy(widths: Widths, runner: ModelRunner, device: str) -> LengthPol
     return LengthPolicy(
         widths.values, measure_row_seconds(runner.model, runner.dtype, device), widths.most_rows
     )
-
-
-logger = logging.getLogger(__name__)
-
-CAPTURED_WIDTHS = (1, 4, 8, 16, 32)
-# Beyond this many rows a step is bound by arithmetic on every card we know (ridge points: A100 153, H100 295, B200 281, L40S
-# 419 rows in bfloat16), so that another row costs as much as the one before and a narrow width is better.
-MOST_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
