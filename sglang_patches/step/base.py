@@ -9,7 +9,8 @@ import contextlib
 import functools
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -46,7 +47,20 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 
-class TreeWorker(BaseSpecWorker):
+@dataclass(slots=True)
+class Drafted:
+    """A step's trees.
+
+    packed: int32 [batch, 2, width - 1] as from `layout.pack`, the same on every tensor-parallel rank.
+    """
+
+    packed: np.ndarray
+
+
+OfStep = TypeVar("OfStep", bound=Drafted)
+
+
+class TreeWorker(BaseSpecWorker, Generic[OfStep]):
     """A speculative worker of SGLang that verifies draft trees. A subclass supplies the trees.
 
     max_width: most rows of a request in one step, root included.
@@ -124,19 +138,20 @@ class TreeWorker(BaseSpecWorker):
         return max(0, self.last_position - length)
 
     @abstractmethod
-    def draft_batch(self, batch: ScheduleBatch, step: Step) -> np.ndarray:
-        """Trees for a decode step below its roots: packed int32 [batch, 2, width - 1] as from layout.pack.
-        The same on every tensor-parallel rank. No node lies deeper than `deepest_node`."""
+    def draft_batch(self, batch: ScheduleBatch, step: Step) -> OfStep:
+        """Trees for a decode step below its roots. No node lies deeper than `deepest_node`."""
 
-    def verification_begins(self, layout: TreeLayout) -> None:  # noqa: B027 - nothing, unless a method looks into the forward
+    def verification_begins(self, drafted: OfStep, layout: TreeLayout) -> None:  # noqa: B027 - nothing, unless a method looks into the forward
         """Called in a decode step before the target's forward is launched."""
 
-    def verification_launched(self, batch: ScheduleBatch) -> None:  # noqa: B027 - nothing, unless a method learns
+    def verification_launched(self, batch: ScheduleBatch, drafted: OfStep) -> None:  # noqa: B027 - nothing, unless a method learns
         """Called in a decode step after the target's forward was launched. Work that no launch waits for belongs here: on an
         accelerator it runs beside the forward. On a CPU it is called right before the forward, which has ended when its launch
         returns: what the draft side is told here must reach it before."""
 
-    def tokens_underway(self, accept_tokens: torch.Tensor, accept_lens: torch.Tensor) -> None:  # noqa: B027 - as above
+    def tokens_underway(  # noqa: B027 - as above
+        self, drafted: OfStep, accept_tokens: torch.Tensor, accept_lens: torch.Tensor
+    ) -> None:
         """Called in a decode step if the host does not have its tokens yet. accept_tokens: int32 [batch, width], each row valid up to
         its entry of accept_lens (int32 [batch]). The work that makes them is on the current stream."""
 
@@ -174,11 +189,11 @@ class TreeWorker(BaseSpecWorker):
         lengths = (batch.seq_lens_cpu + 1).tolist()
         pending = self._pending(batch, lengths)
         step = Step(batch.reqs, lengths, pending)
-        packed = self.draft_batch(batch, step)
+        drafted = self.draft_batch(batch, step)
         clock.end("draft")
-        layout = lay_out(packed, np.array(step.roots, np.int64), batch.seq_lens_cpu.numpy())
+        layout = lay_out(drafted.packed, np.array(step.roots, np.int64), batch.seq_lens_cpu.numpy())
         with self._verifying(layout.mask.shape[1]):
-            return self._verify(batch, layout, step, clock, on_publish)
+            return self._verify(batch, drafted, layout, step, clock, on_publish)
 
     def _verifying(self, width: int) -> contextlib.AbstractContextManager[None]:
         """The target verifies steps of this width inside the block."""
@@ -187,6 +202,7 @@ class TreeWorker(BaseSpecWorker):
     def _verify(
         self,
         batch: ScheduleBatch,
+        drafted: OfStep,
         layout: TreeLayout,
         step: Step,
         clock: PhaseClock,
@@ -196,13 +212,13 @@ class TreeWorker(BaseSpecWorker):
         set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
         clock.end("prepare")
         if self.launch_blocks:
-            self.verification_launched(batch)
+            self.verification_launched(batch, drafted)
             clock.end("learn")
-        self.verification_begins(layout)
+        self.verification_begins(drafted, layout)
         result = self.target_worker.forward_batch_generation(batch, is_verify=True)
         clock.end("forward")
         if not self.launch_blocks:
-            self.verification_launched(batch)
+            self.verification_launched(batch, drafted)
             clock.end("learn")
         grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
         predict, accept_lens, accept_index = self.verifier.verify(
@@ -212,7 +228,7 @@ class TreeWorker(BaseSpecWorker):
         accept_tokens = predict[accept_index.long()]
         on_host = accept_tokens.device.type == "cpu"
         if not on_host:
-            self.tokens_underway(accept_tokens, accept_lens)
+            self.tokens_underway(drafted, accept_tokens, accept_lens)
         self._commit(batch, result, accept_lens, accept_index)
         new_seq_lens = batch.seq_lens + accept_lens
         if on_publish is not None:

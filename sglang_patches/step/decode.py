@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from sglang_patches.metrics import observe_step
 from sglang_patches.options import load_options
 from sglang_patches.start.tree_attention import verifies_chains_only
 from sglang_patches.step import assembly, finish_hooks
-from sglang_patches.step.base import TreeWorker
+from sglang_patches.step.base import Drafted, TreeWorker
 from sglang_patches.step.exit_reader import ExitReader, make_server_tap
 from sglang_patches.step.learning import Learning
 from sglang_patches.step.sources import Sources
@@ -38,21 +39,20 @@ if TYPE_CHECKING:
 SWEEP_SECONDS = 30.0
 
 
-class _Launch(NamedTuple):
-    """The step that is being launched.
+@dataclass(slots=True)
+class Launch(Drafted):
+    """A step that is being launched.
 
-    packed: as from `pack`.
-    began: seconds by perf_counter.
+    began: by perf_counter.
     """
 
     states: list[RequestState]
     trees: list[DraftTree]
-    packed: np.ndarray
     width: int
     began: float
 
 
-class DecodeWorker(TreeWorker):
+class DecodeWorker(TreeWorker[Launch]):
     """The first tensor-parallel rank drafts, the others verify what it drafted."""
 
     method: ClassVar[Method]
@@ -151,7 +151,7 @@ class DecodeWorker(TreeWorker):
 
     # A decode step, in this order
 
-    def draft_batch(self, batch: ScheduleBatch, step: Step) -> np.ndarray:
+    def draft_batch(self, batch: ScheduleBatch, step: Step) -> Launch:
         states, taken_back = self.book.read(step)
         for follower in self.followers if taken_back else ():
             follower.taken_back(taken_back)
@@ -162,34 +162,34 @@ class DecodeWorker(TreeWorker):
         chosen = self.policy.choose(trees, [state.tenant for state in states])
         width = int(self.broadcast_from_first_rank(np.array([chosen]))[0])
         packed = self.broadcast_from_first_rank(pack(trees, width))
-        self._launch = _Launch(states, trees, packed, width, time.perf_counter())
-        return packed
+        return Launch(packed, states, trees, width, time.perf_counter())
 
-    def verification_begins(self, layout: TreeLayout) -> None:
+    def verification_begins(self, drafted: Launch, layout: TreeLayout) -> None:
         """The early exit looks into steps that the draft side hears of. Tensor-parallel ranks compute it together: they cannot know what
         the first one told, and look into all."""
         if self.exit is None or not (self.sources.looked_up or get_parallel().tp_group.world_size > 1):
             return
-        states, trees, packed, *_ = self._launch
-        rows = self.broadcast_from_first_rank(self.exit.rows_of(packed, trees))
-        self.exit.read(states, packed, rows, layout.positions, self.sources.expected)
+        rows = self.broadcast_from_first_rank(self.exit.rows_of(drafted.packed, drafted.trees))
+        self.exit.read(drafted.states, drafted.packed, rows, layout.positions, self.sources.expected)
 
-    def verification_launched(self, batch: ScheduleBatch) -> None:
-        states, trees, _, width, began = self._launch
+    def verification_launched(self, batch: ScheduleBatch, drafted: Launch) -> None:
+        states, trees, width = drafted.states, drafted.trees, drafted.width
         self.learning.learn(self.book)
         for state, tree in zip(states, trees, strict=True):
             state.tree = tree.first(width - 1)
         waited = self.sources.launched(states)
         finished = self.policy.step_started(
-            len(trees), width, not host.follows_idle_gap(batch), began, waited
+            len(trees), width, not host.follows_idle_gap(batch), drafted.began, waited
         )
         if finished is not None and self.first_rank:
             observe_step(*finished)
             self.sources.step_took(finished[2] - waited)
         self._sweep()
 
-    def tokens_underway(self, accept_tokens: torch.Tensor, accept_lens: torch.Tensor) -> None:
-        self.sources.underway(self._launch.states, accept_tokens, accept_lens)
+    def tokens_underway(
+        self, drafted: Launch, accept_tokens: torch.Tensor, accept_lens: torch.Tensor
+    ) -> None:
+        self.sources.underway(drafted.states, accept_tokens, accept_lens)
 
     def tokens_known(self, step: Step) -> None:
         self._settle(self.book.read_ahead(step))

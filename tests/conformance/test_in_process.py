@@ -246,7 +246,7 @@ def test_the_datastore_hears_all_but_the_text_of_requests_that_want_no_draft(wor
 
         def every_step() -> None:
             if not wants[0]:
-                running = [state for state in worker._launch.states if state.req in scheduler.running]
+                running = [state for state in worker.book._of_step if state.req in scheduler.running]
                 assert not worker.sources.feed.has_news(running)
             number = next(steps)
             wants[0] = number % 6 < 3

@@ -40,7 +40,7 @@ def test_no_step_begins_beyond_the_context(worker):
     lengths = list(range(CONTEXT - 2 * WIDTH, CONTEXT + 1))
     step = Step([object()] * len(lengths), lengths, [[]] * len(lengths))
     cached = np.array(lengths) - 1
-    layout = lay_out(worker.draft_batch(None, step), np.zeros(len(cached), np.int64), cached)
+    layout = lay_out(worker.draft_batch(None, step).packed, np.zeros(len(cached), np.int64), cached)
     deepest = layout.positions.reshape(-1, WIDTH).max(axis=1)
     assert deepest.max() == CONTEXT - 1, "padding too stays within the context"
     next_root = np.where(deepest > cached, deepest + 1, cached + 1)  # if all is accepted

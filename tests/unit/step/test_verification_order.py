@@ -34,7 +34,7 @@ class Worker(TreeWorker):
         self.happened.append("forward")
         return SimpleNamespace(logits_output=None)
 
-    def verification_launched(self, batch):
+    def verification_launched(self, batch, drafted):
         self.happened.append("told")
 
     def verify(self, *_):
@@ -49,5 +49,5 @@ def test_the_draft_side_is_told_while_the_target_verifies(launch_blocks, order):
     batch = SimpleNamespace(reqs=[], has_grammar=False, spec_info=None)
     step = SimpleNamespace(pending=[])
     with pytest.raises(StoppedError):
-        worker._verify(batch, layout, step, PhaseClock(), None)
+        worker._verify(batch, None, layout, step, PhaseClock(), None)
     assert worker.happened == order

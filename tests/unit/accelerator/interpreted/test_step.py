@@ -15,7 +15,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sglang_patches.step.base import TreeWorker
+from sglang_patches.step.base import Drafted, TreeWorker
 from sglang_patches.step.courier import Courier
 from sglang_patches.verification.filters import keep_filtered
 from sglang_patches.verification.layout import pack
@@ -37,12 +37,12 @@ class Worker(TreeWorker):
 
     receiver = None
 
-    def tokens_underway(self, accept_tokens, accept_lens):
+    def tokens_underway(self, drafted, accept_tokens, accept_lens):
         if self.receiver:
             self.courier.send(accept_tokens, accept_lens, self.receiver)
 
     def draft_batch(self, batch, step):
-        return self.trees
+        return Drafted(self.trees)
 
     def observe_prefill(self, batch):
         raise NotImplementedError
