@@ -31,7 +31,7 @@ from benchmarks.serve.cases import CASES, SUMMARIZE, Pool, Request
 from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.variants import prepare
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, recorded_rows
-from sglang_patches.ledger.verified import DRAFT_MODEL, source_name
+from sglang_patches.ledger.usage import DRAFT_MODEL, source_name
 from sglang_patches.reports.usage_report import SUMMARY
 from tests.support.servers.engine import SglangServer, exit_when_terminated
 

@@ -11,7 +11,8 @@ from sglang.srt.runtime_context import get_parallel
 
 from datastore_service.client import open_postbox
 from datastore_service.protocol.types import Entry
-from sglang_patches.ledger.requests import in_vocabulary, request_opening, shared_session, tenants_of
+from sglang_patches.ledger.requests import in_vocabulary, request_opening, tenants_of
+from sglang_patches.ledger.shared_session import shared_session
 from sglang_patches.namespace import namespace_of
 from sglang_patches.options import load_options
 from sglang_patches.step.base import TreeWorker

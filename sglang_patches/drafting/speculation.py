@@ -44,7 +44,7 @@ from sglang_patches.exchange.messages import (
 )
 from sglang_patches.ledger.outcome import Follower, Outcome
 from sglang_patches.ledger.requests import RequestState
-from sglang_patches.ledger.verified import DRAFT_MODEL
+from sglang_patches.ledger.usage import DRAFT_MODEL
 
 LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
 _HIT, _WAITED, _MISS = map(LOOKUPS.labels, ("hit", "waited", "miss"))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 
 from datastore_service.protocol.names import bounded_name
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
@@ -309,11 +308,3 @@ def _listed(req: Req, start: int, end: int, pending: Sequence[int]) -> Sequence[
     tokens += output[max(0, start - len(prompt)) : max(0, end - len(prompt))]
     tokens += pending[max(0, start - known) : max(0, end - known)]
     return tokens
-
-
-def shared_session(req: Req) -> str | None:
-    """Made from what the router gave to both instances: the prefill instance's address and a number drawn for the
-    request. None for an instance's own warm-up requests, which no other instance sees."""
-    if req.bootstrap_room is None or req.bootstrap_host == FAKE_BOOTSTRAP_HOST:
-        return None
-    return bounded_name(f"{req.bootstrap_host}:{req.bootstrap_port}/{req.bootstrap_room}")

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from datastore_service.protocol.tree import OTHER_TIER, Tier, tier_name
 from sglang_patches.ledger.outcome import Outcome
-from sglang_patches.ledger.verified import SOURCES, source_name
 
+# Who proposed a node, as a DraftTree's `sources` say it: the datastore's tiers, and a draft model.
+DRAFT_MODEL = OTHER_TIER + 1
+SOURCES = DRAFT_MODEL + 1  # numbers are below it
+assert max(Tier) < OTHER_TIER
 TARGET = "target"  # source of a token that nobody drafted
 UNSETTLED = (
     2  # steps that an answer's end may lie in: overlap scheduling runs one step more than an answer needs
 )
+
+
+def source_name(source: int) -> str:
+    """The name of a source, as metrics and answers show it."""
+    return "draft_model" if source == DRAFT_MODEL else tier_name(source)
 
 
 class Usage:

@@ -1,4 +1,4 @@
-"""Counts what the target verified, by who proposed it: a DraftTree's `sources` name the datastore's tiers and a draft model."""
+"""Counts what the target verified, by who proposed it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from collections.abc import Iterable
 import numpy as np
 from prometheus_client import Counter
 
-from datastore_service.protocol.tree import OTHER_TIER, Tier, tier_name
 from sglang_patches.ledger.outcome import Outcome
+from sglang_patches.ledger.usage import SOURCES, source_name
 
 VERIFIED = Counter("specstore_verified_nodes", "Drafted tokens that the target verified", ["source"])
 ACCEPTED = Counter("specstore_accepted_nodes", "Drafted tokens that the target accepted", ["source"])
 _total = 0
-
-
-DRAFT_MODEL = OTHER_TIER + 1
-SOURCES = DRAFT_MODEL + 1  # numbers are below it
 
 
 def count(outcomes: Iterable[Outcome]) -> None:
@@ -43,11 +39,3 @@ def total() -> int:
 @functools.cache  # a label's look-up costs more than the count
 def _labelled(counter: Counter, source: int) -> Counter:
     return counter.labels(source_name(source))
-
-
-assert max(Tier) < OTHER_TIER
-
-
-def source_name(source: int) -> str:
-    """The name of a source, as metrics and answers show it."""
-    return "draft_model" if source == DRAFT_MODEL else tier_name(source)

@@ -10,7 +10,7 @@ import numpy as np
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.ledger.outcome import Outcome
 from sglang_patches.ledger.rates import RateTable, per_tenant
-from sglang_patches.ledger.verified import SOURCES
+from sglang_patches.ledger.usage import SOURCES
 
 _BINS = 10
 _BIN_WEIGHT = 20.0  # pseudo-observations behind the drafter's own estimate

@@ -17,7 +17,8 @@ from sglang_patches.early_exit.tap import Tap
 from sglang_patches.exchange.messages import Sampling
 from sglang_patches.host.versions import host
 from sglang_patches.ledger.outcome import Follower
-from sglang_patches.ledger.requests import RequestBook, RequestState, Step, shared_session, tenants_of
+from sglang_patches.ledger.requests import RequestBook, RequestState, Step, tenants_of
+from sglang_patches.ledger.shared_session import shared_session
 from sglang_patches.methods.registry import Method
 from sglang_patches.metrics import observe_step
 from sglang_patches.options import load_options

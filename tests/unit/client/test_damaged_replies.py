@@ -15,7 +15,7 @@ from datastore_service.protocol.tree import OTHER_TIER, DraftTree
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Query, Status
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingServicer, add_DraftingServicer_to_server
-from sglang_patches.ledger.verified import source_name
+from sglang_patches.ledger.usage import source_name
 from sglang_patches.verification.layout import lay_out, pack
 from tests.waiting import eventually
 

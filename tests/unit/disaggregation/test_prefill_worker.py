@@ -8,10 +8,8 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_patches.disaggregation.prefill_worker import PrefillWorker  # noqa: E402
-from sglang_patches.ledger.requests import (
-    shared_session,  # noqa: E402
-    tenants_of,  # noqa: E402
-)
+from sglang_patches.ledger.requests import tenants_of  # noqa: E402
+from sglang_patches.ledger.shared_session import shared_session  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from tests.unit.drafting.texts import make_req  # noqa: E402
 

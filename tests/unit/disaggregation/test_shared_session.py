@@ -8,7 +8,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST  # noqa: E402
 
-from sglang_patches.ledger.requests import shared_session  # noqa: E402
+from sglang_patches.ledger.shared_session import shared_session  # noqa: E402
 
 
 def request(host="10.0.0.1", room=7):

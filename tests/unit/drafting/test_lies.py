@@ -18,7 +18,7 @@ from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.exchange import trie as speculation_trie
 from sglang_patches.exchange.messages import Growth, Lost, Opened, Verifying
 from sglang_patches.exchange.trie import ROOT
-from sglang_patches.ledger.verified import DRAFT_MODEL
+from sglang_patches.ledger.usage import DRAFT_MODEL
 from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import FunctionModel, InProcessDraftSide

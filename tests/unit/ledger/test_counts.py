@@ -8,7 +8,7 @@ from sglang_patches.exchange.messages import Opened, Verifying
 from sglang_patches.ledger import verified
 from sglang_patches.ledger.outcome import settle
 from sglang_patches.ledger.requests import RequestState
-from sglang_patches.ledger.verified import DRAFT_MODEL
+from sglang_patches.ledger.usage import DRAFT_MODEL
 from sglang_patches.methods.saguaro import GeometricFanOut, Rollouts
 from tests.support.agreeing_model import model, target
 from tests.support.draft_side import FunctionModel

@@ -7,8 +7,7 @@ import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.ledger.outcome import settle
-from sglang_patches.ledger.usage import Usage
-from sglang_patches.ledger.verified import DRAFT_MODEL
+from sglang_patches.ledger.usage import DRAFT_MODEL, Usage
 
 PROMPT = 3
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from sglang_patches.ledger.verified import DRAFT_MODEL
+from sglang_patches.ledger.usage import DRAFT_MODEL
 from sglang_patches.step.acceptance import Acceptance
 
 

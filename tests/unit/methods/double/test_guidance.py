@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Budget
-from sglang_patches.ledger.verified import DRAFT_MODEL
+from sglang_patches.ledger.usage import DRAFT_MODEL
 from sglang_patches.methods.double import Guidance, Part, deepest_path, unions, whole_estimates
 
 NODES = 6
