@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from sglang_patches.early_exit.adapter import Adapter
-from sglang_patches.early_exit.train import States
+from sglang_patches.early_exit.states import States
 
 RATE = 2e-3  # of learning, at its highest
 WARM_UP = 0.05  # share of the steps
