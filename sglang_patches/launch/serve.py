@@ -435,9 +435,11 @@ def main(
     datastore_port: int = DATASTORE_PORT,
     cpu_dtype: str = "",
     split: bool = False,
+    check: Callable[[Settings], object] = lambda settings: None,
 ) -> int:
     """Runs what the environment asks for. Returns the exit status and prints an error on standard error. datastore_port: of a
-    service that it starts. cpu_dtype: as of `on_this_machine`. split: whether it starts prefill and decode instances."""
+    service that it starts. cpu_dtype: as of `on_this_machine`. split: whether it starts prefill and decode instances. check: raises
+    `SettingsError` for what else `run` cannot serve."""
     flags = sglang_flags(sys.argv[1:])
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
@@ -447,6 +449,7 @@ def main(
             refuse_missing_packages()
         refuse_unknown_algorithm(settings.algorithm)
         refuse_missing_files(settings)
+        check(settings)
         refuse_taken_ports(settings)
         run(on_this_machine(settings, flags, cpu_dtype), flags)
     except (SettingsError, DemoModelError, ChildDiedError) as error:

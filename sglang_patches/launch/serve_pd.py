@@ -45,14 +45,18 @@ def router_part(port: int, prefills: Mapping[int, int], decodes: Iterable[int]) 
     return Part("router", command, places, lambda: serve.http_healthy(port, "readiness"))
 
 
-def run(settings: Settings, extra: list[str]) -> NoReturn:
-    """Serves until a signal and restarts processes that end. Raises `ChildDiedError` for a process that does not start,
-    `SettingsError` for settings that cannot be split."""
-    prefills, decodes = count(os.environ, "PREFILLS"), count(os.environ, "DECODES")
+def sizes(settings: Settings) -> tuple[int, int]:
+    """How many prefill and decode instances; raises `SettingsError` for settings that cannot be split."""
     if settings.datastore == "embedded":
         raise SettingsError(
             "DATASTORE='embedded': instances cannot share an embedded datastore, give grpc or the address of a running one"
         )
+    return count(os.environ, "PREFILLS"), count(os.environ, "DECODES")
+
+
+def run(settings: Settings, extra: list[str]) -> NoReturn:
+    """Serves until a signal and restarts processes that end. Raises `ChildDiedError` for a process that does not start."""
+    prefills, decodes = sizes(settings)
     began = time.monotonic()
     settings = serve.with_models(settings)
     workers = instances(settings, prefills, decodes)
@@ -72,4 +76,4 @@ def run(settings: Settings, extra: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(serve.main(run, split=True))
+    sys.exit(serve.main(run, split=True, check=sizes))
