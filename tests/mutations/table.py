@@ -343,7 +343,7 @@ OTHERS = (
     ),
     Mutant(
         "exit-prompt",  # the answer's first token teaches nothing
-        "sglang_patches/early_exit/train.py",
+        "sglang_patches/early_exit/states.py",
         "first = len(prompt) - 1",
         "first = len(prompt)",
         "early_exit/test_training.py",
