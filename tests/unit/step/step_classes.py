@@ -11,6 +11,7 @@ from types import FrameType
 from datastore_service.client import Datastore, open_datastore
 from datastore_service.protocol.types import Namespace
 from sglang_patches.drafting.process_channel import ProcessChannel
+from sglang_patches.step import decode
 from tests.support.servers.datastore import DatastoreService
 from tests.unit.step.recorded_sessions import Case, Load, StartDraft, configured, load_sessions
 
@@ -36,6 +37,8 @@ def met(method: str, datastore: Datastore | None, start_draft: StartDraft | None
     """The classes of two decode steps."""
     found: set[str] = set()
     load = Load(load_sessions(), Case(method, NODES, REQUESTS, lag=True), datastore, start_draft)
+    if start_draft is not None:  # what it waits is a part of a step, by one clock
+        load.worker.sources.speculation._now = decode.time.monotonic
     for number in range(WARM_UP):
         load.step(number)
     sys.setprofile(lambda frame, event, _: found.update(classes_of(frame)) if event == "call" else None)
