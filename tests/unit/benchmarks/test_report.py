@@ -164,8 +164,6 @@ def test_every_cost_has_tables():
         tables.of(made_by("upkeep") | {"build": build, "merging": merging, "sessions": sessions})
     )
     assert "| 20 | 55.0 | 1.0 | 2.0 |" in text and "4.00 times that at rest and 2.00 times" in text
-    scores = {name: {"tokens_per_step": 2.0, "error": 0.5} for name in ("before", "after")}
-    assert "- odds: 3" in tables.of(made_by("weights") | scores | {"weights": {"odds": 3}})
 
 
 def test_strangers_are_compared_round_by_round():
