@@ -11,6 +11,8 @@ from sglang_patches.step.acceptance import Acceptance
 
 
 class Learning(Follower):
+    """Keeps outcomes until a step has been launched, then counts them and learns which drafts are accepted."""
+
     def __init__(self, acceptance: Acceptance) -> None:
         self._acceptance = acceptance
         self._outcomes: list[Outcome] = []  # not learned from
