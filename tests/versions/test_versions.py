@@ -52,8 +52,8 @@ def test_device_check_and_python_api(python):
 
 def test_settings(python):
     """Refusals, and which attention backend verifies on an accelerator."""
-    settings = [f"tests/unit/plugin/test_{name}.py" for name in ("refusals", "settings", "tree_attention")]
-    _run(python, "pytest", "-q", *settings)
+    plugin = ["tests/unit/plugin/test_refusals.py", "tests/unit/plugin/test_settings.py"]
+    _run(python, "pytest", "-q", *plugin, "tests/unit/start/test_tree_attention.py")
 
 
 def test_verification(python):
