@@ -21,6 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,6 @@ EARLY = Counter(
     ["result"],
 )
 _TOLD, _LATE = map(EARLY.labels, ("told", "late"))
-_NONE = np.empty(0, np.int32)
 
 
 class Flight(NamedTuple):
@@ -73,14 +73,33 @@ class Choices(NamedTuple):
     probabilities: np.ndarray
 
 
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One request, as the draft side has been told of it.
+
+    over: its last token was told of; SGLang may run it once more.
+    read: whether the draft model has drafted for it, and so has read its text.
+    lost: whether it is to be opened again.
+    ahead: what a courier told of and the worker has not read: tokens before the step, and its own.
+    proposed: the datastore's tree of this step.
+    """
+
+    state: RequestState
+    over: bool = False
+    read: bool = False
+    lost: bool = False
+    ahead: tuple[int, np.ndarray] | None = None
+    proposed: DraftTree = EMPTY_TREE
+
+
 class _Verified(NamedTuple):
-    """The last verification that was launched. told: requests whose tree the draft side has been told."""
+    """The last verification that was launched. told: sessions whose tree the draft side has been told."""
 
     states: Sequence[RequestState]
-    told: set[RequestState]
+    told: Sequence[_Session]
 
 
-_NOTHING = _Verified((), set())
+_NOTHING = _Verified((), ())
 
 
 class Speculation(Follower):
@@ -106,17 +125,11 @@ class Speculation(Follower):
         self._nodes = nodes
         self._sampling_of = sampling_of
         self._cache = SpeculationCache(vocabulary)
-        self._states: dict[str, RequestState] = {}
-        self._over: set[RequestState] = set()
-        self._lost: dict[str, None] = {}  # sessions to be opened again, in order
-        self._read: set[str] = set()  # sessions that the draft model has drafted for: it has read their texts
+        self._sessions: dict[str, _Session] = {}
         self._waited = 0.0  # seconds, in the last look-up
         self._lock = threading.RLock()
         self._flight: Flight | None = None  # that a courier may tell of
-        # What a courier told of, and the worker has not read: tokens before the step, and its own.
-        self._told: dict[RequestState, tuple[int, np.ndarray]] = {}
-        self._shown: set[RequestState] = set()  # that were looked up for this step
-        self._proposed: dict[RequestState, DraftTree] = {}  # the datastore's trees of this step
+        self._shown: list[_Session] = []  # that were looked up for this step
         self._verified = _NOTHING
         self._early: tuple[Sequence[RequestState], np.ndarray, Choices] | None = None
 
@@ -136,7 +149,7 @@ class Speculation(Follower):
                 [
                     self._committed(outcome.request, outcome.start, outcome.tokens)
                     for outcome in news
-                    if outcome.request.session in self._cache
+                    if self._follows(outcome.request)
                 ]
             )
 
@@ -156,20 +169,28 @@ class Speculation(Follower):
             self._take(0.0)
             messages = []
             for state, start, tokens in zip(*flight, emitted, strict=True):
-                if self._is_at(state, start):
+                if self._follows(state) and self._cache.trie(state.session).length == start:
                     messages.append(self._committed(state, start, tokens))
-                    self._told[state] = start, tokens
+                    self._sessions[state.session].ahead = start, tokens
             _TOLD.inc(len(messages))
             self._channel.post(messages)
 
-    def _is_at(self, state: RequestState, start: int) -> bool:
-        """Whether the request's session is open, with so many tokens."""
-        session = state.session
-        return self._states.get(session) is state and self._cache.trie(session).length == start
+    def _session(self, state: RequestState) -> _Session | None:
+        """What the draft side has been told of this very request: another may have had its name."""
+        session = self._sessions.get(state.session)
+        return session if session is not None and session.state is state else None
+
+    def _follows(self, state: RequestState) -> bool:
+        """Whether the draft side follows the request."""
+        session = self._session(state)
+        return session is not None and not session.over
 
     def _was_told(self, outcome: Outcome) -> bool:
         """Whether a courier told of the outcome. If it told of another one, the session is opened again."""
-        start, tokens = self._told.pop(outcome.request, (outcome.start, _NONE))
+        session = self._session(outcome.request)
+        if session is None or session.ahead is None:
+            return False
+        (start, tokens), session.ahead = session.ahead, None
         if start == outcome.start and np.array_equal(tokens, outcome.tokens[: len(tokens)]):
             return len(tokens) == len(outcome.tokens)
         self.open([outcome.request])
@@ -179,8 +200,8 @@ class Speculation(Follower):
         """A request that is over is forgotten at once: overlap scheduling runs it once more, for nothing."""
         session = state.session
         if not state.ends.isdisjoint(tokens.tolist()):
-            self._forget(state)
-            self._over.add(state)
+            self._cache.close(session)
+            self._sessions[session] = _Session(state, over=True)
             return Closed(session)
         self._cache.advance(session, start, tokens)
         return Committed(session, start, tokens, self._cache.trie(session).epoch)
@@ -199,11 +220,12 @@ class Speculation(Follower):
             self.open([state for state in states if self._must_open(state)])
             self._take(0.0)
             self._open_lost()
+            self._shown = [self._sessions[state.session] for state in states if self._follows(state)]
             trees = self._trees(states, depths)
             missing = [
                 row for row, depth in enumerate(depths) if self._missing(states[row], trees[row], depth)
             ]
-            awaited = [row for row in missing if states[row].session in self._read]
+            awaited = [row for row in missing if self._sessions[states[row].session].read]
             seconds, nodes = patience(states, awaited)
             began = self._now()
             while any(len(trees[row]) < min(nodes, depths[row], self._nodes) for row in awaited):
@@ -212,22 +234,24 @@ class Speculation(Follower):
                 trees = self._trees(states, depths)
             self._waited = self._now() - began
         for row, tree in enumerate(trees):
-            if states[row] not in self._over:
+            session = self._session(states[row])
+            if session is None or not session.over:
                 (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
         return trees
 
     def proposed(self, states: Sequence[RequestState], trees: Sequence[DraftTree]) -> None:
         """The datastore's trees of this step, whichever trees will be verified: what they have beside those is guessed as well."""
-        self._proposed = dict(zip(states, trees, strict=True))
+        for state, tree in zip(states, trees, strict=True):
+            if (session := self._session(state)) is not None:
+                session.proposed = tree
 
     def verification_launched(self, states: Sequence[RequestState]) -> None:
         """Tells the draft side which trees are verified, and puts those that came from elsewhere into the cache."""
         with self._lock:
-            shown, self._shown = self._shown, set()
-            proposed, self._proposed = self._proposed, {}
-            told = [state for state in states if state in shown and state.session in self._cache]
-            self._channel.post([self._verifying(state, proposed.get(state, EMPTY_TREE)) for state in told])
-            self._verified = _Verified(states, set(told))
+            shown, self._shown = self._shown, []
+            told = [session for session in shown if self._follows(session.state)]
+            self._channel.post([self._verifying(session) for session in told])
+            self._verified = _Verified(states, told)
             early, self._early = self._early, None
             if early is not None and early[0] is states:
                 self.expected(*early)
@@ -257,7 +281,9 @@ class Speculation(Follower):
                     for state, tree, of_state in zip(
                         states, packed, _by_request(packed, choices), strict=True
                     )
-                    if len(of_state.rows) and state in self._verified.told and state.session in self._cache
+                    if len(of_state.rows)
+                    and self._follows(state)
+                    and self._session(state) in self._verified.told
                 ]
             )
 
@@ -281,7 +307,9 @@ class Speculation(Follower):
             choices.probabilities[known].ravel(),
         )
 
-    def _verifying(self, state: RequestState, proposed: DraftTree) -> Verifying:
+    def _verifying(self, session: _Session) -> Verifying:
+        state, proposed = session.state, session.proposed
+        session.proposed = EMPTY_TREE
         trie, tree = self._cache.trie(state.session), state.tree
         parents, nodes = np.empty(len(tree), np.int64), np.empty(len(tree), np.int64)
         rows = zip(tree.parents.tolist(), tree.tokens.tolist(), tree.probs.tolist(), strict=True)
@@ -298,32 +326,23 @@ class Speculation(Follower):
 
     def close(self, states: Iterable[RequestState]) -> None:
         with self._lock:
-            ended = [state for state in states if state.session in self._cache]
+            ended = [state.session for state in states if self._follows(state)]
             for state in states:
-                self._forget(state)
-            self._channel.post([Closed(state.session) for state in ended])
+                if self._session(state) is not None:
+                    self._cache.close(state.session)
+                    del self._sessions[state.session]
+            self._channel.post([Closed(session) for session in ended])
 
     drop = close
 
-    def _forget(self, state: RequestState) -> None:
-        self._cache.close(state.session)
-        self._read.discard(state.session)
-        self._states.pop(state.session, None)
-        self._shown.discard(state)
-        self._proposed.pop(state, None)
-        self._told.pop(state, None)
-        self._over.discard(state)
-
     def _must_open(self, state: RequestState) -> bool:
         """What a courier told of and the worker has not read by now did not happen."""
-        return state in self._told or (state.session not in self._cache and state not in self._over)
+        session = self._session(state)
+        return session is None or session.ahead is not None
 
     def _opened(self, state: RequestState) -> Opened:
-        self._over.discard(state)
-        self._told.pop(state, None)
         trie = self._cache.open(state.session, state.settled)
-        self._read.discard(state.session)
-        self._states[state.session] = state
+        self._sessions[state.session] = _Session(state)
         text, sampling = state.text.between(0, state.settled), self._sampling_of(state)
         published_from = state.opening.prompt_length if state.opening.publish else None
         return Opened(state.session, text, trie.epoch, sampling, published_from, state.tenant)
@@ -332,28 +351,27 @@ class Speculation(Follower):
         """Puts growth into the cache; whether anything came."""
         answers = self._channel.collect(seconds)
         for answer in answers:
-            if not (isinstance(answer, Growth) and self._cache.grow(answer)):
-                self._lost[answer.session] = None
-            elif answer.session in self._cache:
-                self._read.add(answer.session)
+            came = isinstance(answer, Growth) and self._cache.grow(answer)
+            session = self._sessions.get(answer.session)
+            if session is not None and not session.over:
+                session.read |= came
+                session.lost |= not came
         return bool(answers)
 
     def _open_lost(self) -> None:
         """Once a step, however often the draft side says it: each time its whole text is sent."""
-        lost, self._lost = self._lost, {}
-        self.open([self._states[session] for session in lost if session in self._states])
+        self.open([session.state for session in list(self._sessions.values()) if session.lost])
 
     def _trees(self, states: Sequence[RequestState], depths: Sequence[int]) -> list[DraftTree]:
         return [self._tree(state, depth) for state, depth in zip(states, depths, strict=True)]
 
     def _missing(self, state: RequestState, tree: DraftTree, depth: int) -> bool:
         """Whether the draft side may still send a tree."""
-        return not len(tree) and depth > 0 and state.session in self._cache
+        return not len(tree) and depth > 0 and self._follows(state)
 
     def _tree(self, state: RequestState, depth: int) -> DraftTree:
-        if self._states.get(state.session) is not state:
+        if not self._follows(state):
             return EMPTY_TREE
-        self._shown.add(state)
         return self._cache.subtree(state.session, self._nodes, depth, DRAFT_MODEL)
 
 

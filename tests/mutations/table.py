@@ -197,7 +197,7 @@ OTHERS = (
     Mutant(
         "unread-awaited",  # a step waits for a text that the draft model has not read
         "sglang_patches/drafting/speculation.py",
-        "awaited = [row for row in missing if states[row].session in self._read]",
+        "awaited = [row for row in missing if self._sessions[states[row].session].read]",
         "awaited = missing",
         "drafting/test_speculation.py",
     ),

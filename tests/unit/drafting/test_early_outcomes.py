@@ -71,7 +71,7 @@ def test_both_sides_know_the_same_text(chances, chance, seed, agreement):
     run.chances = {}
     run.run(10)
     running, speculation = set(run.book._states.values()), run.speculation
-    assert {*speculation._told, *speculation._over, *speculation._states.values()} <= running
+    assert {session.state for session in speculation._sessions.values()} <= running
     if agreement == 1.0:
         assert run.run(15) > 2.2
 
