@@ -15,10 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLUGIN, DATASTORE = ROOT / "sglang_patches", ROOT / "datastore_service"
+CLIENT = DATASTORE / "client"
 STEP = PLUGIN / "step" / "decode.py"
 SHORT = 45  # lines of a module
 BENCHMARKS = ("benchmarks", "tests/unit/benchmarks")
-SESSION_KEYS = re.compile(r"(dict|defaultdict|OrderedDict|set|frozenset)\[(Session|RequestState|Req|Draft)\b")
+# What is kept from step to step by session or request; the request book's keys are the identities of requests.
+SESSION_KEYS = re.compile(
+    r"self\.\w+: (?:dict|set)\[\s*(?:SessionName|RequestState|Req|Draft|int, RequestState)\b"
+)
 # A docstring's first sentence that needs the signature to be understood.
 NOT_ALONE = re.compile(r"(Of|As|By|With|Without|At|From|In|Over|See|Where|Whose)\b|\w+(, \w+)*: ")
 
@@ -51,7 +55,7 @@ def dependent_docstrings(path: Path) -> Iterator[str]:
 
 def numbers() -> dict[str, int]:
     modules = sources(PLUGIN)
-    containers = [SESSION_KEYS.findall(path.read_text()) for path in modules]
+    containers = [SESSION_KEYS.findall(path.read_text()) for path in [*modules, *sources(CLIENT)]]
     return {
         "modules of the plugin": len(modules),
         f"of these with {SHORT} lines or fewer": sum(lines(path) <= SHORT for path in modules),

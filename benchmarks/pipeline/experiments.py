@@ -111,7 +111,8 @@ class Question:
         fallback: str = "datastore",
         guesses_from: str = BOTH,
     ) -> Tally:
-        feed = DatastoreFeed(self.datastore(), NO_LIMIT) if self.datastore else None
+        make = self.datastore
+        feed = DatastoreFeed(lambda _: make(), NO_LIMIT) if make else None
         answers = partial(self.fallback, fallback, feed)
         setting = Setting(
             self.times,

@@ -30,7 +30,7 @@ def setting_of(
 ) -> Setting:
     """name: of a method. exit: of a method that reads one. open_datastore: the worker's, and another for the draft process. Neither takes time."""
     method, nodes = METHODS[name], options.nodes
-    feed = DatastoreFeed(open_datastore(), options.deadline_ms / 1e3)
+    feed = DatastoreFeed(lambda _: open_datastore(), options.deadline_ms / 1e3)
     if method.draft_parts is None:
         times = replace(times, draft=lambda rows: NEVER)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from datastore_service.client.base import Datastore, DatastoreError
+from datastore_service.client.base import Datastore, DatastoreError, NoTexts, Texts
 from datastore_service.endpoint import FORMS, parse_endpoints
 from datastore_service.protocol.types import Namespace
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Datastore",
     "DatastoreError",
+    "NoTexts",
+    "Texts",
     "check_prior",
     "open_datastore",
     "open_postbox",
@@ -28,6 +30,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
+NO_TEXTS = NoTexts()
 GREETING_SECONDS = 2.0  # how long a start waits for the services before it continues without them
 
 
@@ -49,13 +52,15 @@ def open_datastore(
     prior: str | None = None,
     tls: Tls | None = None,
     tenants: bool = False,
+    texts: Texts = NO_TEXTS,
 ) -> Datastore:
     """The datastore at `endpoint`: "embedded", "embedded:DIR" (with the prior in DIR), "HOST:PORT" or "unix:PATH". Several
     of the latter two, separated by commas, share the sessions.
 
     vocab_size: token ids are smaller. prior: the directory, if `endpoint` is plain "embedded". tls: for a service with
     TLS, None for one without. tenants: whether entries name tenants, whose texts are then kept apart; those of an entry that
-    names none belong to `namespace`.
+    names none belong to `namespace`. texts: what the sessions were told with; without them a service that has lost a session is not
+    told of it again.
     A service need not be running yet: until it answers, drafts come from the sessions alone.
     Raises ValueError naming a malformed argument or what this processor lacks for an image's kernels, StorageError if the prior
     cannot be read or was built with another tokenizer.
@@ -78,7 +83,7 @@ def open_datastore(
         raise ValueError(
             f'{error} (or "embedded", "embedded:DIR")' if FORMS in str(error) else str(error)
         ) from None
-    return _open_services(endpoints, namespace, vocab_size, tls, tenants)
+    return _open_services(endpoints, namespace, vocab_size, tls, tenants, texts)
 
 
 def open_postbox(
@@ -108,7 +113,12 @@ def _open_embedded(directory: str | None, namespace: Namespace, vocab_size: int)
 
 
 def _open_services(
-    endpoints: Iterable[str], namespace: Namespace, vocab_size: int, tls: Tls | None, tenants: bool
+    endpoints: Iterable[str],
+    namespace: Namespace,
+    vocab_size: int,
+    tls: Tls | None,
+    tenants: bool,
+    texts: Texts,
 ) -> Datastore:
     from datastore_service.client.link import Link
     from datastore_service.client.remote import GrpcDatastore
@@ -125,4 +135,4 @@ def _open_services(
         if not stream.wait_connected(max(0.0, until - time.monotonic())):
             log.warning("datastore %s: not there yet (%s)", endpoint, stream.disconnect_reason)
     links = [Link(endpoint, stream) for endpoint, stream in streams.items()]
-    return ResilientDatastore(links, Engine(vocab_size))
+    return ResilientDatastore(links, Engine(vocab_size), texts)

@@ -12,6 +12,22 @@ class DatastoreError(Exception):
     """The datastore could not answer: missed deadline, lost connection, refused request."""
 
 
+class Texts(ABC):
+    """The texts of open sessions, which a datastore's user keeps: what a service has lost is sent again from there."""
+
+    @abstractmethod
+    def told(self, session: str, known: int) -> Entry | None:
+        """The entry that tells all but the first `known` tokens again of those that the session was told with, its opening if none are
+        known; None if it is not open."""
+
+
+class NoTexts(Texts):
+    """Nothing can be sent again."""
+
+    def told(self, session: str, known: int) -> Entry | None:
+        return None
+
+
 class Datastore(ABC):
     """Sessions and drafts of one namespace. Calls of one instance come from one thread."""
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from datastore_service.client import metrics
 from datastore_service.client.affinity import affinity_key, ranked
+from datastore_service.client.base import Texts
 from datastore_service.client.link import Link
-from datastore_service.client.token_log import TokenLog
-from datastore_service.protocol.types import Entry
+from datastore_service.protocol.types import Entry, SessionName
 
 
 class Placement:
@@ -17,9 +17,9 @@ class Placement:
 
     links: by name, at least one. texts: of the open sessions."""
 
-    def __init__(self, links: dict[str, Link], texts: TokenLog) -> None:
+    def __init__(self, links: dict[str, Link], texts: Texts) -> None:
         self._links, self._texts = links, texts
-        self._assigned: dict[str, Link] = {}
+        self._assigned: dict[SessionName, Link] = {}
 
     def by_link(self, entries: Sequence[Entry]) -> list[tuple[Link, Sequence[int]]]:
         """The links of the entries' sessions, each with the indices of its entries."""
@@ -42,14 +42,14 @@ class Placement:
 
     def _assign(self, entry: Entry, old: Link | None) -> Link:
         """The first usable service by affinity. If there is none, the old one or the first of all."""
-        order = ranked(affinity_key(entry, self._texts.opening(entry.session)), self._links)
+        whole = self._texts.told(entry.session, 0)
+        order = ranked(affinity_key(entry, whole.opening if whole else entry.opening), self._links)
         usable = [self._links[name] for name in order if self._links[name].usable]
         if not usable:
             return old or self._links[order[0]]
         if old is not None:
             metrics.MOVES.inc()
             old.post([entry.end_of_session()])  # it may only be slow, and still have the session
-            missing = self._texts.missing(entry.session, 0)
-            if missing is not None:
-                usable[0].post([missing])
+            if whole is not None:
+                usable[0].post([whole])
         return usable[0]

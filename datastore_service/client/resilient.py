@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from datastore_service.client import metrics
-from datastore_service.client.base import Datastore
+from datastore_service.client.base import Datastore, Texts
 from datastore_service.client.link import Link
 from datastore_service.client.placement import Placement
-from datastore_service.client.token_log import TokenLog
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.tree import DraftTree
-from datastore_service.protocol.types import Entry, Reply, Status
+from datastore_service.protocol.types import Entry, Reply, SessionName, Status
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +30,16 @@ class ResilientDatastore(Datastore):
 
     `Placement` decides which service has which session.
 
-    links: the services, at least one. local: an engine without any text.
+    links: the services, at least one.
+    local: an engine without any text.
+    texts: what the sessions were told with, entries of the call under way among it.
     """
 
-    def __init__(self, links: Sequence[Link], local: Engine) -> None:
+    def __init__(self, links: Sequence[Link], local: Engine, texts: Texts) -> None:
         self.links = {link.name: link for link in links}
-        self._local = local
-        self._texts = TokenLog()
+        self._local, self._texts = local, texts
         self._placement = Placement(self.links, self._texts)
-        self._incomplete: set[str] = set()  # sessions of which the service may lack entries
+        self._incomplete: set[SessionName] = set()  # sessions of which the service may lack entries
         self._without_queries: set[str] = set()  # links of services that do not know queries
         self._have_refused: set[str] = set()  # links of services that refused an entry
 
@@ -58,7 +58,6 @@ class ResilientDatastore(Datastore):
     def post(self, entries: Sequence[Entry]) -> None:
         if not entries:
             return
-        self._record(entries)
         for link, rows in self._by_link(entries):
             of_link = [self._complete(entries[row]) for row in rows]
             if not (link.allows_calls and link.post(of_link)):
@@ -71,7 +70,6 @@ class ResilientDatastore(Datastore):
             link.close()
 
     def _draft(self, entries: Sequence[Entry], until: float) -> list[Reply]:
-        self._record(entries)
         batches = [(link, rows, [entries[row] for row in rows]) for link, rows in self._by_link(entries)]
         steps = [self._submit(link, batch) for link, _, batch in batches]
         self._forget(entries)  # what has ended is not sent again, whatever the reply
@@ -85,15 +83,8 @@ class ResilientDatastore(Datastore):
                 replies[row] = self._choose(link, entries[row], reply, replies[row])
         return replies
 
-    def _record(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self._texts.apply(entry)
-
     def _forget(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            if entry.closing:
-                self._texts.remove(entry.session)
-                self._incomplete.discard(entry.session)
+        self._incomplete -= {entry.session for entry in entries if entry.closing}
 
     def _by_link(self, entries: Sequence[Entry]) -> list[tuple[Link, Sequence[int]]]:
         """The links of the entries' sessions (see `Placement.by_link`). It first probes the services that steps may not call."""
@@ -125,7 +116,7 @@ class ResilientDatastore(Datastore):
         """Gives the last entry of a session the whole text if the service may lack some of it. The service publishes at this entry."""
         if not entry.closing or entry.session not in self._incomplete:
             return entry
-        whole = self._texts.missing(entry.session, 0)
+        whole = self._texts.told(entry.session, 0)
         if whole is None:
             return entry
         return replace(entry, start=0, tokens=whole.tokens, opening=whole.opening, expected=0)
@@ -142,7 +133,7 @@ class ResilientDatastore(Datastore):
             return remote
         if remote.status is Status.OK:
             return self._with_local_answers(link, remote, local)
-        if remote.status is not Status.OVER_BUDGET:
+        if remote.status is not Status.OVER_BUDGET and not entry.closing:
             self._mark_incomplete([entry])
             self._resend(link, entry.session, remote.known if remote.status is Status.GAP else 0)
         return _counted_fallback(local)
@@ -163,7 +154,7 @@ class ResilientDatastore(Datastore):
         return replace(remote, trees=local.trees)
 
     def _resend(self, link: Link, session: str, known: int) -> None:
-        missing = self._texts.missing(session, known)
+        missing = self._texts.told(session, known)
         if missing is not None:
             metrics.RESYNCS.inc()
             link.post([missing])

@@ -95,6 +95,9 @@ class Query:
     budget: Budget
 
 
+SessionName = str  # one running request's, as the worker, the datastore and the draft side name it
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """One session's part of a step. The entry's text is the session's up to `start`, followed by `tokens`.

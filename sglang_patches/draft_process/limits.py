@@ -18,6 +18,7 @@ NOT_TAKEN = Counter(
     "Sessions that get no more drafts from the draft model: their texts are too long for it, or have a token that it does not have",
     ["reason"],
 )
+REFUSED = -1  # instead of a number of tokens
 _LOG_LINES = {
     "length": "specstore: a text has more than the %d tokens that the draft model drafts after: it gets no more drafts from it",
     "token": "specstore: a text has a token that is not among the draft model's %d: it gets no drafts from it",
@@ -34,42 +35,35 @@ class Limits:
 
     def __init__(self, longest: int, vocabulary: int) -> None:
         self._bounds = {"length": longest, "token": vocabulary}
-        self._seen: dict[Draft, int] = {}  # tokens of its text that were looked at
-        self._refused: set[Draft] = set()
+        self._seen: dict[
+            Draft, int
+        ] = {}  # tokens of its text that were looked at, REFUSED once it was refused
         self._told: set[str] = set()
 
     def take(self, draft: Draft) -> bool:
         """Whether the model can run all of the session's text. Counts a session that it refuses at first sight, and logs the first for
         each reason. One that is refused later is opened again."""
-        if draft in self._refused:
-            return False
-        reason = self._fault(draft)
-        if reason:
-            self._refused.add(draft)
-            if draft not in self._seen:
-                self._tell(reason)
+        seen = self._seen.get(draft, 0)
+        if seen in (REFUSED, draft.text.length):
+            return seen != REFUSED
+        reason = self._fault(draft, seen)
+        if reason and draft not in self._seen:
+            self._tell(reason)
+        self._seen[draft] = REFUSED if reason else draft.text.length
         return not reason
 
     def close(self, draft: Draft) -> None:
         self._seen.pop(draft, None)
-        self._refused.discard(draft)
 
     def embedded(self, token: int) -> int:
         """The token, or one that the model has in its place. For tokens of a trie: nobody but the next draft depends on them."""
         return min(token, self._bounds["token"] - 1)
 
-    def _fault(self, draft: Draft) -> str:
-        """The reason to refuse the text, "" for none."""
-        seen = self._seen.get(draft, 0)
-        if seen == draft.text.length:  # most often
-            return ""
-        new = draft.text.after(seen)
+    def _fault(self, draft: Draft, seen: int) -> str:
+        """The reason to refuse the text, "" for none. seen: leading tokens that are known to be fit."""
         if draft.text.length > self._bounds["length"]:
             return "length"
-        if new.max(initial=0) >= self._bounds["token"]:
-            return "token"
-        self._seen[draft] = draft.text.length
-        return ""
+        return "token" if draft.text.after(seen).max(initial=0) >= self._bounds["token"] else ""
 
     def _tell(self, reason: str) -> None:
         NOT_TAKEN.labels(reason).inc()

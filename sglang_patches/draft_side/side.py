@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from prometheus_client import Counter
 
+from datastore_service.protocol.types import SessionName
 from sglang_patches.draft_side.draft import Candidates, Draft
 from sglang_patches.draft_side.seams import (
     AllRows,
@@ -98,7 +99,7 @@ class DraftSide:
         self._retriever, self._ratio = parts.retriever, parts.ratio or SpeedRatio()
         self._choice = parts.choice or AllRows()
         self._rows, self._outcomes, self._serial = rows, outcomes, serial
-        self._drafts: dict[str, Draft] = {}
+        self._drafts: dict[SessionName, Draft] = {}
         self._forwards = 0
 
     def hear(self, messages: Iterable[Message]) -> list[Answer]:

@@ -8,7 +8,7 @@ import numpy as np
 from prometheus_client import Counter
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from datastore_service.protocol.types import MAX_VOCAB
+from datastore_service.protocol.types import MAX_VOCAB, SessionName
 from sglang_patches.exchange.messages import Growth
 from sglang_patches.exchange.trie import ROOT, Trie
 
@@ -30,7 +30,7 @@ class SpeculationCache:
 
     def __init__(self, vocabulary: int = MAX_VOCAB) -> None:
         self._vocabulary = vocabulary
-        self._tries: dict[str, Trie] = {}
+        self._tries: dict[SessionName, Trie] = {}
 
     def __contains__(self, session: str) -> bool:
         return session in self._tries

@@ -2,55 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from datastore_service.client import Datastore
+from datastore_service.client import Datastore, Texts
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Query, Rejected
+from datastore_service.protocol.types import Budget, Entry, Query, Rejected, SessionName
 from sglang_patches.drafting.seams import Fallback
 from sglang_patches.ledger.outcome import Follower, Outcome
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.metrics import RETRIEVE, PhaseClock
 
 
-class DatastoreFeed(Follower):
-    """Tells the datastore of every request's text, each token once. deadline: seconds that a step may wait for its trees."""
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """What the datastore has been told of one request.
 
-    def __init__(self, datastore: Datastore, deadline: float) -> None:
-        self.datastore = datastore
+    tokens: leading ones of its text.
+    refused: tokens of the tree that was verified since then. An empty tuple is news as well: a draft was verified.
+    """
+
+    state: RequestState
+    tokens: int = 0
+    refused: tuple[Rejected, ...] | None = None
+
+
+class DatastoreFeed(Follower, Texts):
+    """Tells the datastore of every request's text, each token once, and again what a service has lost.
+
+    opened: makes the datastore, which reads here what it has been told.
+    deadline: seconds that a step may wait for its trees.
+    """
+
+    def __init__(self, opened: Callable[[Texts], Datastore], deadline: float) -> None:
+        self._sent: dict[SessionName, _Sent] = {}  # by session
         self._deadline = deadline
-        self._sent: dict[RequestState, int] = {}  # number of tokens
-        # Of verified trees. An empty tuple is news as well: a draft was verified.
-        self._refused: dict[RequestState, tuple[Rejected, ...]] = {}
+        self.datastore = opened(self)
+
+    def told(self, session: str, known: int) -> Entry | None:
+        sent = self._sent.get(session)
+        if sent is None:
+            return None
+        state = sent.state
+        tokens, opening = state.text.between(known, sent.tokens), None if known else state.opening
+        return Entry(session, known, tokens, opening=opening, tenant=state.tenant)
 
     def open(self, states: Iterable[RequestState]) -> None:
         """Sends prompts, in the background."""
-        entries = [
-            Entry(state.session, 0, state.text.after(0), opening=state.opening, tenant=state.tenant)
-            for state in states
-        ]
-        self._sent |= {state: len(state.text) for state in states}
-        self._post(entries)
+        self._post([self._entry(state) for state in states])
 
     def heard(self, outcomes: Iterable[Outcome]) -> None:
-        self._refused |= {
-            outcome.request: outcome.refused for outcome in outcomes if len(outcome.tree.tokens)
-        }
+        for outcome in outcomes:
+            sent = self._sent.get(outcome.request.session)
+            if sent is not None and len(outcome.tree):
+                sent.refused = outcome.refused
 
     def taken_back(self, states: Iterable[RequestState]) -> None:
         """Their last step did not happen. Its tokens were not sent: a step begins with tokens that are confirmed. Where more was
         taken back, the session ends, its output withheld, because it is said again, and the next entry begins another."""
-        states = list(states)
-        for state in states:
-            self._refused.pop(state, None)
-        anew = [state for state in states if self._sent.get(state, 0) > state.settled]
-        for state in anew:
-            del self._sent[state]
-        self._post([Entry(state.session, closing=True, tenant=state.tenant, withheld=True) for state in anew])
+        known = [self._sent[state.session] for state in states if state.session in self._sent]
+        for sent in known:
+            sent.refused = None
+        anew = [sent.state for sent in known if sent.tokens > sent.state.settled]
+        self._end([Entry(state.session, closing=True, tenant=state.tenant, withheld=True) for state in anew])
 
     def has_news(self, states: Iterable[RequestState]) -> bool:
         """Whether the next entries tell more than tokens: that a draft was verified, or that a request is here."""
-        return bool(self._refused) or any(state not in self._sent for state in states if not state.ended)
+        sent = [self._sent.get(state.session) for state in states if not state.ended]
+        return any(of is None or of.refused is not None for of in sent)
 
     def step(self, states: Sequence[RequestState], budgets: Sequence[Budget]) -> list[DraftTree]:
         """One message for the whole batch: what is new of each request, and how large a tree it asks for."""
@@ -64,7 +83,7 @@ class DatastoreFeed(Follower):
     ) -> list[tuple[DraftTree, tuple[DraftTree, ...]]]:
         """The tree of each request as `step` gets it, and the trees of its queries. There are none if the datastore has not the text."""
         running = [row for row, state in enumerate(states) if not state.ended]
-        entries = [self._entry(states[row], budgets[row], queries[row]) for row in running]
+        entries = [self._asking(states[row], budgets[row], queries[row]) for row in running]
         clock = PhaseClock()
         replies = self.datastore.step(entries, self._deadline) if entries else []
         clock.end(RETRIEVE)
@@ -75,38 +94,47 @@ class DatastoreFeed(Follower):
 
     def close(self, states: Iterable[RequestState]) -> None:
         """Sends what is not sent yet, and that the sessions end."""
-        self._post([self._closing(state) for state in states])
+        self._end([self._closing(state) for state in states])
 
     def drop(self, states: Iterable[RequestState]) -> None:
         """Ends the sessions as they are."""
-        self._sent.clear()
-        self._refused.clear()
-        self._post([Entry(state.session, closing=True, tenant=state.tenant) for state in states])
+        self._end([Entry(state.session, closing=True, tenant=state.tenant) for state in states])
 
-    def _entry(self, state: RequestState, budget: Budget, queries: tuple[Query, ...]) -> Entry:
-        sent, text = self._sent.get(state), state.text
-        self._sent[state] = text.length
-        refused = self._refused.pop(state, ())
-        return Entry(
-            state.session,
-            sent or 0,
-            text.after(sent or 0),
-            rejected=refused if self.datastore.wants_rejected else (),
-            budget=NO_DRAFT if state.plain_reason else budget,
-            opening=state.opening if sent is None else None,
-            expected=state.expected if sent is None else 0,
-            queries=() if state.plain_reason else queries,
-            tenant=state.tenant,
-        )
+    def _entry(self, state: RequestState) -> Entry:
+        """What is new of the request."""
+        sent = self._sent.get(state.session)
+        opening = state.opening if sent is None else None
+        if sent is None:
+            sent = self._sent[state.session] = _Sent(state)
+        start = min(sent.tokens, state.text.length)  # a text may end before what was sent
+        sent.tokens = state.text.length
+        return Entry(state.session, start, state.text.after(start), opening=opening, tenant=state.tenant)
+
+    def _asking(self, state: RequestState, budget: Budget, queries: tuple[Query, ...]) -> Entry:
+        entry = self._entry(state)
+        sent = self._sent[state.session]
+        if sent.refused and self.datastore.wants_rejected:
+            entry.rejected = sent.refused
+        sent.refused = None
+        entry.expected = state.expected if entry.opening is not None else 0
+        if not state.plain_reason:
+            entry.budget, entry.queries = budget, queries
+        return entry
 
     def _closing(self, state: RequestState) -> Entry:
-        self._refused.pop(state, None)
-        start = min(self._sent.pop(state, 0), len(state.text))
-        return Entry(state.session, start, state.text.after(start), closing=True, tenant=state.tenant)
+        entry = self._entry(state)
+        entry.closing, entry.opening = True, None
+        return entry
 
     def _post(self, entries: list[Entry]) -> None:
         if entries:
             self.datastore.post(entries)
+
+    def _end(self, entries: list[Entry]) -> None:
+        """Sends the last entries of sessions."""
+        self._post(entries)
+        for entry in entries:
+            self._sent.pop(entry.session, None)
 
 
 class DatastoreFallback(Fallback):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from prometheus_client import Counter, Gauge
 
+from datastore_service.protocol.types import SessionName
 from sglang_patches.drafting.child import Child
 from sglang_patches.drafting.mailboxes import BYTES, MESSAGES, Inbox, Outbox
 from sglang_patches.drafting.seams import DraftChannel
@@ -79,7 +80,9 @@ class ProcessChannel(DraftChannel):
         `READY_SECONDS`."""
         self._command, self._environment, self._log, self._backoff = command, environment, log, backoff
         self._changed = threading.Condition()
-        self._has: dict[str, bool] = {}  # of each open session, whether the draft process has its text
+        self._has: dict[
+            SessionName, bool
+        ] = {}  # of each open session, whether the draft process has its text
         self._lost: list[str] = []  # not collected yet
         self._answers = Inbox()
         self._outbox: Outbox | None = None  # while the draft process is ready

@@ -28,7 +28,7 @@ import numpy as np
 from prometheus_client import Counter
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from datastore_service.protocol.types import MAX_VOCAB
+from datastore_service.protocol.types import MAX_VOCAB, SessionName
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.seams import DraftChannel, Patience
 from sglang_patches.exchange.messages import (
@@ -125,7 +125,7 @@ class Speculation(Follower):
         self._nodes = nodes
         self._sampling_of = sampling_of
         self._cache = SpeculationCache(vocabulary)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[SessionName, _Session] = {}
         self._waited = 0.0  # seconds, in the last look-up
         self._lock = threading.RLock()
         self._flight: Flight | None = None  # that a courier may tell of

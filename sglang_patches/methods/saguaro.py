@@ -12,6 +12,7 @@ import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -302,6 +303,18 @@ class WaitingFallback(Fallback):
         return self._patience if missed else NO_PATIENCE
 
 
+@dataclass(slots=True)
+class _LastStep:
+    """What a request's last step began with.
+
+    kind: of its tree. drafted: whether one was made. heard: whether its outcome is known.
+    """
+
+    kind: Kind
+    drafted: bool
+    heard: bool = False
+
+
 class SaguaroFallback(WaitingFallback):
     """Waits in the steps where that is worth it, by what it has measured. now: seconds by a steady clock."""
 
@@ -311,15 +324,13 @@ class SaguaroFallback(WaitingFallback):
         super().__init__(other, lookahead, longest)
         self._now = now
         self._learned = per_tenant(_Learned)
-        self._kinds: dict[RequestState, Kind] = {}  # of the last step
+        self._last: dict[RequestState, _LastStep] = {}
         self._waited = _mean()  # seconds a step
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds of each, without waiting
         self._in_time: deque[float] = deque(maxlen=FEW)  # seconds that a speculation took
         self._decisions, self._probed_at = 0, 0.0
         self._asked, self._asked_rows = NO_PATIENCE, frozenset[int]()
         self._asked_at: float | None = None
-        # What each request's tree is, and whether one was made for it.
-        self._expected: dict[RequestState, tuple[Kind, bool]] = {}
 
     def patience(self, states: Sequence[RequestState], missed: Sequence[int]) -> Patience:
         self._asked_at = self._now()
@@ -336,13 +347,13 @@ class SaguaroFallback(WaitingFallback):
         kinds = [
             MISSED if miss else WAITED if row in self._asked_rows else HIT for row, miss in enumerate(misses)
         ]
-        of = [(state, kind) for state, kind in zip(states, kinds, strict=True) if not state.plain_reason]
-        self._learn_what_follows(of)
-        self._expected = {
-            state: (kind, kind != MISSED or len(tree) > 0)
+        steps = {
+            state: _LastStep(kind, kind != MISSED or len(tree) > 0)
             for state, kind, tree in zip(states, kinds, trees, strict=True)
             if not state.plain_reason
         }
+        self._learn_what_follows(steps)
+        self._last = steps
         self._asked_at = None
         return trees
 
@@ -352,13 +363,14 @@ class SaguaroFallback(WaitingFallback):
 
     def heard(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            if outcome.request not in self._expected:
+            last = self._last.get(outcome.request)
+            if last is None or last.heard:
                 continue
-            kind, drafted = self._expected.pop(outcome.request)
+            last.heard = True
             learned = self._learned(outcome.request.tenant)
             learned.any.add(len(outcome.tokens))
-            if drafted == (len(outcome.tree) > 0):  # else it was not verified
-                learned.tokens[kind].add(len(outcome.tokens))
+            if last.drafted == (len(outcome.tree) > 0):  # else it was not verified
+                learned.tokens[last.kind].add(len(outcome.tokens))
 
     def _decide(self, states: Sequence[RequestState], missed: Sequence[int]) -> bool:
         """Whether to wait."""
@@ -377,11 +389,10 @@ class SaguaroFallback(WaitingFallback):
         worth = worth_waiting(sum(learned.gain() for learned in known), seconds, rate)
         return worth != self._probes(seconds)
 
-    def _learn_what_follows(self, kinds: Sequence[tuple[RequestState, Kind]]) -> None:
-        for state, kind in kinds:
-            if state in self._kinds:
-                self._learned(state.tenant).hit_next[self._kinds[state]].add(kind == HIT)
-        self._kinds = dict(kinds)
+    def _learn_what_follows(self, steps: Mapping[RequestState, _LastStep]) -> None:
+        for state, step in steps.items():
+            if state in self._last:
+                self._learned(state.tenant).hit_next[self._last[state].kind].add(step.kind == HIT)
 
     def _probes(self, seconds: float) -> bool:
         """Whether this decision is only taken to measure. seconds: that the wait would take."""

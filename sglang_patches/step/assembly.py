@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -63,7 +64,8 @@ class Setup(NamedTuple):
 
 def make_sources(setup: Setup, start_draft: Callable[[], DraftChannel]) -> Sources:
     options, budget, method = setup.options, setup.budget, setup.method
-    store = open_datastore(
+    opened = functools.partial(
+        open_datastore,
         options.endpoint,
         namespace_of(setup.server_args, options),
         setup.vocab_size,
@@ -71,7 +73,7 @@ def make_sources(setup: Setup, start_draft: Callable[[], DraftChannel]) -> Sourc
         tls=options.tls(),
         tenants=bool(options.request_tenant),
     )
-    feed = DatastoreFeed(store, options.deadline_ms / 1e3)
+    feed = DatastoreFeed(lambda texts: opened(texts=texts), options.deadline_ms / 1e3)
     has_draft_model = bool(setup.server_args.speculative_draft_model_path)
     around = Surroundings(options, feed, budget, setup.acceptance.estimate, start_draft, has_draft_model)
     parts = method.parts(around)

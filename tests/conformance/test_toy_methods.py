@@ -78,5 +78,7 @@ def test_a_method_added_in_a_few_lines_passes_with_servers():
 
 @pytest.mark.long
 def test_a_method_that_accepts_a_wrong_token_is_caught_with_servers():
-    reports = _run("TOY_BIASED", SAMPLING, "-k", "synchronous")  # the other server drafts only where that pays
+    reports = _run(
+        "TOY_BIASED", SAMPLING, "-k", "synchronous"
+    )  # the other server drafts only where that pays
     assert set(reports.failed) == {"test_same_distribution_as_plain"} and not reports.passed

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from datastore_service.client import metrics
+from datastore_service.client.base import NoTexts
 from datastore_service.client.breaker import CircuitBreaker
 from datastore_service.client.link import Link
 from datastore_service.client.remote import GrpcDatastore
@@ -236,7 +237,7 @@ def test_a_datastore_that_answers_anything(inputs):
     service = Damaging(seed=1)
     stream = GrpcDatastore(service.endpoint, Namespace("m", "t"), vocab_size=VOCABULARY)
     patient = CircuitBreaker(failures=10**9)
-    datastore = ResilientDatastore([Link("peer", stream, patient)], Engine(VOCABULARY))
+    datastore = ResilientDatastore([Link("peer", stream, patient)], Engine(VOCABULARY), NoTexts())
     assert stream.wait_connected(60)
     datastore.post(
         [Entry(name, tokens=np.array(TEXT, np.int32), opening=Opening(prompt_length=5)) for name in BUDGETS]

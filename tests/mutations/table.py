@@ -55,8 +55,8 @@ SURVIVORS = (
     Mutant(
         "d01",
         "sglang_patches/drafting/datastore.py",
-        "start, state.text.after(start), closing=True, tenant=state.tenant)",
-        "start, state.text.after(start), closing=True)",
+        "start, state.text.after(start), opening=opening, tenant=state.tenant)",
+        "start, state.text.after(start), opening=opening)",
         "drafting/test_datastore.py",
     ),
     Mutant(

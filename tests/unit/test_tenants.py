@@ -20,12 +20,11 @@ from prometheus_client import generate_latest  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
 from datastore_service.cli.main import _tenant_priors  # noqa: E402
-from datastore_service.client import open_datastore, open_postbox  # noqa: E402
+from datastore_service.client import NoTexts, open_datastore, open_postbox  # noqa: E402
 from datastore_service.client import wire as client_wire  # noqa: E402
 from datastore_service.client.link import Link  # noqa: E402
 from datastore_service.client.remote import GrpcDatastore  # noqa: E402
 from datastore_service.client.resilient import ResilientDatastore  # noqa: E402
-from datastore_service.client.token_log import TokenLog  # noqa: E402
 from datastore_service.engine.engine import Engine  # noqa: E402
 from datastore_service.engine.segment import build_segment  # noqa: E402
 from datastore_service.protocol.tenants import step_by_tenant  # noqa: E402
@@ -123,9 +122,14 @@ def in_a_reply_to_an_operator(tenant):
 
 
 def in_what_is_sent_again(tenant):
-    texts = TokenLog()
-    texts.apply(Entry("s", 0, TEXT, opening=Opening(), tenant=tenant))
-    return texts.missing("s", 0).tenant
+    feed, book = feed_of_an_embedded_datastore(), RequestBook(VOCAB, True, OF_REQUESTS, lambda req: None)
+    (state,) = book.open([request_of(tenant)])
+    feed.open([state])
+    return feed.told(state.session, 0).tenant
+
+
+def feed_of_an_embedded_datastore() -> DatastoreFeed:
+    return DatastoreFeed(lambda _: open_datastore("embedded", namespace(), VOCAB, tenants=True), SECONDS)
 
 
 def in_a_message_to_the_draft_side(tenant):
@@ -277,7 +281,7 @@ def test_the_client_s_own_engine_keeps_no_tenant_s_output(pair):
     """It is one for all tenants, and drafts while the service is away."""
     listener, teller = PAIRS[pair]
     away = GrpcDatastore(f"127.0.0.1:{free_port()}", namespace(), tenants=True)
-    datastore = ResilientDatastore([Link("away", away)], Engine(VOCAB))
+    datastore = ResilientDatastore([Link("away", away)], Engine(VOCAB), NoTexts())
     datastore.post([says(teller, "talk")])
     assert drafted(datastore.step([asks(listener, "talk"), asks(teller, "talk")], 0.0)) == [[], []]
     datastore.close()
@@ -331,7 +335,7 @@ def test_a_prompt_is_handed_over_to_its_tenant_alone(pair):
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_answer_to_a_request_is_its_tenant_s_alone(pair):
     """From `custom_params` to the drafts."""
-    feed = DatastoreFeed(open_datastore("embedded", namespace(), VOCAB, tenants=True), SECONDS)
+    feed = feed_of_an_embedded_datastore()
     book = RequestBook(VOCAB, True, OF_REQUESTS, lambda req: None)
     listener, teller = map(request_of, PAIRS[pair])
     feed.open(book.open([teller]))

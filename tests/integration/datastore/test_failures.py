@@ -17,6 +17,7 @@ from datastore_service.client.breaker import BreakerState
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from tests.integration.datastore.conftest import VOCAB
+from tests.support.remembering import Remembering
 from tests.support.servers.datastore import DatastoreService
 from tests.waiting import eventually
 
@@ -47,7 +48,8 @@ class Worker:
     def __init__(
         self, endpoint: str, tokenizer, corpus, number: int = 0, name: str = "s", there: bool = True
     ) -> None:
-        self.datastore = open_datastore(endpoint, Namespace("m", tokenizer_fingerprint(tokenizer)), VOCAB)
+        namespace = Namespace("m", tokenizer_fingerprint(tokenizer))
+        self.datastore = Remembering(lambda texts: open_datastore(endpoint, namespace, VOCAB, texts=texts))
         (self.link,) = self.datastore.links.values()
         self.link._stream._arrived = self.replies = Replies()
         assert not there or self.link._stream.wait_connected(PATIENCE)

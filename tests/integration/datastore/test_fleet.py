@@ -11,6 +11,7 @@ from datastore_service.client import open_datastore, tokenizer_fingerprint
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
 from tests.integration.datastore.conftest import VOCAB
+from tests.support.remembering import Remembering
 from tests.support.servers.datastore import DatastoreService
 from tests.waiting import eventually
 
@@ -23,7 +24,8 @@ class Batch:
 
     def __init__(self, services: list[DatastoreService], tokenizer, corpus) -> None:
         endpoint = ",".join(service.endpoint for service in services)
-        self.datastore = open_datastore(endpoint, Namespace("m", tokenizer_fingerprint(tokenizer)), VOCAB)
+        namespace = Namespace("m", tokenizer_fingerprint(tokenizer))
+        self.datastore = Remembering(lambda texts: open_datastore(endpoint, namespace, VOCAB, texts=texts))
         self.texts = corpus[1][: 10 * SESSIONS].reshape(SESSIONS, -1).astype(np.int32)
         self.length = 100
         self.datastore.post(

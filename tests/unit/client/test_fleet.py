@@ -8,10 +8,8 @@ from datastore_service.client.affinity import ranked
 from datastore_service.client.breaker import CircuitBreaker
 from datastore_service.client.link import Link
 from datastore_service.client.postbox import Postbox
-from datastore_service.client.resilient import ResilientDatastore
-from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import Budget, Entry, Opening, Status
-from tests.unit.client.test_resilient import REMOTE_TREE, TEXT, VOCAB, Primary
+from tests.unit.client.test_resilient import REMOTE_TREE, TEXT, Primary, over
 
 NAMES = ("a:1", "b:1", "c:1")
 SESSIONS = [f"s{i}" for i in range(60)]
@@ -28,7 +26,7 @@ def datastore(services):
         Link(name, service, CircuitBreaker(failures=1, first_delay=0.01))
         for name, service in services.items()
     ]
-    return ResilientDatastore(links, Engine(VOCAB))
+    return over(links)
 
 
 def opened(name: str, conversation: str = "") -> Entry:
@@ -129,7 +127,7 @@ def takeovers(session: str) -> float:
 )
 def test_a_session_that_another_instance_began_is_counted_and_sent_if_it_is_missing(status, counted):
     service, before = Primary(), takeovers(counted)
-    datastore = ResilientDatastore([Link("a:1", service)], Engine(VOCAB))
+    datastore = over([Link("a:1", service)])
     if status is None:
         service.mode = "slow"
     elif status is Status.GAP:

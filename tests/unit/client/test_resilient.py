@@ -15,6 +15,7 @@ from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.tree import DraftTree, Tier
 from datastore_service.protocol.types import Budget, Entry, Opening, Query, Reply, Status
+from tests.support.remembering import Remembering
 from tests.waiting import eventually
 
 VOCAB = 100
@@ -79,10 +80,14 @@ def primary():
     return Primary()
 
 
+def over(links, local=None) -> Remembering:
+    return Remembering(lambda texts: ResilientDatastore(links, local or Engine(VOCAB), texts))
+
+
 @pytest.fixture
 def datastore(primary):
     breaker = CircuitBreaker(failures=2, first_delay=0.05)
-    datastore = ResilientDatastore([Link("a:1", primary, breaker)], Engine(VOCAB))
+    datastore = over([Link("a:1", primary, breaker)])
     datastore.post([opened("s")])
     return datastore
 
@@ -288,7 +293,7 @@ def test_what_was_sent_again_is_not_sent_at_the_end(datastore, primary):
 
 def test_nothing_of_a_session_outlives_it_here(primary):
     local = Engine(VOCAB)
-    datastore = ResilientDatastore([Link("a:1", primary)], local)
+    datastore = over([Link("a:1", primary)], local)
     datastore.post([opened("s")])
     datastore.post([Entry("s", start=40, tokens=TEXT[:10], closing=True)])
     stats = local.stats()

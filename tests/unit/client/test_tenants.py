@@ -16,6 +16,7 @@ from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import Namespaces
 from datastore_service.storage.manifest import Manifest, write_manifest
 from datastore_service.storage.segment_file import SUFFIX, write_segment
+from tests.support.remembering import Remembering
 from tests.unit.server.service import running
 from tests.waiting import eventually
 
@@ -98,7 +99,9 @@ def test_a_session_ends_with_its_tenant(datastore):
 def test_a_session_is_sent_again_under_its_tenant(monkeypatch):
     monkeypatch.setattr("datastore_service.client.GREETING_SECONDS", SECONDS)
     with running() as service:
-        datastore = open_datastore(service.endpoint, NAMESPACE, VOCAB, tenants=True)
+        datastore = Remembering(
+            lambda texts: open_datastore(service.endpoint, NAMESPACE, VOCAB, tenants=True, texts=texts)
+        )
         entry = asks("a")
         datastore.step([entry], SECONDS)
         hosted = {hosted.namespace.tenant: hosted for hosted in service.namespaces}

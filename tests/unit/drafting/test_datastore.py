@@ -41,7 +41,7 @@ def datastore():
 
 @pytest.fixture
 def feed(datastore):
-    return DatastoreFeed(datastore, 0.1)
+    return DatastoreFeed(lambda texts: datastore, 0.1)
 
 
 def test_every_entry_names_the_request_s_tenant(datastore, feed):
@@ -83,6 +83,13 @@ def test_every_token_is_sent_exactly_once(datastore, feed, lag, silent):
             assert entry.start == len(sent) and entry.budget == BUDGET and entry.opening is None
             sent += entry.tokens.tolist()
             assert sent == text
+        for known in (0, len(sent) // 2, len(sent)):  # a service that has lost some
+            again = feed.told("r", known)
+            assert (again.start, again.tokens.tolist(), again.opening is None) == (
+                known,
+                sent[known:],
+                known > 0,
+            )
         if lag:
             req.output_ids.extend(pending)
         pending = rng.integers(0, 100, rng.integers(1, 5)).tolist()
@@ -90,6 +97,7 @@ def test_every_token_is_sent_exactly_once(datastore, feed, lag, silent):
     feed.close([book.close("r")])
     (closing,) = datastore.told()
     assert closing.closing and sent + closing.tokens.tolist() == text + pending
+    assert feed.told("r", 0) is None
 
 
 def test_unseen_request_opens_within_the_step(datastore, feed):
@@ -199,7 +207,7 @@ def test_an_answer_that_is_said_again_is_published_once(over_a_stream):
     with running() as service:
         endpoint = service.endpoint if over_a_stream else "embedded"
         datastore = open_datastore(endpoint, Namespace("m", "0" * 64), 100)
-        feed, book, req, answer = DatastoreFeed(datastore, 60.0), make_book(), make_req(), [9, 8, 7]
+        feed, book, req, answer = DatastoreFeed(lambda _: datastore, 60.0), make_book(), make_req(), [9, 8, 7]
         feed.open(book.open([req]))
         for dropped in (True, False):
             for at, token in enumerate(answer):
