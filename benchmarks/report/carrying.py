@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from benchmarks.report.markdown import table
+from benchmarks.report.markdown import columns
 
 MIB = 1 << 20
 MOMENTS = 10  # of a run, that the table of its memory has
+STEPS = {
+    "rate": "{rate:.1f}", "taken": "{achieved:.1f}", "p50 ms": "{p50_ms:.2f}", "p99 ms": "{p99_ms:.2f}",
+    "p99.9 ms": "{p999_ms:.2f}", "longest ms": "{longest_ms:.1f}", "late p99 ms": "{late_p99_ms:.2f}",
+    "steps/s": "{steps_per_second:.0f}", "tokens/s": "{tokens_per_second:.0f}",
+    "tokens a session and step": "{tokens_per_step:.2f}", "missed deadlines": "{missed} of {steps}",
+    "entries refused": lambda row: ", ".join(f"{count} {of}" for of, count in row["refused"].items()) or "0",
+    "calls refused": "{refused_calls:.0f}", "streams lost": "{broken}",
+}  # fmt: skip
+RESOURCES = {
+    "rate": "{rate:.1f}", "service, ms a message": "{service_ms:.2f}", "of it engine": "{service_engine_ms:.2f}",
+    "service, processors": "{service_cores:.2f}", "clients, processors": "{client_cores:.2f}",
+    "machine busy": "{machine_busy:.0%} of {cores}", "sessions": "{sessions}", "live-tier rebuilds": "{rebuilds}",
+    "resident MiB: first": lambda row: f"{row['resident_first'] / MIB:.0f}",
+    "last": lambda row: f"{row['resident_last'] / MIB:.0f}", "most": lambda row: f"{row['resident_most'] / MIB:.0f}",
+}  # fmt: skip
+OVER_TIME = {
+    "minute": lambda sample: f"{sample['seconds'] / 60:.1f}",
+    "resident MiB": lambda sample: f"{sample['resident_bytes'] / MIB:.0f}",
+    "tokens of the live tier": "{live_tokens:,}", "its segments": "{live_segments}",
+    "segments written so far": "{segments_written}",
+}  # fmt: skip
 
 
 def load(record: dict) -> list[str]:
-    settings = record["manifest"]["settings"]
+    settings, samples = record["manifest"]["settings"], record["samples"]
     text = (
         f"{settings['streams']} streams with {settings['sessions']:,} sessions in all, {settings['nodes']} nodes a session and step,"
         f" answers unused after {settings['deadline_ms']:g} ms. The rate is of steps a second of each stream, a step being one"
@@ -17,81 +38,29 @@ def load(record: dict) -> list[str]:
         " it was due, which is the clients' own delay: where it is not small against the latency, the clients were short of"
         " processors too."
     )
+    moments = (
+        [samples[round(at * (len(samples) - 1) / MOMENTS)] for at in range(MOMENTS + 1)] if samples else []
+    )
     return [
-        "## What one datastore service carries", "", text, "", *_steps(record["levels"]), *_resources(record["levels"]),
-        *_limit(record), *_over_time(record["samples"]),
+        "## What one datastore service carries", "", text, "",
+        *columns(record["levels"], STEPS), *columns(record["levels"], RESOURCES), *_limit(record),
+        *(columns(moments, OVER_TIME) if moments else []),
     ]  # fmt: skip
 
 
-def _steps(levels: list[dict]) -> list[str]:
-    headings = (
-        "rate", "taken", "p50 ms", "p99 ms", "p99.9 ms", "longest ms", "late p99 ms", "steps/s", "tokens/s",
-        "tokens a session and step", "missed deadlines", "entries refused", "calls refused", "streams lost",
-    )  # fmt: skip
-    cells = (
-        (
-            f"{row['rate']:.1f}", f"{row['achieved']:.1f}", f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}",
-            f"{row['p999_ms']:.2f}", f"{row['longest_ms']:.1f}", f"{row['late_p99_ms']:.2f}",
-            f"{row['steps_per_second']:.0f}", f"{row['tokens_per_second']:.0f}", f"{row['tokens_per_step']:.2f}",
-            f"{row['missed']} of {row['steps']}", _refused(row["refused"]), f"{row['refused_calls']:.0f}", row["broken"],
-        )
-        for row in levels
-    )  # fmt: skip
-    return table(headings, cells)
-
-
-def _refused(by_status: dict) -> str:
-    return ", ".join(f"{count} {status}" for status, count in by_status.items()) or "0"
-
-
-def _resources(levels: list[dict]) -> list[str]:
-    headings = (
-        "rate", "service, ms a message", "of it engine", "service, processors", "clients, processors", "machine busy",
-        "sessions", "live-tier rebuilds", "resident MiB: first", "last", "most",
-    )  # fmt: skip
-    cells = (
-        (
-            f"{row['rate']:.1f}", f"{row['service_ms']:.2f}", f"{row['service_engine_ms']:.2f}", f"{row['service_cores']:.2f}",
-            f"{row['client_cores']:.2f}", f"{row['machine_busy']:.0%} of {row['cores']}", row["sessions"], row["rebuilds"],
-            *(f"{row[f'resident_{when}'] / MIB:.0f}" for when in ("first", "last", "most")),
-        )
-        for row in levels
-    )  # fmt: skip
-    return table(headings, cells)
-
-
 def _limit(record: dict) -> list[str]:
-    """Of a run that looked for it."""
+    """What a search for the limit found; empty where there was none."""
     limit, levels = record["limit"], record["levels"]
     if not limit:
         return []
-    if not limit["beyond"]:
-        return [f"No limit was found up to {levels[-1]['rate']:.1f} steps a second of each stream.", ""]
     last = levels[-1]["rate"]
+    if not limit["beyond"]:
+        return [f"No limit was found up to {last:.1f} steps a second of each stream.", ""]
     held = next((level for level in reversed(levels) if level["rate"] < last), None)
-    carried = (
-        f"carries {held['rate']:.1f} steps a second of each stream ({held['tokens_per_second']:.0f} tokens a second)"
-        if held
-        else "does not carry the lowest rate that was offered"
+    carried = "does not carry the lowest rate that was offered"
+    if held:
+        carried = f"carries {held['rate']:.1f} steps a second of each stream ({held['tokens_per_second']:.0f} tokens a second)"
+    beyond = (
+        f"At {last:.1f}, twice in turn: {limit['beyond']}. The resource at its end: {limit['exhausted']}."
     )
-    return [
-        f"It {carried}. At {last:.1f}, twice in turn: {limit['beyond']}. The resource at its end: {limit['exhausted']}.",
-        "",
-    ]
-
-
-def _over_time(samples: list[dict]) -> list[str]:
-    if not samples:
-        return []
-    chosen = [samples[round(at * (len(samples) - 1) / MOMENTS)] for at in range(MOMENTS + 1)]
-    cells = (
-        (
-            f"{sample['seconds'] / 60:.1f}", f"{sample['resident_bytes'] / MIB:.0f}", f"{sample['live_tokens']:,}",
-            sample["live_segments"], sample["segments_written"],
-        )
-        for sample in chosen
-    )  # fmt: skip
-    return table(
-        ("minute", "resident MiB", "tokens of the live tier", "its segments", "segments written so far"),
-        cells,
-    )
+    return [f"It {carried}. {beyond}", ""]

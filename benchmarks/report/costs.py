@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.report.markdown import table
+from benchmarks.report.markdown import columns, table
 from benchmarks.report.statistics import ratio_of_sums
 
 MILLION = 1e6
+ENGINE = {
+    "prior": lambda r: f"{r['prior_tokens'] / MILLION:.1f} M",
+    "bytes a token": lambda r: f"{r['prior_bytes'] / r['prior_tokens']:.2f}", "seconds to build": "{build_seconds:.1f}",
+    "batch": "{batch}", "nodes": "{nodes}", "steps": "{steps}", "p50 µs": "{p50_us:.1f}", "p99 µs": "{p99_us:.1f}",
+    "tokens a step": "{tokens_per_step:.2f}",
+}  # fmt: skip
+BUILD = {
+    "tokens": lambda build: f"{build['tokens'] / MILLION:.1f} M", "bytes a token": "{bytes_per_token:.2f}",
+    "seconds to sort": "{raw_seconds:.2f}", "seconds to build": "{build_seconds:.2f}", "build / sort": "{ratio:.2f}",
+}  # fmt: skip
+SESSIONS = {
+    "sessions opened and closed": "{sessions}", "bytes a token": "{bytes_per_token:.1f}",
+    "MB after a tenth": lambda sessions: f"{sessions['resident_bytes'][0] / MILLION:.1f}",
+    "MB at the end": lambda sessions: f"{sessions['resident_bytes'][-1] / MILLION:.1f}",
+}  # fmt: skip
 
 
 def engine(record: dict) -> list[str]:
-    cells = (
-        (
-            f"{r['prior_tokens'] / MILLION:.1f} M", f"{r['prior_bytes'] / r['prior_tokens']:.2f}",
-            f"{r['build_seconds']:.1f}", r["batch"], r["nodes"], r["steps"], f"{r['p50_us']:.1f}", f"{r['p99_us']:.1f}",
-            f"{r['tokens_per_step']:.2f}",
-        )
-        for r in record["results"]
-    )  # fmt: skip
-    headings = (
-        "prior", "bytes a token", "seconds to build", "batch", "nodes", "steps", "p50 µs", "p99 µs", "tokens a step",
-    )  # fmt: skip
     text = "One step of the engine in one thread: session, live tier and prior."
-    return ["## Time of a draft", "", text, "", *table(headings, cells)]
+    return ["## Time of a draft", "", text, "", *columns(record["results"], ENGINE)]
 
 
 def rpc(record: dict) -> list[str]:
@@ -44,62 +48,42 @@ def strangers(record: dict) -> list[str]:
     for share, name in ((50, "median"), (99, "99th percentile")):
         alone, beside = ([row[f"{which}_{share}"] for row in rows] for which in ("alone", "beside"))
         cells.append(
-            (name, f"{np.median(alone):.0f}", f"{np.median(beside):.0f}", str(ratio_of_sums(beside, alone)))
+            (name, f"{np.median(alone):.0f}", f"{np.median(beside):.0f}", ratio_of_sums(beside, alone))
         )
     headings = ("of a draft", "alone, µs", "beside strangers, µs", "ratio")
     return ["## Drafts while strangers hold the ports", "", text, "", *table(headings, cells)]
 
 
 def upkeep(record: dict) -> list[str]:
-    build, merging, sessions = record["build"], record["merging"], record["sessions"]
-    resident = sessions["resident_bytes"]
-    sorting = (
-        f"{build['tokens'] / MILLION:.1f} M", f"{build['bytes_per_token']:.2f}", f"{build['raw_seconds']:.2f}",
-        f"{build['build_seconds']:.2f}", f"{build['ratio']:.2f}",
-    )  # fmt: skip
-    beside = ("quiet", "busy", "merging")
-    steps = ((name, *(f"{merging[name][p]:.1f}" for p in ("p50", "p99"))) for name in beside)
+    merging = record["merging"]
+    steps = [{"beside": name, **merging[name]} for name in ("quiet", "busy", "merging")]
     times = (f"{merging['merging']['p99'] / merging[other]['p99']:.2f}" for other in ("quiet", "busy"))
-    open_and_closed = (
-        sessions["sessions"], f"{sessions['bytes_per_token']:.1f}", f"{resident[0] / MILLION:.1f}",
-        f"{resident[-1] / MILLION:.1f}",
-    )  # fmt: skip
+    text = "While segments merge, the 99th percentile is {} times that at rest and {} times that beside a busy thread."
     return [
-        "## Upkeep of the datastore", "",
-        *table(("tokens", "bytes a token", "seconds to sort", "seconds to build", "build / sort"), [sorting]),
-        *table(("beside", "step p50 µs", "p99 µs"), steps),
-        "While segments merge, the 99th percentile is {} times that at rest and {} times that beside a busy thread.".format(*times),
-        "",
-        *table(("sessions opened and closed", "bytes a token", "MB after a tenth", "MB at the end"), [open_and_closed]),
+        "## Upkeep of the datastore", "", *columns([record["build"]], BUILD),
+        *columns(steps, {"beside": "{beside}", "step p50 µs": "{p50:.1f}", "p99 µs": "{p99:.1f}"}),
+        text.format(*times), "", *columns([record["sessions"]], SESSIONS),
     ]  # fmt: skip
 
 
 def host_time(record: dict) -> list[str]:
     names = list(record["results"][0])
-    labels, parts = names[:3], names[3:]
-    cells = (
-        (*(row[label] for label in labels), *(f"{row[part]:.2f}" for part in parts))
-        for row in record["results"]
-    )
+    cells = {name: f"{{{name}}}" if at < 3 else f"{{{name}:.2f}}" for at, name in enumerate(names)}
     text = "Milliseconds on the host before the target's forward is launched, medians."
-    return ["## Host time of a step", "", text, "", *table((*labels, *parts), cells)]
+    return ["## Host time of a step", "", text, "", *columns(record["results"], cells)]
 
 
 def roofline(record: dict) -> list[str]:
     settings, rows = record["manifest"]["settings"], record["results"]
-    cells = (
-        (
-            row["batch"],
-            f"{row['plain_ms']:.2f}",
-            row["speculation_length"],
-            *(f"{c:.2f}" for c in row["cost"].values()),
-        )
-        for row in rows
-    )
     text = (
         f"A calculation, not a measurement (SSSD, appendix B): {settings['teraflops']} TFLOP/s, {settings['bandwidth']} TB/s,"
         f" context {settings['context']}. The ridge point is {record['ridge']:.0f} FLOPs a byte. Step time over plain decoding by"
         " rows of each request:"
     )
-    headings = ("batch", "plain step, ms", "rows by the rule", *rows[0]["cost"])
-    return ["## What verification costs on a GPU", "", text, "", *table(headings, cells)]
+    cells = {
+        "batch": "{batch}",
+        "plain step, ms": "{plain_ms:.2f}",
+        "rows by the rule": "{speculation_length}",
+    }
+    cost = {length: lambda row, length=length: f"{row['cost'][length]:.2f}" for length in rows[0]["cost"]}
+    return ["## What verification costs on a GPU", "", text, "", *columns(rows, cells | cost)]

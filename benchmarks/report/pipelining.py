@@ -5,19 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from benchmarks.report.markdown import Picture, interval, no_picture, pivot, table
+from benchmarks.report.markdown import Cell, Picture, columns, interval, no_picture, pivot, table
 
-FIGURES = {
-    "over plain": lambda row: cell(row["over_plain"]),
+
+def cell(value: object) -> str:
+    """A dash where there is none."""
+    if value is None:
+        return "–"
+    return interval(value) if isinstance(value, dict) else f"{value:.2f}"
+
+
+def figure(name: str) -> Callable[[dict], str]:
+    return lambda row: cell(row[name])
+
+
+def over_baseline(row: dict, name: str) -> str:
+    return f"{cell(row[f'over_{name}'])}; {row[f'{name}_lookahead']}"
+
+
+def by_session(row: dict) -> str:
+    """The least, the median and the most share of steps with a hit."""
+    return ", ".join(f"{share:.2f}" for share in row["hits_by_session"])
+
+
+FIGURES: dict[str, Cell] = {
+    "over plain": figure("over_plain"),
     "over synchronous; its K": lambda row: over_baseline(row, "synchronous"),
     "over the datastore alone; its K": lambda row: over_baseline(row, "datastore"),
-    "synchronous over plain": lambda row: cell(row["synchronous_over_plain"]),
-    "hits": lambda row: cell(row["hit_rate"]),
-    "by session": lambda row: by_session(row),
-    "tokens a step": lambda row: cell(row["tokens_a_step"]),
-    "time waiting": lambda row: cell(row["waiting"]),
-    "draft time hidden": lambda row: cell(row["hidden"]),
-}
+    "synchronous over plain": figure("synchronous_over_plain"), "hits": figure("hit_rate"), "by session": by_session,
+    "tokens a step": figure("tokens_a_step"), "time waiting": figure("waiting"), "draft time hidden": figure("hidden"),
+}  # fmt: skip
 
 
 def tables(record: dict, picture: Picture = no_picture) -> list[str]:
@@ -47,33 +64,18 @@ def _models(settings: dict) -> str:
     return f"; synthetic pairs, {settings['e_miss']} tokens a step from the datastore after a miss"
 
 
-def cell(value: object) -> str:
-    """A dash where there is none."""
-    if value is None:
-        return "–"
-    return interval(value) if isinstance(value, dict) else f"{value:.2f}"
-
-
-def over_baseline(row: dict, name: str) -> str:
-    return f"{cell(row[f'over_{name}'])}; {row[f'{name}_lookahead']}"
-
-
-def by_session(row: dict) -> str:
-    """The least, the median and the most share of steps with a hit."""
-    return ", ".join(f"{share:.2f}" for share in row["hits_by_session"])
-
-
 def models(rows: Sequence[dict]) -> list[str]:
     """The fields that say which models a row is of."""
     return [name for name in ("acceptance", "agreement", "temperature", "load") if name in rows[0]]
 
 
+def by_rows(rows: Sequence[dict], *by: str, **cells: Cell) -> list[str]:
+    """A line for each row: of which models, what else it is by, and the cells."""
+    return columns(rows, {name: f"{{{name}}}" for name in (*models(rows), *by)} | cells)
+
+
 def forecast(rows: Sequence[dict]) -> list[str]:
-    by = [*models(rows), "batch"]
-    return table(
-        (*by, *FIGURES),
-        ([*(row[name] for name in by), *(figure(row) for figure in FIGURES.values())] for row in rows),
-    )
+    return by_rows(rows, "batch", **FIGURES)
 
 
 def misses(found: dict) -> list[str]:
@@ -89,13 +91,12 @@ def misses(found: dict) -> list[str]:
 
 def compared(rows: Sequence[dict], over: str) -> list[str]:
     """Rows of which the first of each group is compared with the others."""
-    by = [*models(rows), "batch", over]
-    figures = ("hit_rate", "hits_over_first", "over_plain", "speed_over_first")
-    headings = "hits", f"hits over {rows[0][over]}", "over plain", f"speed over {rows[0][over]}"
-    return table(
-        (*by, *headings),
-        ([*(row[name] for name in by), *(cell(row[name]) for name in figures)] for row in rows),
-    )
+    first = rows[0][over]
+    named = {
+        "hits": "hit_rate", f"hits over {first}": "hits_over_first", "over plain": "over_plain",
+        f"speed over {first}": "speed_over_first",
+    }  # fmt: skip
+    return by_rows(rows, "batch", over, **{heading: figure(name) for heading, name in named.items()})
 
 
 def fallbacks(found: dict) -> list[str]:
@@ -105,15 +106,11 @@ def fallbacks(found: dict) -> list[str]:
 
 
 def ratios(found: dict) -> list[str]:
-    speeds, cells = pivot(
-        found["rows"],
-        ("batch",),
-        "speed",
-        lambda row: f"{over_baseline(row, 'synchronous')}, {over_baseline(row, 'datastore')}",
-    )
-    pays = ", ".join(
-        f"batch {batch}: {speed and f'{speed:.1f}'}" for batch, speed in found["break_even"].items()
-    )
+    def both(row: dict) -> str:
+        return f"{over_baseline(row, 'synchronous')}, {over_baseline(row, 'datastore')}"
+
+    speeds, cells = pivot(found["rows"], ("batch",), "speed", both)
+    pays = ", ".join(f"batch {batch}: {at and f'{at:.1f}'}" for batch, at in found["break_even"].items())
     headings = ("batch; over synchronous; its K, over the datastore alone; its K, at:", *speeds)
     return [*table(headings, cells), f"It pays beside the datastore from these speed ratios on: {pays}.", ""]
 
@@ -161,19 +158,12 @@ def datastores(rows: Sequence[dict]) -> list[str]:
     )
     double = [row for row in rows if row["method"] == "DOUBLE"]
     alone = "The same over that datastore alone, under `none` over plain decoding:"
-    return [
-        *by_datastore(rows, said),
-        text,
-        "",
-        alone,
-        "",
-        *by_datastore(double, lambda row: cell(row["over_alone"])),
-    ]
+    return [*by_datastore(rows, said), text, "", alone, "", *by_datastore(double, figure("over_alone"))]
 
 
 def methods(rows: Sequence[dict]) -> list[str]:
     by = [*models(rows), "ratio", "batch"]
-    names, cells = pivot(rows, by, "method", lambda row: cell(row["over_plain"]))
+    names, cells = pivot(rows, by, "method", figure("over_plain"))
     last = {tuple(row[name] for name in by): row for row in rows if "best" in row}
     best = [last[tuple(line[: len(by)])] for line in cells]
     lines = _with_best(cells, best, "over_best", "best")
@@ -275,10 +265,10 @@ def _by_window(rows: Sequence[dict]) -> list[str]:
     return [*table(("C", "predicts; gamma:", *names), cells), text, ""]
 
 
-CEILING, DATASTORES, METHODS, SHAPES, EXITS = "ceiling", "datastores", "methods", "shapes", "exits"
+CEILING, STORES, METHODS, SHAPES, EXITS = "ceiling", "datastores", "methods", "shapes", "exits"
 # Sections that do not have the settings' draft rows, and whose text says itself what the models are.
-OWN_BUDGET = {"misses", CEILING, DATASTORES}
-OWN_MODELS = {CEILING, DATASTORES, METHODS, SHAPES, EXITS}
+OWN_BUDGET = {"misses", CEILING, STORES}
+OWN_MODELS = {CEILING, STORES, METHODS, SHAPES, EXITS}
 SECTIONS = {
     "forecast": ("Forecast", forecast),
     "misses": ("Misses by guesses (SAGUARO, figure 3)", misses),
@@ -287,7 +277,7 @@ SECTIONS = {
     "fallbacks": ("What answers a miss (SAGUARO, figure 6)", fallbacks),
     "ratios": ("By the target's time over the draft's", ratios),
     CEILING: ("Past the ceiling of parallel speculation (DOUBLE, table 1 and figure 5)", ceiling),
-    DATASTORES: ("By what the datastore has seen (DOUBLE, tables 3 and 9)", datastores),
+    STORES: ("By what the datastore has seen (DOUBLE, tables 3 and 9)", datastores),
     METHODS: ("All methods", methods),
     EXITS: ("Drafting after an early exit (MIRROR, figures 3a and 7)", exits),
     SHAPES: ("The planner against fixed shapes (DUO, tables 2 and 3)", shapes),

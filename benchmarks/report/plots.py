@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +37,6 @@ def single(size: tuple[float, float] = (6, 4), **axes: object) -> tuple[Figure, 
     return figure, panel
 
 
-# Replay
-
-
-def replay(record: dict) -> Iterator[tuple[str, Figure]]:
-    for name, rows in record["results"].items():
-        if name in ("methods", "cold"):
-            yield name, by_nodes(rows)
-        elif name in ("size", "language", "entries"):
-            yield name, by_size(rows)
-
-
 def panels(names: Sequence[str], **axes: object) -> tuple[Figure, list[Axes]]:
     rows = -(-len(names) // COLUMNS)
     figure = Figure(figsize=(PANEL * min(COLUMNS, len(names)), PANEL * rows + 0.8), layout="constrained")
@@ -60,17 +49,47 @@ def panels(names: Sequence[str], **axes: object) -> tuple[Figure, list[Axes]]:
     return figure, grid[: len(names)]
 
 
+def at_ratios(rows: Rows, **axes: object) -> tuple[Figure, list[tuple[Axes, float, Rows]]]:
+    """A panel for each speed ratio, with that and its rows."""
+    ratios = in_order(rows, "ratio")
+    figure, grid = panels([f"C = {ratio:g}" for ratio in ratios], **axes)
+    return figure, [
+        (p, c, [row for row in rows if row["ratio"] == c]) for p, c in zip(grid, ratios, strict=True)
+    ]
+
+
 def line(
     panel: Axes, rows: Rows, over: str, label: str, field: str = "tokens_per_step", **style: Any
 ) -> None:
-    """A field with its interval as a band."""
+    """Draws a field with its interval as a band."""
     rows = sorted(rows, key=lambda row: row[over])
     across = [row[over] for row in rows]
-    middle, low, high = (
-        np.array([row[field][end] for row in rows], float) for end in ("value", "low", "high")
-    )
+    middle, low, high = ends(row[field] for row in rows)
     (drawn,) = panel.plot(across, middle, label=label, **{"marker": ".", **style})
     panel.fill_between(across, low, high, color=drawn.get_color(), alpha=0.12)
+
+
+def ends(intervals: Iterable[dict]) -> np.ndarray:
+    """Middles, lower and upper ends, float; an end that is not known is the middle."""
+    found = [
+        [of["value"] if of[end] is None else of[end] for end in ("value", "low", "high")] for of in intervals
+    ]
+    return np.array(found, float).T
+
+
+def where(rows: Rows, **fields: object) -> list[dict]:
+    return [row for row in rows if all(row.get(name) == value for name, value in fields.items())]
+
+
+# Replay
+
+
+def replay(record: dict) -> Iterator[tuple[str, Figure]]:
+    for name, rows in record["results"].items():
+        if name in ("methods", "cold"):
+            yield name, by_nodes(rows)
+        elif name in ("size", "language", "entries"):
+            yield name, by_size(rows)
 
 
 def by_nodes(rows: Rows) -> Figure:
@@ -81,11 +100,10 @@ def by_nodes(rows: Rows) -> Figure:
     figure, grid = panels([*names, *tiers], xscale="log", xlabel="drafted nodes", ylabel="tokens a step")
     for panel, category in zip(grid, names, strict=False):
         for method in (OURS, *(name for name in methods if name not in ours)):
-            chosen = [row for row in rows if (row["method"], row["category"]) == (method, category)]
+            chosen = where(rows, method=method, category=category)
             line(panel, chosen, "nodes", method, linewidth=2.5 if method == OURS else 1)
     for method in ours if tiers else ():
-        chosen = [row for row in rows if (row["method"], row["category"]) == (method, ALL)]
-        line(grid[-1], chosen, "nodes", method.removeprefix(f"{OURS}, "))
+        line(grid[-1], where(rows, method=method, category=ALL), "nodes", method.removeprefix(f"{OURS}, "))
         grid[-1].legend(fontsize="x-small")
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
@@ -99,13 +117,12 @@ def by_size(rows: Rows) -> Figure:
     names = in_order(rows, "category")
     figure, grid = panels(names, xlabel=f"tokens of the prior{' added' if over == 'added' else ''}")
     for panel, category in zip(grid, names, strict=True):
-        chosen = [row for row in rows if row["category"] == category]
+        chosen = where(rows, category=category)
         for value in dict.fromkeys(row.get(label) for row in chosen):
             own = [row for row in chosen if row.get(label) == value]
             line(panel, own, over, f"{label}: {value}" if label else "")
-        panel.set_xscale(
-            "symlog", linthresh=max(min((row[over] for row in chosen if row[over]), default=1), 1)
-        )
+        least = max(min((row[over] for row in chosen if row[over]), default=1), 1)
+        panel.set_xscale("symlog", linthresh=least)
         if label:
             panel.legend(fontsize="x-small")
     grid[0].set_ylabel("tokens a step")
@@ -117,30 +134,28 @@ def by_size(rows: Rows) -> Figure:
 
 def serve(record: dict) -> Iterator[tuple[str, Figure]]:
     rows = record["summary"]
-    over_batch = [row for row in rows if row["case"] == CURVE and row["category"] == ALL]
-    if over_batch:
+    if over_batch := where(rows, case=CURVE, category=ALL):
         yield "curve", curve(over_batch)
-    others = [row for row in rows if row["variant"] != BASELINE]
-    if others:
+    if others := [row for row in rows if row["variant"] != BASELINE]:
         yield "cases", ratios(others)
-    predicted = [row for row in rows if row.get("predicted_tokens_per_second")]
-    if predicted:
+    if predicted := [row for row in rows if row.get("predicted_tokens_per_second")]:
         yield "predicted", predictions(predicted)
 
 
 def curve(rows: Rows) -> Figure:
     """Throughput over latency, a point a batch size (SSSD, figure 6): up and to the left is better."""
-    figure, axes = single(
-        (7, 5), xlabel="mean time between tokens of a request, ms", ylabel="tokens a second, all requests"
-    )
+    labels = {
+        "xlabel": "mean time between tokens of a request, ms",
+        "ylabel": "tokens a second, all requests",
+    }
+    figure, axes = single((7, 5), **labels)
     for variant in in_order(rows, "variant"):
-        own = sorted((row for row in rows if row["variant"] == variant), key=lambda row: row["batch"])
-        across, up = [1e3 * row["gap_mean"] for row in own], [row["tokens_per_second"] for row in own]
-        axes.plot(across, up, marker="o", label=variant)
-        for x, y, row in zip(across, up, own, strict=True):
-            axes.annotate(
-                str(row["batch"]), (x, y), textcoords="offset points", xytext=(4, 4), fontsize="x-small"
-            )
+        own = sorted(where(rows, variant=variant), key=lambda row: row["batch"])
+        points = [(1e3 * row["gap_mean"], row["tokens_per_second"]) for row in own]
+        axes.plot(*zip(*points, strict=True), marker="o", label=variant)
+        for point, row in zip(points, own, strict=True):
+            beside = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": "x-small"}
+            axes.annotate(str(row["batch"]), point, **beside)
     axes.legend(title="numbers: batch size", fontsize="small")
     return figure
 
@@ -151,22 +166,15 @@ def ratios(rows: Rows) -> Figure:
     places = list(dict.fromkeys((row["case"], row["category"], row["batch"]) for row in rows))
     figure, axes = single((8, 0.32 * len(places) + 1.5), xlabel="throughput over plain decoding")
     for number, variant in enumerate(variants):
-        own = [row for row in rows if row["variant"] == variant]
-        heights = [
-            -places.index((r["case"], r["category"], r["batch"])) - 0.7 * number / len(variants) for r in own
-        ]
-        found = [row["throughput_ratio"] for row in own]
-        middle, low, high = (
-            np.array([ratio["value"] if ratio[end] is None else ratio[end] for ratio in found])
-            for end in ("value", "low", "high")
-        )
+        own = where(rows, variant=variant)
+        shift = 0.7 * number / len(variants)
+        heights = [-places.index((r["case"], r["category"], r["batch"])) - shift for r in own]
+        middle, low, high = ends(row["throughput_ratio"] for row in own)
         errors = [middle - low, high - middle]
         axes.errorbar(middle, heights, xerr=errors, fmt="o", markersize=3, color=f"C{number}", label=variant)
     axes.axvline(1, color="black", linewidth=0.8)
-    labels = [
-        f"{case}{'' if category == ALL else ', ' + category}, batch {batch}"
-        for case, category, batch in places
-    ]
+    named = ((case if category == ALL else f"{case}, {category}", batch) for case, category, batch in places)
+    labels = [f"{name}, batch {batch}" for name, batch in named]
     axes.set_yticks([-i - 0.3 for i in range(len(places))], labels, fontsize="x-small")
     axes.legend(fontsize="small")
     return figure
@@ -174,19 +182,16 @@ def ratios(rows: Rows) -> Figure:
 
 def predictions(rows: Rows) -> Figure:
     """Predicted over measured throughput."""
-    figure, axes = single(
-        (5, 5), xlabel="measured tokens/s", ylabel="predicted tokens/s", xscale="log", yscale="log"
-    )
+    labels = {"xlabel": "measured tokens/s", "ylabel": "predicted tokens/s"}
+    figure, axes = single((5, 5), xscale="log", yscale="log", **labels)
     for variant in in_order(rows, "variant"):
-        own = [row for row in rows if row["variant"] == variant]
-        measured, predicted = (
-            [row[key] for row in own] for key in ("tokens_per_second", "predicted_tokens_per_second")
-        )
+        own = where(rows, variant=variant)
+        measured, predicted = ([row[f"{of}tokens_per_second"] for row in own] for of in ("", "predicted_"))
         axes.plot(measured, predicted, "o", label=variant)
     measured = [row["tokens_per_second"] for row in rows]
-    ends = np.array([min(measured), max(measured)])
-    axes.plot(ends, ends, color="black", linewidth=0.8)
-    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, alpha=0.1, color="black", label="±10%")
+    limits = np.array([min(measured), max(measured)])
+    axes.plot(limits, limits, color="black", linewidth=0.8)
+    axes.fill_between(limits, 0.9 * limits, 1.1 * limits, alpha=0.1, color="black", label="±10%")
     axes.legend(fontsize="small")
     return figure
 
@@ -196,16 +201,11 @@ def predictions(rows: Rows) -> Figure:
 
 def engine(record: dict) -> Iterator[tuple[str, Figure]]:
     """Step time over the prior's size; a line a batch size and percentile."""
-    figure, axes = single(
-        xlabel="tokens of the prior",
-        ylabel="µs a step",
-        xscale="log",
-        yscale="log",
-        title="Engine.step, one thread",
-    )
+    labels = {"xlabel": "tokens of the prior", "ylabel": "µs a step", "title": "Engine.step, one thread"}
+    figure, axes = single(xscale="log", yscale="log", **labels)
     rows = record["results"]
     for batch in in_order(rows, "batch"):
-        own = [row for row in rows if row["batch"] == batch]
+        own = where(rows, batch=batch)
         for name, style in (("p50_us", "-o"), ("p99_us", "--o")):
             label = f"batch {batch}, {own[0]['nodes']} nodes, {name[:3]}"
             axes.plot([row["prior_tokens"] for row in own], [row[name] for row in own], style, label=label)
@@ -214,31 +214,28 @@ def engine(record: dict) -> Iterator[tuple[str, Figure]]:
     yield "", figure
 
 
+LATENCIES = {"p50_ms": "p50", "p99_ms": "p99", "p999_ms": "p99.9", "late_p99_ms": "clients late, p99"}
+
+
 def load(record: dict) -> Iterator[tuple[str, Figure]]:
     """Memory over time; of a search for the limit, latencies over the rate."""
-    if len(record["levels"]) > 1:
-        figure, axes = single(
-            xlabel="steps a second of each stream", ylabel="latency of a step, ms", xscale="log", yscale="log"
-        )
-        rates = [level["rate"] for level in record["levels"]]
-        for name, label in (
-            ("p50_ms", "p50"),
-            ("p99_ms", "p99"),
-            ("p999_ms", "p99.9"),
-            ("late_p99_ms", "clients late, p99"),
-        ):
-            axes.plot(rates, [level[name] for level in record["levels"]], marker=".", label=label)
+    levels, samples = record["levels"], record["samples"]
+    if len(levels) > 1:
+        labels = {"xlabel": "steps a second of each stream", "ylabel": "latency of a step, ms"}
+        figure, axes = single(xscale="log", yscale="log", **labels)
+        for name, label in LATENCIES.items():
+            rates, values = zip(*((level["rate"], level[name]) for level in levels), strict=True)
+            axes.plot(rates, values, marker=".", label=label)
         axes.axhline(record["manifest"]["settings"]["p99_ms"], color="gray", linewidth=0.8)
         axes.legend(fontsize="small")
     else:
         figure, axes = single(xlabel="minutes", ylabel="resident MiB")
-        minutes = [sample["seconds"] / 60 for sample in record["samples"]]
-        axes.plot(
-            minutes, [sample["resident_bytes"] / 2**20 for sample in record["samples"]], label="resident"
-        )
+        minutes = [sample["seconds"] / 60 for sample in samples]
+        axes.plot(minutes, [sample["resident_bytes"] / 2**20 for sample in samples], label="resident")
         tokens = axes.twinx()
-        held = [sample["live_tokens"] / 1e6 for sample in record["samples"]]
-        tokens.plot(minutes, held, color="C1", label="live tier")
+        tokens.plot(
+            minutes, [sample["live_tokens"] / 1e6 for sample in samples], color="C1", label="live tier"
+        )
         tokens.set(ylabel="million tokens of the live tier")
         for axis in (axes, tokens):
             axis.set_ylim(bottom=0)
@@ -247,13 +244,11 @@ def load(record: dict) -> Iterator[tuple[str, Figure]]:
 
 
 def roofline(record: dict) -> Iterator[tuple[str, Figure]]:
-    figure, axes = single(
-        xlabel="s_q, the root included", ylabel="step time over plain decoding", xscale="log", yscale="log"
-    )
+    labels = {"xlabel": "s_q, the root included", "ylabel": "step time over plain decoding"}
+    figure, axes = single(xscale="log", yscale="log", **labels)
     for row in record["results"]:
-        axes.plot(
-            list(map(int, row["cost"])), list(row["cost"].values()), marker=".", label=f"batch {row['batch']}"
-        )
+        lengths = list(map(int, row["cost"]))
+        axes.plot(lengths, list(row["cost"].values()), marker=".", label=f"batch {row['batch']}")
     axes.legend()
     yield "", figure
 
@@ -284,20 +279,17 @@ def pipeline(record: dict) -> Iterator[tuple[str, Figure]]:
 
 def missed(found: dict) -> Figure:
     """The miss rate over guesses a position, with the power law (SAGUARO, figure 3)."""
-    figure, axes = single(
-        xlabel="guesses a position", ylabel="share of steps that miss", xscale="log", yscale="log"
-    )
+    labels = {"xlabel": "guesses a position", "ylabel": "share of steps that miss"}
+    figure, axes = single(xscale="log", yscale="log", **labels)
     for kind in in_order(found["rows"], "after"):
-        own = [row for row in found["rows"] if row["after"] == kind]
+        own = where(found["rows"], after=kind)
         across = np.array([row["fan_out"] for row in own])
-        middle, low, high = (
-            np.array([row["miss_rate"][end] for row in own]) for end in ("value", "low", "high")
-        )
+        middle, low, high = ends(row["miss_rate"] for row in own)
         label = f"after {kind}: r = {found['exponents'][kind]['value']:.2f}"
         (drawn,) = axes.plot(across, middle, "o", label=label)
         axes.fill_between(across, low, high, color=drawn.get_color(), alpha=0.15)
-        line = np.polyfit(np.log(across), np.log(middle), 1)
-        axes.plot(across, np.exp(np.polyval(line, np.log(across))), color=drawn.get_color())
+        law = np.polyfit(np.log(across), np.log(middle), 1)
+        axes.plot(across, np.exp(np.polyval(law, np.log(across))), color=drawn.get_color())
     axes.legend()
     return figure
 
@@ -315,14 +307,13 @@ def speeds(rows: Rows, over: str, label: str) -> Figure:
             (right, "hit_rate", "hits"),
         ):
             for value in in_order(of_pair, label):
-                own = [row for row in of_pair if row[label] == value]
+                own = where(of_pair, **{label: value})
                 line(panel, own, over, f"{label.replace('_', ' ')} {value}", field)
             scale = "log" if over in ("speed", "batch") else "linear"
             panel.set(title=title, xlabel=over, ylabel=ylabel, xscale=scale)
             panel.grid(alpha=0.3)
-        line(
-            left, own, over, "synchronous", "synchronous_over_plain", color="black", linestyle=":", marker=""
-        )
+        dotted = {"color": "black", "linestyle": ":", "marker": ""}
+        line(left, own, over, "synchronous", "synchronous_over_plain", **dotted)
         left.legend(fontsize="x-small")
     return figure
 
@@ -330,36 +321,29 @@ def speeds(rows: Rows, over: str, label: str) -> Figure:
 def ceiling(rows: Rows) -> Figure:
     """Throughput over plain decoding by how good the draft model is, a panel a speed ratio (DOUBLE, table 1 and figure 5)."""
     over = next(name for name in ("acceptance", "agreement") if name in rows[0])
-    ratios = in_order(rows, "ratio")
-    figure, grid = panels([f"C = {ratio:g}" for ratio in ratios], xlabel=over)
-    for panel, ratio in zip(grid, ratios, strict=True):
+    figure, grid = at_ratios(rows, xlabel=over)
+    for panel, ratio, of in grid:
         for who in in_order(rows, "retrieves"):
-            own = [row for row in rows if (row["ratio"], row["retrieves"]) == (ratio, who)]
-            line(panel, own, over, who, "over_plain")
+            line(panel, where(of, retrieves=who), over, who, "over_plain")
         panel.axhline(ratio, color="k", linewidth=0.8)
-    grid[0].set_ylabel("throughput over plain decoding")
-    grid[0].legend(title="retrieval by", fontsize="x-small")
+    grid[0][0].set_ylabel("throughput over plain decoding")
+    grid[0][0].legend(title="retrieval by", fontsize="x-small")
     return figure
 
 
 def missed_by_choices(rows: Rows) -> Figure:
     """MIRROR, figure 7: a panel a speed ratio of the middle model, a line an exit; dashed what the draft model misses by itself."""
-    models = [row.get("agreement") for row in rows]
-    rows = [row for row in rows if row.get("agreement") == sorted(set(models))[len(set(models)) // 2]]
-    figure, grid = panels(
-        [f"C = {ratio:g}" for ratio in in_order(rows, "ratio")], xlabel="kappa", xscale="log"
-    )
-    for panel, ratio in zip(grid, in_order(rows, "ratio"), strict=True):
-        of = [row for row in rows if row["ratio"] == ratio]
+    models = sorted({row.get("agreement") for row in rows})
+    figure, grid = at_ratios(where(rows, agreement=models[len(models) // 2]), xlabel="kappa", xscale="log")
+    for panel, _, of in grid:
         for exit in in_order([row for row in of if row["choices"]], "exit"):
-            own = [row for row in of if row["exit"] == exit]
-            missed = [1 - row["hit_rate"]["value"] for row in own]
-            panel.plot([row["choices"] for row in own], missed, "o-", label=f"exit {exit}")
-        draft = next(row for row in of if not row["choices"])
+            points = [(row["choices"], 1 - row["hit_rate"]["value"]) for row in where(of, exit=exit)]
+            panel.plot(*zip(*points, strict=True), "o-", label=f"exit {exit}")
+        (draft,) = where(of, choices=0)
         panel.axhline(1 - draft["hit_rate"]["value"], color="k", linestyle="--", label="draft model")
         panel.set_ylim(0)
-    grid[0].set_ylabel("misses")
-    grid[0].legend(fontsize="x-small")
+    grid[0][0].set_ylabel("misses")
+    grid[0][0].legend(fontsize="x-small")
     return figure
 
 
@@ -371,7 +355,7 @@ def by_window(rows: Rows) -> Figure:
     for column, ratio in zip(grid.T, ratios, strict=True):
         for panel, what in zip(column, ("critical", "tokens_a_step"), strict=True):
             for predicts in in_order(rows, "predicts"):
-                own = [row for row in rows if (row["ratio"], row["predicts"]) == (ratio, predicts)]
+                own = where(rows, ratio=ratio, predicts=predicts)
                 panel.plot([row["window"] for row in own], [row[what] for row in own], label=predicts)
             panel.grid(alpha=0.3)
         column[0].set_title(f"C = {ratio:g}")
@@ -393,18 +377,17 @@ def beside(record: dict) -> Iterator[tuple[str, Figure]]:
     if len({row["speed"] for row in record["rows"]}) < 2:
         return
     batches = in_order(record["rows"], "batch")
-    figure, grid = panels(
-        [f"batch {batch}" for batch in batches], xlabel="EMULATED speed ratio", xscale="log"
-    )
+    labels = [f"batch {batch}" for batch in batches]
+    figure, grid = panels(labels, xlabel="EMULATED speed ratio", xscale="log")
     for panel, batch in zip(grid, batches, strict=True):
         for variant, (label, style) in BESIDE.items():
-            own = [row for row in record["rows"] if (row["batch"], row["variant"]) == (batch, variant)]
+            own = where(record["rows"], batch=batch, variant=variant)
             if not own:
                 continue
-            across = [row["speed"] for row in own]
-            middle, low, high = ([row["over_plain"][end] for row in own] for end in ("value", "low", "high"))
+            across, found = [row["speed"] for row in own], [row["over_plain"] for row in own]
+            middle, low, high = ends(found)
             panel.plot(across, middle, style, marker=".", label=label)
-            if None not in low and variant not in FORECASTS.values():
+            if all(of["low"] is not None for of in found) and variant not in FORECASTS.values():
                 panel.fill_between(across, low, high, color=style[:2], alpha=0.12)
         panel.axhline(1.0, color="k", linewidth=0.8)
     grid[0].set_ylabel("throughput over plain decoding")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from benchmarks.prompts import ALL
-from benchmarks.report.markdown import Picture, in_order, interval, no_picture, pivot, table
+from benchmarks.report.markdown import Picture, columns, in_order, interval, no_picture, pivot, table
 
 OURS = "specstore"  # the method, and how the names of its variants begin
 MIDDLE = 16  # nodes of the draft times
@@ -36,11 +37,11 @@ def compared(rows: Sequence[dict]) -> list[str]:
     budgets, found = pivot(overall, ("method",), "nodes", lambda row: interval(row["tokens_per_step"]))
     timed = {r["method"]: r for r in overall if r["nodes"] == (MIDDLE if MIDDLE in budgets else budgets[-1])}
     cells = [
-        (
+        [
             f"**{name}**" if name == OURS else name,
             *values,
             *(f"{timed[name][p]:.0f}" for p in ("p50_us", "p99_us")),
-        )
+        ]
         for name, *values in found
     ]
     headings = ("tokens a step, all answers", *_nodes(budgets), "µs a draft, p50", "p99")
@@ -51,11 +52,10 @@ def against_others(rows: Sequence[dict]) -> list[str]:
     others = [row for row in rows if not is_ours(row) and row["nodes"] in BUDGETS]
     if not others:
         return []
-    best = [
-        strongest(others, category, nodes)
-        for category in in_order(others, "category")
-        for nodes in in_order(others, "nodes")
-    ]
+    places = (
+        (category, nodes) for category in in_order(others, "category") for nodes in in_order(others, "nodes")
+    )
+    best = [strongest(others, *place) for place in places]
     budgets, cells = pivot(
         best, ("category",), "nodes", lambda row: f"{interval(row['ours_over_it'])} {row['method']}"
     )
@@ -86,19 +86,15 @@ def grown(rows: Sequence[dict]) -> list[str]:
     return table((*by, *categories), cells)
 
 
-def footprints(rows: Sequence[dict]) -> list[str]:
-    headings = ("method", "tokens", "seconds to build", "bytes a token, memory that stays")
-    cells = (
-        (r["method"], r["tokens"], f"{r['build_seconds']:.1f}", f"{r['bytes_per_token']:.1f}") for r in rows
-    )
-    return table(headings, cells)
-
-
+FOOTPRINT = {
+    "method": "{method}", "tokens": "{tokens}", "seconds to build": "{build_seconds:.1f}",
+    "bytes a token, memory that stays": "{bytes_per_token:.1f}",
+}  # fmt: skip
 SECTIONS = {
     "methods": ("With a prior", compared),
     "cold": ("Without a prior", compared),
     "size": ("A growing prior (SSSD, figure 5a; Double, table 3)", grown),
     "language": ("Another language (SSSD, figure 5b)", grown),
     "entries": ("Whose answers (SSSD, figure 5c)", grown),
-    "footprint": ("What an index costs", footprints),
+    "footprint": ("What an index costs", partial(columns, cells=FOOTPRINT)),
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.prompts import ALL
-from benchmarks.report.markdown import in_order, interval, pivot, table
+from benchmarks.report.markdown import columns, in_order, interval, pivot, table
 
 BASELINE = "plain"
 PRIMARY = {"sssd": "a prior of recorded answers", "sssd_cold": "an empty datastore"}
@@ -104,21 +104,19 @@ def is_lossy(row: dict) -> bool:
 
 def waits(rows: Rows) -> list[str]:
     """What a user sees beside throughput."""
-    cells = (
-        (
-            place(row), row["variant"], f"{row['milliseconds_per_step']:.0f}",
-            *(f"{1e3 * row[key]:.0f}" for key in ("ttft_p50", "gap_p50", "gap_p99", "gap_mean")),
-            "" if row["case"] in SAMPLED else f"{row['outputs_differing']:.0%}",
-        )
-        for row in rows
-        if row["category"] == ALL
-    )  # fmt: skip
-    headings = (
-        "case", "variant", "ms a step", "first token, p50 ms", "between tokens: p50 ms", "p99 ms", "mean ms",
-        "outputs that differ from plain's",
-    )  # fmt: skip
+
+    def ms(key: str) -> Callable[[dict], str]:
+        return lambda row: f"{1e3 * row[key]:.0f}"
+
+    cells = {
+        "case": place, "variant": "{variant}", "ms a step": "{milliseconds_per_step:.0f}",
+        "first token, p50 ms": ms("ttft_p50"), "between tokens: p50 ms": ms("gap_p50"), "p99 ms": ms("gap_p99"),
+        "mean ms": ms("gap_mean"), "outputs that differ from plain's":
+            lambda row: "" if row["case"] in SAMPLED else f"{row['outputs_differing']:.0%}",
+    }  # fmt: skip
     text = "Servers send eight tokens at a time, but in the case streamed each token as it comes."
-    return ["### Times of a step and of a user", "", text, "", *table(headings, cells)]
+    chosen = [row for row in rows if row["category"] == ALL]
+    return ["### Times of a step and of a user", "", text, "", *columns(chosen, cells)]
 
 
 def by_bench_serving(records: dict[str, dict]) -> list[str]:
@@ -126,19 +124,14 @@ def by_bench_serving(records: dict[str, dict]) -> list[str]:
     if not rows:
         return []
     plain = {row["batch"]: row["output_throughput"] for row in rows if row["variant"] == BASELINE}
-    cells = (
-        (
-            row["batch"], row["variant"], f"{row['output_throughput']:.1f}",
-            f"{row['output_throughput'] / plain[row['batch']]:.2f}",
-            *(f"{row[key]:.0f}" for key in ("median_ttft_ms", "median_itl_ms", "p99_itl_ms")),
-        )
-        for row in rows
-    )  # fmt: skip
-    headings = (
-        "batch", "variant", "tokens/s", "x plain", "first token, median ms", "between tokens: median ms", "p99 ms",
-    )  # fmt: skip
+    cells = {
+        "batch": "{batch}", "variant": "{variant}", "tokens/s": "{output_throughput:.1f}",
+        "x plain": lambda row: f"{row['output_throughput'] / plain[row['batch']]:.2f}",
+        "first token, median ms": "{median_ttft_ms:.0f}", "between tokens: median ms": "{median_itl_ms:.0f}",
+        "p99 ms": "{p99_itl_ms:.0f}",
+    }  # fmt: skip
     text = "Prefills are within its timed part, and it ends with the slowest request. One run each, so without an interval."
-    return ["### The same servers under `sglang.bench_serving`", "", text, "", *table(headings, cells)]
+    return ["### The same servers under `sglang.bench_serving`", "", text, "", *columns(rows, cells)]
 
 
 def shares(rows: Rows) -> list[str]:
@@ -149,29 +142,23 @@ def shares(rows: Rows) -> list[str]:
     ]
     if not chosen:
         return []
-    parts = list(chosen[0]["breakdown"])
-    cells = (
-        (row["case"], row["batch"], row["variant"], *(f"{row['breakdown'][part]:.1%}" for part in parts))
-        for row in chosen
-    )
-    return [
-        "### Where the time goes (Double, table 10)",
-        "",
-        *table(("case", "batch", "variant", *parts), cells),
-    ]
+    cells = {name: f"{{{name}}}" for name in ("case", "batch", "variant")}
+    cells |= {part: f"{{breakdown[{part}]:.1%}}" for part in chosen[0]["breakdown"]}
+    return ["### Where the time goes (Double, table 10)", "", *columns(chosen, cells)]
 
 
 def predicted(rows: Rows) -> list[str]:
     chosen = [row for row in rows if row.get("predicted_tokens_per_second")]
     if not chosen:
         return []
-    errors = [_error(row) for row in chosen]
     plain = {_point(row): _error(row) for row in chosen if row["variant"] == BASELINE}
-    of_ratios = [
-        None if row["variant"] == BASELINE else (1 + error) / (1 + plain[_point(row)]) - 1
-        for row, error in zip(chosen, errors, strict=True)
-    ]
-    ratios = [error for error in of_ratios if error is not None]
+    chosen = [row | {"error": _error(row)} for row in chosen]
+    for row in chosen:
+        row["of_ratio"] = (
+            None if row["variant"] == BASELINE else (1 + row["error"]) / (1 + plain[_point(row)]) - 1
+        )
+    errors = [row["error"] for row in chosen]
+    ratios = [row["of_ratio"] for row in chosen if row["of_ratio"] is not None]
     reports = {name: [row for row in rows if row["report"] == name] for name in in_order(chosen, "report")}
     by_pilots = [name for name, of_report in reports.items() if not _was_forecast(of_report)]
     but = f" (in {', '.join(by_pilots)} of pilot loads alone)" if by_pilots else ""
@@ -180,15 +167,12 @@ def predicted(rows: Rows) -> list[str]:
         f" {len(errors)} are within 10% of what was measured. In the ratio to plain decoding the pace of a shared machine cancels:"
         f" {_near(ratios)} of {len(ratios)} are within 10%."
     )
-    cells = (
-        (
-            place(row), row["variant"], f"{row['predicted_tokens_per_second']:.1f}", f"{row['tokens_per_second']:.1f}",
-            f"{error:+.0%}", "" if of_ratio is None else f"{of_ratio:+.0%}",
-        )
-        for row, error, of_ratio in zip(chosen, errors, of_ratios, strict=True)
-    )  # fmt: skip
-    headings = ("case", "variant", "predicted tokens/s", "measured", "error", "error of the ratio to plain")
-    return ["### Predicted and measured", "", text, "", *table(headings, cells)]
+    cells = {
+        "case": place, "variant": "{variant}", "predicted tokens/s": "{predicted_tokens_per_second:.1f}",
+        "measured": "{tokens_per_second:.1f}", "error": "{error:+.0%}", "error of the ratio to plain":
+            lambda row: "" if row["of_ratio"] is None else f"{row['of_ratio']:+.0%}",
+    }  # fmt: skip
+    return ["### Predicted and measured", "", text, "", *columns(chosen, cells)]
 
 
 def _point(row: dict) -> tuple:

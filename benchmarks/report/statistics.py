@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from scipy.stats import t as student_t
 
 FEW = 10  # groups
 RESAMPLES = 2000
@@ -65,6 +64,8 @@ def _ratio(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -
 
 def _spread_of_logarithm(columns: np.ndarray, signs: np.ndarray) -> float:
     """Half the width of the 95% interval by Student's t, what each group adds to the logarithm being linearised."""
+    from scipy.stats import t as student_t
+
     groups = columns.shape[1]
     parts = signs @ (columns / columns.sum(1, keepdims=True))
     return float(student_t.ppf(0.975, groups - 1) * np.sqrt(groups / (groups - 1) * (parts**2).sum()))
