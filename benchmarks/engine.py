@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.options import add_tokenizer, options
+from benchmarks.options import Parser, add_tokenizer
 from benchmarks.playback import Playback
 from benchmarks.report.records import finish
 from benchmarks.sources import source_documents
@@ -113,9 +113,9 @@ def measure(load: Load, size: int, vocab_size: int) -> list[dict]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options("engine", __doc__)
+    parser = Parser("engine", __doc__)
     add_tokenizer(parser)
-    parser.add_argument("--millions", type=float, nargs="+", default=[8.0], help="tokens of the prior")
+    parser.add("--millions", [8.0], "million tokens of the prior")
     given = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
     sizes = sorted(int(millions * MILLION) for millions in given.millions)

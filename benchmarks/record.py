@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.options import add_dtype
+from benchmarks.options import NEEDED, Parser, add_dtype
 from benchmarks.prompts import Prompt, chat_ids, load_prompts
 from datastore_service.distil.answer_file import AnswerFile
 from datastore_service.storage.errors import StorageError
@@ -59,17 +59,14 @@ def own_prompts(server: Endpoint, tokenizer, batch: int, known: Iterable[str]) -
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    description = __doc__.splitlines()[0].split(": ", 1)[-1]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.record", description=description)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--prompts", type=Path, nargs="+", help="left out: the model writes them")
-    parser.add_argument(
-        "--count", type=int, default=500, help="prompts of each file, from its start; or to write"
-    )
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=192)
+    parser = Parser("record", __doc__, records=False)
+    parser.add("--model", None, "folder of the model that answers", **NEEDED)
+    parser.add("--prompts", None, "files of prompts; left out: the model writes them", type=Path, nargs="+")
+    parser.add("--count", 500, "prompts of each file, from its start; or to write")
+    parser.add("--batch", 16, "requests at once")
+    parser.add("--max-tokens", 192, "of an answer")
     add_dtype(parser)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add("--out", None, "file that the answers are appended to", **NEEDED)
     return parser.parse_args(argv)
 
 
@@ -88,9 +85,9 @@ def record(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
     from transformers import AutoTokenizer
 
-    given = parse(argv)
     exit_when_terminated()
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     try:

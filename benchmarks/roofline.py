@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.options import check_positive, options
+from benchmarks.options import Parser
 from benchmarks.report.records import finish
 
 LONGEST = 32  # s_q at batch 1 in the paper: longer drafts yield little
@@ -124,16 +124,13 @@ def records(model: Model, hardware: Hardware, batches: Sequence[int], context: i
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = options("roofline", __doc__)
-    config = "a model's config.json (Hugging Face); Llama-3-8B if left out"
-    parser.add_argument("--config", type=Path, help=config)
-    parser.add_argument("--teraflops", type=float, default=165.0)
-    parser.add_argument("--bandwidth", type=float, default=0.95, help="TB/s")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--context", type=int, default=1024, help="tokens already in each request's cache")
-    given = parser.parse_args(argv)
-    check_positive(parser, given, "teraflops", "bandwidth", "context", "batch")
-    return given
+    parser = Parser("roofline", __doc__)
+    parser.add("--config", None, "a model's config.json (Hugging Face); Llama-3-8B if left out", type=Path)
+    parser.add("--teraflops", 165.0, "of dense matrix products, a second")
+    parser.add("--bandwidth", 0.95, "of device memory, TB/s")
+    parser.add("--batch", [1, 2, 4, 8, 16, 32, 64], "requests of a step")
+    parser.add("--context", 1024, "tokens already in each request's cache")
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

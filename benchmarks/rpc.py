@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.engine import PROMPT, STEPS, sessions
-from benchmarks.options import add_tokenizer, options
+from benchmarks.options import Parser, add_tokenizer
 from benchmarks.report.records import finish
 from benchmarks.services import ECHO, add_echo, service
 from benchmarks.sources import source_documents
@@ -115,11 +115,11 @@ def datastore() -> Iterator[GrpcDatastore]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options("rpc", __doc__)
+    parser = Parser("rpc", __doc__)
     add_tokenizer(parser)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=20, help=f"of {STEPS} steps each")
+    parser.add("--batch", 8, "sessions of a step")
+    parser.add("--nodes", 8, "drafted for each of them")
+    parser.add("--rounds", 20, f"of {STEPS} steps each")
     given = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
     vocab_size = tokenizer.get_vocab_size()

@@ -25,7 +25,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.engine import PROMPT, STEPS
-from benchmarks.options import add_tokenizer, options
+from benchmarks.options import Parser, add_tokenizer
 from benchmarks.report.records import finish
 from benchmarks.rpc import FINGERPRINT, SECONDS, START_SECONDS, Recorded, record
 from benchmarks.sources import source_documents
@@ -125,12 +125,12 @@ def measure(service: GrpcDatastore, rounds: Sequence[Sequence[Recorded]]) -> np.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options("strangers", __doc__)
+    parser = Parser("strangers", __doc__)
     add_tokenizer(parser)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=20, help="with strangers, and as many without")
-    parser.add_argument("--texts", type=int, default=20, help=f"batches a round, of {STEPS} steps each")
+    parser.add("--batch", 8, "sessions of a step")
+    parser.add("--nodes", 8, "drafted for each of them")
+    parser.add("--rounds", 20, "with strangers, and as many without")
+    parser.add("--texts", 20, f"batches a round, of {STEPS} steps each")
     given = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
     wanted = given.batch * given.texts

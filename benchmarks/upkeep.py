@@ -21,7 +21,7 @@ from pydivsufsort import divsufsort
 from tokenizers import Tokenizer
 
 from benchmarks.engine import MILLION, REPLAYED_TOKENS, prior_of, replay, split
-from benchmarks.options import add_tokenizer, options
+from benchmarks.options import Parser, add_tokenizer
 from benchmarks.playback import Playback
 from benchmarks.report.records import finish
 from benchmarks.sources import source_documents
@@ -141,9 +141,9 @@ def _filled(engine: Engine, names: Sequence[str], text: np.ndarray) -> list[Play
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options("upkeep", __doc__)
+    parser = Parser("upkeep", __doc__)
     add_tokenizer(parser)
-    parser.add_argument("--millions", type=float, default=8.0, help="tokens of the build")
+    parser.add("--millions", 8.0, "million tokens of the build")
     given = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
     vocab_size = tokenizer.get_vocab_size()

@@ -1,7 +1,6 @@
 """What is served, and on which core.
 
 plain        no speculation
-plain_two    the same with both cores, which is what an operator without a draft model would give it
 sssd         the datastore drafts, with the prior of recorded answers
 saguaro      the draft model drafts beside the target, in a process with a core of its own
 mirror       the same, after what an early exit of the target expects
@@ -10,12 +9,13 @@ duo          the same as saguaro, with as many sequences as the draft model is u
 specstore    the planner, with that draft model and that datastore
 standalone   SGLang's own drafting with that model, before each step
 
-All but plain_two have one core for the target. Nothing that is answered is published to the datastore: every variant meets the same
+All have one core for the target. Nothing that is answered is published to the datastore: every variant meets the same
 prompts at every speed ratio, and must know no more of them the second time.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -26,10 +26,12 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.options import NEEDED, Parser
+from benchmarks.traces import SHIPPED_PRIOR
 from tests.support.servers.engine import ServerSpec, SglangServer
 
 BESIDE = ("saguaro", "mirror", "double", "duo", "specstore")  # have a draft process
-VARIANTS = ("plain", "plain_two", "sssd", *BESIDE, "standalone")
+VARIANTS = ("plain", "sssd", *BESIDE, "standalone")
 WITH_DRAFT = (*BESIDE, "standalone")
 ALGORITHMS = {name: name.upper() for name in ("sssd", *WITH_DRAFT)}
 DRAFT_PROGRAM = "sglang_patches.draft_process"
@@ -37,66 +39,85 @@ TARGET_CORE, DRAFT_CORE = 0, 1
 KV_TOKENS = 4096
 
 
+def add_servers(parser: Parser, variants: Sequence[str], served: list[str], **defaults: object) -> None:
+    """Declares the options of what is served and which part of an answer is timed. served: those of the variants that are by
+    default."""
+    add = parser.add
+    add("--model", None, "folder of the target", **NEEDED)
+    add("--draft", None, "folder of the draft model", **NEEDED)
+    add("--early-exit", None, "file of the target's early exits, for mirror", type=Path)
+    add("--prior", [SHIPPED_PRIOR], "recorded answers the datastore knows")
+    add(
+        "--variants",
+        served,
+        "the demo model's take 3 GiB each, in float32 4, with a draft process 4.5",
+        choices=variants,
+    )
+    add("--batch", defaults["batch"], "requests at once")
+    add("--nodes", defaults["nodes"], "K: drafted tokens a step, and after each guess")
+    add("--rows", 24, "of a draft forward")
+    add("--phrase", defaults["phrase"], "retrieved tokens of one, at most (DOUBLE)")
+    add("--warm", defaults["warm"], "tokens of each answer before the timed part")
+    add("--tokens", 24, "of the first answer that ends the timed part, after those")
+    add("--plain-tokens", defaults["plain_tokens"], "the same for plain decoding, whose steps all yield one")
+    add("--minutes", defaults["minutes"], "after which nothing is begun")
+
+
+def check_variants(parser: Parser, given: argparse.Namespace, *needed: str) -> None:
+    for name in needed:
+        if name not in given.variants:
+            parser.error(f"--variants: the others are compared with {name}")
+    if "mirror" in given.variants and given.early_exit is None:
+        parser.error("--early-exit: mirror needs the file")
+
+
 @dataclass(frozen=True)
 class Setup:
-    """dtype: of both models. nodes: drafted tokens a step, and of the draft process after each guess. rows: of a draft forward.
-    phrase: tokens of a datastore that it checks in one (DOUBLE). length: whether all are verified (static) or as many as pay
-    (adaptive). prior: directory of `specstore build`. early_exit: file of the target's (MIRROR), None without. tokens: of each KV
-    cache, the target's and the draft model's."""
+    """given: options of `add_servers`. dtype: of both models. length: whether all drafted tokens are verified (static) or as many as
+    pay (adaptive). prior: directory of `specstore build`. tokens: of each KV cache, the target's and the draft model's."""
 
-    model: Path
-    draft: Path
+    given: argparse.Namespace
     dtype: str
     prior: Path
-    nodes: int
-    rows: int
-    phrase: int
     length: str
-    batch: int
     environment: dict[str, str]
-    early_exit: Path | None = None
     tokens: int = KV_TOKENS
 
 
 def server_spec(variant: str, setup: Setup) -> ServerSpec:
-    ours = (
-        *("--specstore-prior", str(setup.prior), "--specstore-publish", "off"),
-        *("--specstore-length", setup.length),
-    )
-    process = (
-        *("--specstore-draft-rows", str(setup.rows), "--specstore-draft-lookahead", str(setup.nodes)),
-        *("--specstore-draft-tokens", str(setup.tokens), "--specstore-draft-phrase", str(setup.phrase)),
-    )
-    flags = {"sssd": ours} | dict.fromkeys(BESIDE, (*ours, *process))
-    flags["mirror"] += ("--specstore-early-exit", str(setup.early_exit))
-    threads = "2" if variant == "plain_two" else "1"
+    given, flags = setup.given, {}
+    if variant in ALGORITHMS and variant != "standalone":
+        flags = {"prior": setup.prior, "publish": "off", "length": setup.length}
+    if variant in BESIDE:
+        flags |= {"draft-rows": given.rows, "draft-lookahead": given.nodes, "draft-tokens": setup.tokens}
+        flags |= {"draft-phrase": given.phrase}
+    if variant == "mirror":
+        flags |= {"early-exit": given.early_exit}
     return ServerSpec(
         variant,
-        setup.model,
+        given.model,
         ALGORITHMS.get(variant),
         setup.dtype,
-        setup.nodes,
-        setup.draft if variant in WITH_DRAFT else None,
-        flags=(*flags.get(variant, ()), "--enable-metrics"),
-        environment={**setup.environment, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"},
-        max_running_requests=setup.batch,
+        given.nodes,
+        given.draft if variant in WITH_DRAFT else None,
+        flags=(
+            *(w for name, of in flags.items() for w in (f"--specstore-{name}", str(of))),
+            "--enable-metrics",
+        ),
+        environment={**setup.environment, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        max_running_requests=max(given.batch),
         max_total_tokens=setup.tokens,
     )
 
 
-def pin(variant: str, server: SglangServer) -> None:
-    """The draft process to one core, all else of the server to the other; a server for two cores to both."""
+def pin(server: SglangServer) -> None:
+    """The draft process to one core, all else of the server to the other."""
     for process in [(root := psutil.Process(server.pid)), *root.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             draft = any(DRAFT_PROGRAM in word for word in process.cmdline())
-            cores = (
-                {TARGET_CORE, DRAFT_CORE}
-                if variant == "plain_two"
-                else {DRAFT_CORE if draft else TARGET_CORE}
-            )
             for thread in process.threads():
                 with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                    os.sched_setaffinity(thread.id, cores)
+                    os.sched_setaffinity(thread.id, {DRAFT_CORE if draft else TARGET_CORE})
 
 
 def check_room(server: SglangServer, tokens: int) -> None:
@@ -120,8 +141,8 @@ def all_running(variants: Sequence[str], setup: Setup, folder: Path) -> Iterator
             servers[variant].wait_until_healthy()
             check_room(servers[variant], setup.tokens)
             say(f"{variant} is up")
-        for variant, server in servers.items():
-            pin(variant, server)
+        for server in servers.values():
+            pin(server)
         os.sched_setaffinity(0, {DRAFT_CORE})
         yield servers
 

@@ -25,7 +25,7 @@ from benchmarks.load.clients import ClientError, Clients, Plan
 from benchmarks.load.engine import Level
 from benchmarks.load.levels import exhausted, figures, search, thinned
 from benchmarks.load.watch import Watch
-from benchmarks.options import add_tokenizer, check_positive, options
+from benchmarks.options import Parser, add_tokenizer
 from benchmarks.report.records import finish
 from benchmarks.sources import source_documents
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
@@ -48,25 +48,23 @@ MOST_BATCH = (
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = options("load", __doc__)
+    parser = Parser("load", __doc__)
     add_tokenizer(parser)
-    add = parser.add_argument
-    add("--minutes", type=float, default=10.0)
-    add("--rate", type=float, default=10.0, help="steps a second that each stream is offered")
-    add("--streams", type=int, default=64, help="engines")
-    add("--sessions", type=int, default=4096, help="of all streams, which have equally many")
-    add("--processes", type=int, default=4, help="that hold the streams")
-    add("--nodes", type=int, default=4, help="drafted for each session in a step")
-    add("--deadline-ms", type=float, default=5.0, help="after which an answer is not used")
-    add("--millions", type=float, default=8.0, help="tokens of the prior")
-    add("--traces", type=Path, nargs="+", default=[SHIPPED], help="files of python -m benchmarks.record")
-    add("--seed", type=int, default=0)
-    add("--find-limit", action="store_true", help="raise the rate from --rate on until --p99-ms is passed")
-    add("--p99-ms", type=float, default=10.0, help="bound of the 99th percentile")
-    add("--level-seconds", type=float, default=20.0, help="of each rate with --find-limit")
+    add = parser.add
+    add("--minutes", 10.0, "of the steady load")
+    add("--rate", 10.0, "steps a second that each stream is offered")
+    add("--streams", 64, "engines")
+    add("--sessions", 4096, "of all streams, which have equally many")
+    add("--processes", 4, "that hold the streams")
+    add("--nodes", 4, "drafted for each session in a step")
+    add("--deadline-ms", 5.0, "after which an answer is not used")
+    add("--millions", 8.0, "million tokens of the prior")
+    add("--traces", [SHIPPED], "files of python -m benchmarks.record")
+    add("--seed", 0, "of what the sessions say")
+    add("--find-limit", False, "raise the rate from --rate on until --p99-ms is passed")
+    add("--p99-ms", 10.0, "bound of the 99th percentile")
+    add("--level-seconds", 20.0, "of each rate with --find-limit")
     given = parser.parse_args(argv)
-    numbers = ("minutes", "rate", "streams", "sessions", "processes", "nodes", "deadline_ms", "millions")
-    check_positive(parser, given, *numbers, "p99_ms", "level_seconds")
     if given.sessions % given.streams:
         parser.error(f"--sessions: {given.sessions} is not a multiple of the {given.streams} streams")
     if given.sessions // given.streams > MOST_BATCH:

@@ -8,8 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import linregress
-from scipy.stats import t as student_t
 
 from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.simulation import (
@@ -23,9 +21,8 @@ from benchmarks.pipeline.simulation import (
     Tally,
     Times,
     rate_of,
-)
-from benchmarks.pipeline.theory import saguaro
-from benchmarks.pipeline.theory.chain import chain_tokens
+)  # fmt: skip
+from benchmarks.pipeline.theory import chain_tokens, critical_batch
 from benchmarks.report.statistics import Interval, ratio_of_sums, throughput_ratio
 from datastore_service.client import Datastore
 from datastore_service.protocol.types import Budget
@@ -43,7 +40,6 @@ FAN_OUTS = (1, 2, 3, 4, 6, 8, 12)
 AFTER = {HIT: (HIT,), FELL_BACK: (FELL_BACK,), "any": (HIT, FELL_BACK, NOTHING)}  # kinds of the step before
 DRAFT, BOTH = "draft", "draft and datastore"  # where guesses come from
 
-Count = Callable[[Tally], float]
 Case = Mapping[
     str, float | str
 ]  # which pairs: the acceptance of synthetic ones, what a file says of recorded ones
@@ -103,6 +99,20 @@ class Question:
     pairs: Callable[[Case, int], list[Pair]]
     datastore: Callable[[], Datastore] | None = None
 
+    def at(self, ratio: float) -> Question:
+        """With a quicker or slower draft model. ratio: the target's time over the draft's, of one row each."""
+        times = self.times
+        scale = times.target(1) / ratio / times.draft(1)
+        return replace(self, times=replace(times, draft=lambda rows: scale * times.draft(rows)))
+
+    def each(self, cases: Sequence[Case], ratios: Sequence[float]) -> Iterator[tuple[Case, float, Question]]:
+        """Every case at every ratio, and the question at that."""
+        return ((case, ratio, self.at(ratio)) for case in cases for ratio in ratios)
+
+    def played(self, case: Case, batch: int, setting: Setting) -> Tally:
+        pairs = self.pairs(case, batch)
+        return Pipeline(setting, pairs, batch).run(warm_up(pairs))
+
     def tally(
         self,
         case: Case,
@@ -113,28 +123,20 @@ class Question:
     ) -> Tally:
         make = self.datastore
         feed = DatastoreFeed(lambda _: make(), NO_LIMIT) if make else None
+        parts = DraftParts(lambda: Learner(FAN_OUT[fan_out](), Rollouts(self.lookahead)))
         answers = partial(self.fallback, fallback, feed)
-        setting = Setting(
-            self.times,
-            self.lookahead,
-            self.draft_rows,
-            lambda now: DraftParts(lambda: Learner(FAN_OUT[fan_out](), Rollouts(self.lookahead))),
-            answers,
-            # Synthetic chains are right as often where the draft model is wrong, which no datastore is: they are no guesses.
-            hints=feed is not None and guesses_from == BOTH,
-            feed=feed,
+        # Synthetic chains are right as often where the draft model is wrong, which no datastore is: they are no guesses.
+        hints = feed is not None and guesses_from == BOTH
+        rows = self.draft_rows
+        return self.played(
+            case, batch, Setting(self.times, self.lookahead, rows, lambda now: parts, answers, hints, feed)
         )
-        pairs = self.pairs(case, batch)
-        return Pipeline(setting, pairs, batch).run(warm_up(pairs))
 
     def fallback(self, name: str, feed: DatastoreFeed | None, around: Around) -> Fallback:
         """What the names of the results mean; `datastore` always, `by b*` where that is better than to wait."""
         budget = Budget(self.lookahead, depth=self.lookahead)
-        at_once = (
-            DatastoreFallback(feed, budget)
-            if feed
-            else PairFallback(around.pairs, self.e_miss, self.lookahead, seed=0)
-        )
+        synthetic = PairFallback(around.pairs, self.e_miss, self.lookahead, seed=0)
+        at_once = DatastoreFallback(feed, budget) if feed else synthetic
         return {
             "none": NoFallback(),
             "wait": WaitingFallback(NoFallback(), self.lookahead, NO_LIMIT),
@@ -153,10 +155,8 @@ class Question:
 
     def _one_after_the_other(self, pairs: Sequence[Pair], batch: int, length: int) -> Baseline:
         step = length * self.times.draft(batch) + self.times.target(batch * (length + 1))
-        counts = [chained(pair, length) for pair in pairs]
-        return Baseline(
-            length, [emitted for emitted, _ in counts], [steps * step / batch for _, steps in counts]
-        )
+        emitted, steps = zip(*(chained(pair, length) for pair in pairs), strict=True)
+        return Baseline(length, list(emitted), [count * step / batch for count in steps])
 
     def datastore_alone(self, case: Case, batch: int) -> Baseline:
         """No draft is ever in time. A real datastore is asked for no longer trees than beside the draft model."""
@@ -173,22 +173,22 @@ class Question:
     def _asked_alone(self, case: Case, batch: int, length: int) -> Baseline:
         late = replace(self.times, draft=lambda rows: 1e9)
         tally = replace(self, times=late, lookahead=length).tally(case, batch)
-        return Baseline(length, tally.each(tokens), tally.each(seconds))
+        return Baseline(length, tally.each("tokens"), tally.each("seconds"))
 
     def _figures(self, case: Case, batch: int, tally: Tally, alone: Baseline) -> dict:
         """alone: of the datastore."""
-        plain, speed = self.plain(batch), (tally.each(tokens), tally.each(seconds))
+        plain, speed = self.plain(batch), (tally.each("tokens"), tally.each("seconds"))
         sync = self.synchronous(case, batch)
         return {
-            "over_plain": ratio_of_sums([count / plain for count in speed[0]], speed[1]),
+            "over_plain": tally.over_plain(plain),
             "over_synchronous": throughput_ratio(*speed, sync.tokens, sync.seconds),
             "over_datastore": throughput_ratio(*speed, alone.tokens, alone.seconds),
             "synchronous_over_plain": ratio_of_sums([count / plain for count in sync.tokens], sync.seconds),
             "synchronous_lookahead": sync.lookahead,
             "datastore_lookahead": alone.lookahead,
-            "hit_rate": ratio_of_sums(tally.each(hits), tally.each(steps)),
+            "hit_rate": tally.per("hits"),
             "hits_by_session": tally.hits_by_session,
-            "tokens_a_step": ratio_of_sums(speed[0], tally.each(steps)),
+            "tokens_a_step": tally.per("tokens"),
             "waiting": tally.waiting / tally.seconds,
             "hidden": tally.hidden,
         }  # fmt: skip
@@ -201,34 +201,11 @@ class Question:
         return [
             {
                 **case, "batch": batch, name: value, **variant, **self._figures(case, batch, tally, alone),
-                "hits_over_first": over(first, tally, hits, steps),
-                "speed_over_first": over(first, tally, tokens, seconds),
+                "hits_over_first": tally.over(first, "hits"),
+                "speed_over_first": tally.over(first, "tokens", "seconds"),
             }
             for value, tally in zip(values, tallies, strict=True)
         ]  # fmt: skip
-
-
-def over(first: Tally, tally: Tally, count: Count, of: Count) -> Interval | None:
-    """None where the first has none."""
-    if not any(first.each(count)):
-        return None
-    return throughput_ratio(tally.each(count), tally.each(of), first.each(count), first.each(of))
-
-
-def tokens(tally: Tally) -> int:
-    return tally.tokens.total()
-
-
-def seconds(tally: Tally) -> float:
-    return tally.seconds
-
-
-def hits(tally: Tally) -> int:
-    return tally.steps[HIT]
-
-
-def steps(tally: Tally) -> int:
-    return tally.steps.total()
 
 
 def warm_up(pairs: Sequence[Pair]) -> int:
@@ -247,12 +224,7 @@ def chained(pair: Pair, lookahead: int) -> tuple[int, int]:
 
 
 def forecast(question: Question, cases: Sequence[Case], batches: Sequence[int]) -> list[dict]:
-    return [
-        row
-        for case in cases
-        for batch in batches
-        for row in question.rows(case, batch, "fallback", ["by b*"])
-    ]
+    return fallbacks(question, cases, batches, ["by b*"])
 
 
 def misses(question: Question, case: Case, fan_outs: Sequence[int] = FAN_OUTS) -> dict:
@@ -283,18 +255,19 @@ def missed_after(tally: Tally, kinds: Sequence[str]) -> Interval:
 
 def power_law(rows: Sequence[dict]) -> Interval:
     """r of a miss rate c F^-r, by least squares of the logarithms."""
-    line = linregress(
-        np.log([row["fan_out"] for row in rows]), np.log([row["miss_rate"].value for row in rows])
-    )
+    from scipy.stats import linregress
+    from scipy.stats import t as student_t
+
+    rates = [row["miss_rate"].value for row in rows]
+    line = linregress(np.log([row["fan_out"] for row in rows]), np.log(rates))
     spread = float(student_t.ppf(0.975, len(rows) - 2) * line.stderr)
     return Interval(-line.slope, -line.slope - spread, -line.slope + spread)
 
 
 def spreads(question: Question, cases: Sequence[Case], batch: int) -> list[dict]:
     """Figure 4: how guesses are spread, by acceptance or temperature."""
-    return [
-        row for case in cases for row in question.rows(case, batch, "fan_out", list(FAN_OUT), fallback="none")
-    ]
+    names = list(FAN_OUT)
+    return [row for case in cases for row in question.rows(case, batch, "fan_out", names, fallback="none")]
 
 
 def sources(question: Question, cases: Sequence[Case], batch: int) -> list[dict]:
@@ -302,12 +275,15 @@ def sources(question: Question, cases: Sequence[Case], batch: int) -> list[dict]
     return [row for case in cases for row in question.rows(case, batch, "guesses_from", [DRAFT, BOTH])]
 
 
-def fallbacks(question: Question, cases: Sequence[Case], batches: Sequence[int]) -> list[dict]:
+def fallbacks(
+    question: Question,
+    cases: Sequence[Case],
+    batches: Sequence[int],
+    names: Sequence[str] = ("none", "wait", "datastore", "by b*"),
+) -> list[dict]:
     """Figure 6, left: what answers a miss, by batch."""
-    names = ["none", "wait", "datastore", "by b*"]
-    return [
-        row for case in cases for batch in batches for row in question.rows(case, batch, "fallback", names)
-    ]
+    at = [(case, batch) for case in cases for batch in batches]
+    return [row for case, batch in at for row in question.rows(case, batch, "fallback", names)]
 
 
 def critical(question: Question, case: Case, fallback: str) -> float:
@@ -315,24 +291,16 @@ def critical(question: Question, case: Case, fallback: str) -> float:
     tally, times = question.tally(case, 1, fallback=fallback), question.times
     in_time = question.lookahead * times.draft(1) + 2 * times.delay
     e_miss = tally.tokens_a_step(FELL_BACK, NOTHING)
-    return saguaro.critical_batch(
-        tally.hit_rate, tally.tokens_a_step(HIT), e_miss, in_time / times.target(question.lookahead + 1)
-    )
+    in_steps = in_time / times.target(question.lookahead + 1)
+    return critical_batch(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, in_steps)
 
 
 def ratios(question: Question, case: Case, batches: Sequence[int], speeds: Sequence[float]) -> Iterator[dict]:
     """When it pays: by the target's time over the draft's, of one row each."""
     for batch in batches:
-        for speed in speeds:
-            asked = replace(question, times=at_ratio(question.times, speed))
+        for _, speed, asked in question.each([case], speeds):
             for row in asked.rows(case, batch, "fallback", ["by b*"]):
                 yield {"speed": speed, **row}
-
-
-def at_ratio(times: Times, ratio: float) -> Times:
-    """With a quicker or slower draft model. ratio: the target's time over the draft's, of one row each."""
-    scale = times.target(1) / ratio / times.draft(1)
-    return replace(times, draft=lambda rows: scale * times.draft(rows))
 
 
 def break_even(rows: Sequence[dict], over: str) -> float | None:
@@ -344,7 +312,6 @@ def break_even(rows: Sequence[dict], over: str) -> float | None:
         return None
     if first == 0:
         return rows[0]["speed"]
-    xs, ys = zip(
-        *((np.log(row["speed"]), row[over].value) for row in rows[first - 1 : first + 1]), strict=True
-    )
+    around = rows[first - 1 : first + 1]
+    xs, ys = [np.log(row["speed"]) for row in around], [row[over].value for row in around]
     return float(np.exp(np.interp(1.0, ys, xs)))

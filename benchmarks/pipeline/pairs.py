@@ -16,6 +16,7 @@ import numpy as np
 
 CHOICES = 64
 VOCABULARY = 50_000  # of a synthetic pair
+Choose = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # of the tokens of a text
 _FIELDS = ("tokens", "choices", "probabilities")
 
 
@@ -41,19 +42,14 @@ class Pair:
 
 
 def recorded(
-    prompt: Sequence[int],
-    output: Sequence[int],
-    choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-    exits: Mapping[int, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]] | None = None,
+    prompt: Sequence[int], output: Sequence[int], choose: Choose, exits: Mapping[int, Choose] | None = None
 ) -> Pair:
     """An answer as the draft model sees it. choose: int32 tokens [n] -> the draft model's choices for the next token after each, best
     first, int [n, C], and their probabilities, float [n, C]; after the request's temperature and filters, and in the order of the
     noise that it shares with the target, if it has any. exits: the same of early exits, by layer."""
     text, begin = np.array([*prompt, *output], np.int32), len(prompt)
 
-    def of_answer(
-        choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def of_answer(choose: Choose) -> tuple[np.ndarray, np.ndarray]:
         choices, probabilities = (found[begin - 1 : -1, :CHOICES] for found in choose(text))
         return choices.astype(np.int32), probabilities.astype(np.float32)
 

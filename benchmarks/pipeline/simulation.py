@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 
 from benchmarks.pipeline.pairs import Pair
-from benchmarks.pipeline.theory.chain import chain_tokens
+from benchmarks.pipeline.theory import chain_tokens
+from benchmarks.report.statistics import Interval, ratio_of_sums, throughput_ratio
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from datastore_service.protocol.types import Opening
 from sglang_patches.draft_side.draft import Candidates, Draft
@@ -174,6 +174,8 @@ class PairFallback(Fallback):
 
 def rate_of(tokens: float, length: int) -> float:
     """How often each token of a chain of `length` is right, if a step of it gives `tokens` on average."""
+    from scipy.optimize import brentq
+
     return brentq(lambda rate: chain_tokens(rate, length) - tokens, 0.0, 1.0)
 
 
@@ -219,15 +221,36 @@ class Tally:
         kinds = kinds or KINDS
         return sum(self.tokens[kind] for kind in kinds) / max(1, sum(self.steps[kind] for kind in kinds))
 
-    def each(self, count: Callable[[Tally], float]) -> list[float]:
-        """Of each pair."""
-        return [count(part) for part in self.parts]
+    def each(self, name: str) -> list[float]:
+        """One of COUNTS, of each pair."""
+        return [COUNTS[name](part) for part in self.parts]
+
+    def per(self, name: str, of: str = "steps") -> Interval:
+        return ratio_of_sums(self.each(name), self.each(of))
+
+    def over_plain(self, plain: float) -> Interval:
+        """Throughput over plain decoding's, which is `plain` tokens a second."""
+        return ratio_of_sums([count / plain for count in self.each("tokens")], self.each("seconds"))
+
+    def over(self, first: Tally, name: str, of: str = "steps") -> Interval | None:
+        """A count by another, over what they are in `first`, pair by pair; None where that has none."""
+        if not any(first.each(name)):
+            return None
+        return throughput_ratio(self.each(name), self.each(of), first.each(name), first.each(of))
 
     @property
     def hits_by_session(self) -> tuple[float, float, float]:
         """The share of a session's steps that had a hit: that of the session with the fewest, the median, and the most."""
         shares = [part.hit_rate for part in self.parts if part.steps]
         return min(shares), float(np.median(shares)), max(shares)
+
+
+COUNTS: dict[str, Callable[[Tally], float]] = {
+    "tokens": lambda tally: tally.tokens.total(),
+    "seconds": lambda tally: tally.seconds,
+    "hits": lambda tally: tally.steps[HIT],
+    "steps": lambda tally: tally.steps.total(),
+}
 
 
 class EarlyExit(NamedTuple):

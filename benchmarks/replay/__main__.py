@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.options import options
+from benchmarks.options import Parser
 from benchmarks.replay.experiments import EXPERIMENTS, Setting
 from benchmarks.replay.footprint import footprint
 from benchmarks.replay.methods import NEEDS_PEERS, available
@@ -21,33 +21,23 @@ from benchmarks.traces import SHIPPED, SHIPPED_LANGUAGE, SHIPPED_PRIOR, Trace, b
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = options("replay", __doc__)
-    parser.add_argument("--experiments", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
-    recorded = "files of python -m benchmarks.record"
-    parser.add_argument(
-        "--traces", type=Path, nargs="+", default=[SHIPPED], help=f"answers to replay: {recorded}"
+    parser = Parser("replay", __doc__)
+    add = parser.add
+    add("--experiments", list(EXPERIMENTS), "what is asked", choices=EXPERIMENTS)
+    add("--traces", [SHIPPED], "answers to replay: files of python -m benchmarks.record")
+    add("--prior", [SHIPPED_PRIOR], "answers to other prompts, likewise")
+    add("--language", [SHIPPED_LANGUAGE], "answers in another language, likewise")
+    dataset = (
+        "the model's answers to a dataset's training questions, and the dataset's own (field answer), tried on the traces of a"
+        " category"
     )
-    parser.add_argument(
-        "--prior", type=Path, nargs="+", default=[SHIPPED_PRIOR], help=f"answers to other prompts: {recorded}"
-    )
-    parser.add_argument(
-        "--language", type=Path, nargs="+", default=[SHIPPED_LANGUAGE], help="answers in another language"
-    )
-    parser.add_argument(
-        "--dataset",
-        nargs=3,
-        metavar=("CATEGORY", "RECORDED", "DATASET"),
-        help="the model's answers to a dataset's training questions, and the dataset's own (field answer), tried on the"
-        " traces of a category",
-    )
-    parser.add_argument("--per-category", type=int, default=1000, help="traces of each")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 16, 32, 64])
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json: of --dataset and --footprint")
-    parser.add_argument(
-        "--footprint", type=int, default=0, metavar="TOKENS", help="also index that much of Python's sources"
-    )
-    parser.add_argument("--vocab-size", type=int, default=49152)
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the traces")
+    add("--dataset", None, dataset, nargs=3, metavar=("CATEGORY", "RECORDED", "DATASET"))
+    add("--per-category", 1000, "traces of each")
+    add("--nodes", [4, 8, 16, 32, 64], "of a draft")
+    add("--tokenizer", None, "tokenizer.json: of --dataset and --footprint", type=Path)
+    add("--footprint", 0, "also index that much of Python's sources", metavar="TOKENS")
+    add("--vocab-size", 49152, "of the answers")
+    add("--seed", 0, "of the order of the traces")
     given = parser.parse_args(argv)
     if (given.dataset or given.footprint) and not given.tokenizer:
         parser.error("--tokenizer: needed by --dataset and --footprint")

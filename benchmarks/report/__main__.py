@@ -11,32 +11,29 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import plots
+from benchmarks.options import Parser
 from benchmarks.report.page import Run, page
-from benchmarks.report.records import dumps
-from benchmarks.serve.journal import SUFFIX
+from benchmarks.report.records import JOURNAL, dumps
 from benchmarks.serve.summary import summarised
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.report", description=__doc__.split(": ", 1)[1].splitlines()[0]
-    )
-    parser.add_argument("folder", type=Path, help="results of one run (--json of the other commands)")
-    parser.add_argument(
-        "--out", type=Path, help="where results and plots are kept; the folder itself if left out"
-    )
-    parser.add_argument("--page", type=Path, help="README.md of that folder if left out")
+    parser = Parser("report", __doc__, records=False)
+    parser.add("folder", None, "results of one run (--json of the other commands)", type=Path)
+    parser.add("--out", None, "where results and plots are kept; the folder itself if left out", type=Path)
+    parser.add("--page", None, "file of the page; README.md of that folder if left out", type=Path)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
+    from benchmarks.report import plots
+
     out = given.out or given.folder
     out.mkdir(parents=True, exist_ok=True)
     texts = {path.stem: path.read_text() for path in given.folder.glob("*.json")}
-    for journal in given.folder.glob(f"*{SUFFIX}"):
-        texts[journal.name.removesuffix(SUFFIX)] = dumps(summarised(journal))
+    for journal in given.folder.glob(f"*{JOURNAL}"):
+        texts[journal.name.removesuffix(JOURNAL)] = dumps(summarised(journal))
     for name, text in texts.items():
         (out / f"{name}.json").write_text(text)
         plots.draw(name, json.loads(text), out)

@@ -1,10 +1,11 @@
-"""Tables of `python -m benchmarks.beside`."""
+"""Tables of `python -m benchmarks.beside` and `benchmarks.beside.loads`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 
-from benchmarks.report.markdown import Picture, interval, no_picture, table
+from benchmarks.report.markdown import Picture, columns, in_order, interval, no_picture, table
 
 BESIDE = {
     "saguaro": "SAGUARO",
@@ -15,14 +16,16 @@ BESIDE = {
 }
 FORECASTS = {name: f"{name}_forecast" for name in BESIDE}  # by what was measured
 NAMES = {
-    "plain": "plain", "plain_two": "plain, two cores", "sssd": "SSSD", **BESIDE, "standalone": "STANDALONE",
+    "plain": "plain", "sssd": "SSSD", **BESIDE, "standalone": "STANDALONE",
     **{FORECASTS[name]: f"{shown}, forecast" for name, shown in BESIDE.items()},
 }  # fmt: skip
 AIM = 0.1
+SPEED = {"EMULATED speed ratio": "{speed:g}"}
+NAME = {"method": lambda row: NAMES[row["variant"]]}
 
 
 def tables(record: dict, picture: Picture = no_picture) -> list[str]:
-    settings = record["manifest"]["settings"]
+    settings, rows = record["manifest"]["settings"], record["rows"]
     emulated = bool(settings["speed"])
     title = "Drafting beside the target" + (", EMULATED target latency" if emulated else ", real compute")
     how = (
@@ -37,61 +40,68 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
         f"{how} Target {settings['model']}, draft model {settings['draft']}; {settings['nodes']} drafted tokens a step, a core a"
         " process. Throughput over plain decoding, then tokens a step.",
         "",
-        *throughput(record["rows"], emulated),
-        *forecasts(record["rows"], emulated),
+        *throughput(rows, SPEED if emulated else {}),
+        *forecasts(rows, SPEED if emulated else {}),
         *picture("ratios", title),
     ]
     return [*lines, *break_even(record["break_even"])] if emulated else lines
 
 
-def throughput(rows: Sequence[dict], emulated: bool) -> list[str]:
-    variants = [name for name in NAMES if name != "plain" and any(row["variant"] == name for row in rows)]
-    found = {(row["speed"], row["batch"], row["variant"]): row for row in rows}
-    cells = []
-    for speed, batch in sorted({(row["speed"], row["batch"]) for row in rows}):
-        base = found[speed, batch, "plain"]
-        cells.append(
-            [
-                *([f"{speed:g}"] if emulated else []), batch, base["groups"], f"{base['milliseconds_per_step']:.0f}",
-                *(_cell(found.get((speed, batch, name))) for name in variants),
-            ]
-        )  # fmt: skip
-    names = (*(["EMULATED speed ratio"] if emulated else []), "batch", "groups", "plain, ms a step")
-    return table((*names, *(NAMES[name] for name in variants)), cells)
+def measured(rows: Sequence[dict]) -> list[str]:
+    """The variants but for plain decoding, in one order everywhere."""
+    return [name for name in NAMES if name != "plain" and any(row["variant"] == name for row in rows)]
 
 
-def _cell(row: dict | None) -> str:
-    return f"{interval(row['over_plain'])} ({row['tokens_per_step']['value']:.2f})" if row else ""
+def over_plain(
+    rows: Sequence[dict], by: Sequence[str], said: Callable[[dict], str]
+) -> tuple[list[dict], dict]:
+    """The rows of plain decoding by ratio and batch, and a column for each other variant beside them."""
+    found = {(*(row[name] for name in by), row["variant"]): row for row in rows}
+
+    def cell(name: str) -> Callable[[dict], str]:
+        def of(base: dict) -> str:
+            row = found.get((*(base[key] for key in by), name))
+            return said(row) if row else ""
+
+        return of
+
+    base = sorted(
+        (row for row in rows if row["variant"] == "plain"), key=lambda row: (row["speed"], row["batch"])
+    )
+    return base, {NAMES[name]: cell(name) for name in measured(rows)}
 
 
-def forecasts(rows: Sequence[dict], emulated: bool) -> list[str]:
+PLAIN = {"groups": "{groups}", "plain, ms a step": "{milliseconds_per_step:.0f}"}
+
+
+def throughput(rows: Sequence[dict], speed: dict) -> list[str]:
+    base, others = over_plain(
+        rows,
+        ("speed", "batch"),
+        lambda row: f"{interval(row['over_plain'])} ({row['tokens_per_step']['value']:.2f})",
+    )
+    return columns(base, {**speed, "batch": "{batch}", **PLAIN, **others})
+
+
+def forecasts(rows: Sequence[dict], speed: dict) -> list[str]:
     """The rows that have a forecast."""
     found = {(row["speed"], row["batch"], row["variant"]): row for row in rows}
-    cells = []
-    for row in (row for row in rows if "forecast_over_measured" in row):
-        forecast = found[row["speed"], row["batch"], FORECASTS[row["variant"]]]
-        error = row["forecast_over_measured"] - 1
-        cells.append(
-            [
-                *([f"{row['speed']:g}"] if emulated else []), row["batch"], NAMES[row["variant"]], interval(row["over_sssd"]),
-                f"{forecast['over_sssd']['value']:.2f}", f"{error:+.0%}", "met" if abs(error) <= AIM else "**missed**",
-                *(f"{one.get(name, 0.0):.2f}" for one in (row, forecast) for name in ("hit_share", "waited_share")),
-            ]
-        )  # fmt: skip
-    names = (
-        *(["EMULATED speed ratio"] if emulated else []),
-        "batch",
-        "method",
-        "over SSSD",
-        "forecast",
-        "forecast over measured",
-        "within 10%",
-    )
-    return (
-        table((*names, "hits", "waited for", "hits, forecast", "waited for, forecast"), cells)
-        if cells
-        else []
-    )
+    chosen = [
+        row | {"forecast": found[row["speed"], row["batch"], FORECASTS[row["variant"]]]}
+        for row in rows
+        if "forecast_over_measured" in row
+    ]
+    cells = {
+        **speed, "batch": "{batch}", **NAME, "over SSSD": lambda row: interval(row["over_sssd"]),
+        "forecast": "{forecast[over_sssd][value]:.2f}",
+        "forecast over measured": lambda row: f"{row['forecast_over_measured'] - 1:+.0%}",
+        "within 10%": lambda row: "met" if abs(row["forecast_over_measured"] - 1) <= AIM else "**missed**",
+        "hits": lambda row: f"{row.get('hit_share', 0.0):.2f}",
+        "waited for": lambda row: f"{row.get('waited_share', 0.0):.2f}",
+        "hits, forecast": lambda row: f"{row['forecast'].get('hit_share', 0.0):.2f}",
+        "waited for, forecast": lambda row: f"{row['forecast'].get('waited_share', 0.0):.2f}",
+    }  # fmt: skip
+    return columns(chosen, cells) if chosen else []
 
 
 def break_even(found: Sequence[dict]) -> list[str]:
@@ -106,9 +116,86 @@ def break_even(found: Sequence[dict]) -> list[str]:
             if variant in row and forecast in row
         ]
         if parts:
-            name = NAMES[variant]
-            lines += [
-                f"{name} is faster than SSSD from these EMULATED speed ratios on: {'; '.join(parts)}.",
-                "",
-            ]
+            from_here = f"{NAMES[variant]} is faster than SSSD from these EMULATED speed ratios on"
+            lines += [f"{from_here}: {'; '.join(parts)}.", ""]
     return lines
+
+
+def loads(record: dict, picture: Picture = no_picture) -> list[str]:
+    settings = record["manifest"]["settings"]
+    return [
+        "## Methods under several loads, EMULATED target latency",
+        "",
+        "Real servers side by side, a core for each target and one for the draft process. The target's latency is EMULATED: each of"
+        f" its decode and verify forwards sleeps until it has taken so many times a full draft forward ({settings['rows']} rows)."
+        f" Target {settings['model']} in {settings['dtype']}, draft model {settings['draft']}; at most {settings['nodes']} drafted"
+        " tokens a step. Throughput over plain decoding. Groups left out because a variant ended one answer before it had begun all:"
+        f" {record.get('left_out', 'not counted in this run')}. Last column: SPECSTORE over the fastest other method of the row, which is"
+        f" chosen by {record.get('best_by', 'this same measurement')}.",
+        "",
+        *of_loads(record["rows"], record["planner"]),
+        *pooled(record["planner"]),
+        *exits(record.get("exits", [])),
+        *first_tokens(record["first_tokens"]),
+        *sessions(record.get("sessions", [])),
+    ]
+
+
+def of_loads(rows: Sequence[dict], planner: Sequence[dict]) -> list[str]:
+    best = {(row["speed"], row["batch"], row["load"]): row for row in planner}
+
+    def over_best(row: dict) -> str:
+        found = best.get((row["speed"], row["batch"], row["load"]))
+        return f"{interval(found['over_best'])} ({NAMES[found['best']]})" if found else ""
+
+    base, others = over_plain(
+        rows, ("speed", "batch", "load"), lambda row: f"{row['over_plain']['value']:.2f}"
+    )
+    places = in_order(rows, "load")
+    base.sort(key=lambda row: (row["speed"], row["batch"], places.index(row["load"])))
+    at = {**SPEED, "batch": "{batch}", "load": "{load}"}
+    return columns(base, {**at, **PLAIN, **others, "SPECSTORE over best other": over_best})
+
+
+def pooled(planner: Sequence[dict]) -> list[str]:
+    """The planner over all loads; empty where SPECSTORE was not measured."""
+    chosen = sorted(
+        (row for row in planner if row["load"] == "all"), key=lambda row: (row["speed"], row["batch"])
+    )
+    best = {"SPECSTORE over best other": lambda row: interval(row["over_best"])}
+    lines = columns(chosen, {**SPEED, "batch": "{batch}", **best})
+    return ["Over the groups of all loads:", "", *lines] if planner else []
+
+
+def exits(rows: Sequence[dict]) -> list[str]:
+    """MIRROR over SAGUARO; empty where not both were measured."""
+    if not rows:
+        return []
+    found = {(row["speed"], row["batch"], row["load"]): interval(row["over_saguaro"]) for row in rows}
+    loads = in_order(rows, "load")
+    cells = [
+        [f"{speed:g}", batch, *(found[speed, batch, load] for load in loads)]
+        for speed, batch in sorted({(row["speed"], row["batch"]) for row in rows})
+    ]
+    return ["MIRROR over SAGUARO:", "", *table((*SPEED, "batch", *loads), cells)]
+
+
+def first_tokens(rows: Sequence[dict]) -> list[str]:
+    if not rows:
+        return []
+    text = f"{rows[0]['prompts']} prompts, each alone and for the first time; prefill is not emulated."
+    mean = {"mean, ms": lambda row: f"{1e3 * row['seconds']:.0f}"}
+    cells = {**NAME, **mean, "over plain": lambda row: interval(row["over_plain"])}
+    return ["### Time to first token", "", text, "", *columns(rows, cells)]
+
+
+def sessions(rows: Sequence[dict]) -> list[str]:
+    if not rows:
+        return []
+    text = "Accepted by each request of a batch that runs to its end, in all rounds together, and how many requests had none."
+    cells = {
+        **SPEED, "batch": "{batch}", **NAME, "rounds": "{rounds}", "without": lambda row: row["accepted"].count(0),
+        "fewest": lambda row: min(row["accepted"]), "median": lambda row: f"{median(row['accepted']):g}",
+        "most": lambda row: max(row["accepted"]),
+    }  # fmt: skip
+    return ["### Tokens of the draft model, by request", "", text, "", *columns(rows, cells)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report import beside, pipelining, replaying, serving, under_loads
+from benchmarks.report import beside, pipelining, replaying, serving
 from benchmarks.report.manifest import command
 from benchmarks.report.markdown import in_order
 from benchmarks.report.statistics import FEW
@@ -81,7 +81,7 @@ def page(run: Run) -> str:
     for name, record in run.of("beside").items():
         lines += beside.tables(record, partial(run.picture, name))
     for name, record in run.of("beside.loads").items():
-        lines += under_loads.tables(record, partial(run.picture, name))
+        lines += beside.loads(record, partial(run.picture, name))
     for kind, tables in COSTS.items():
         for name, record in run.of(kind).items():
             lines += [*tables(record), *run.picture(name, "", name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +16,30 @@ from benchmarks.report.markdown import show
 from benchmarks.report.statistics import Interval
 
 DIGITS = 6  # significant ones
+JOURNAL = ".journal.jsonl"  # how the names of raw records end
+
+
+class Journal:
+    """The raw record of a run, a line at a time, so that a broken run keeps what it has: the manifest, then each load's record."""
+
+    def __init__(self, path: Path, manifest: dict) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(manifest) + "\n")
+
+    def add(self, kind: str, record: dict) -> None:
+        """kind: of the record, for example group."""
+        with self._path.open("a") as file:
+            file.write(json.dumps({"kind": kind} | record) + "\n")
+
+
+def journalled(path: Path) -> tuple[dict, dict[str, list[dict]]]:
+    """The manifest, and the records by their kind."""
+    found: dict[str, list[dict]] = defaultdict(list)
+    manifest, *rows = map(json.loads, path.read_text().splitlines())
+    for row in rows:
+        found[row.pop("kind")].append(row)
+    return manifest, found
 
 
 def finish(command: str, given: argparse.Namespace, files: Iterable[Path] = (), **results: object) -> None:
@@ -33,20 +58,16 @@ def dumps(record: dict) -> str:
 def _lines(value: object) -> str:
     """A line for each entry that holds no table, and for each row of a table."""
     if isinstance(value, dict) and any(_is_nested(entry) for entry in value.values()):
-        return (
-            "{\n"
-            + ",\n".join(f"{json.dumps(name)}: {_lines(entry)}" for name, entry in value.items())
-            + "\n}"
-        )
+        entries = (f"{json.dumps(name)}: {_lines(entry)}" for name, entry in value.items())
+        return "{\n" + ",\n".join(entries) + "\n}"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
     return json.dumps(value)
 
 
 def _is_nested(value: object) -> bool:
-    return isinstance(value, dict) or (
-        isinstance(value, list) and any(isinstance(row, dict) for row in value)
-    )
+    rows = value if isinstance(value, list) else []
+    return isinstance(value, dict) or any(isinstance(row, dict) for row in rows)
 
 
 def _plain(value: object) -> object:

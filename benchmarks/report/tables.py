@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.report import beside, carrying, costs, pipelining, replaying, serving, under_loads
+from benchmarks.report import beside, carrying, costs, pipelining, replaying, serving
 
 COSTS = {
     "engine": costs.engine,
@@ -18,7 +18,7 @@ TABLES = COSTS | {
     "serve": serving.tables,
     "pipeline": pipelining.tables,
     "beside": beside.tables,
-    "beside.loads": under_loads.tables,
+    "beside.loads": beside.loads,
 }
 
 

@@ -17,14 +17,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.options import add_dtype, check_positive, options
+from benchmarks.options import NEEDED, Parser, add_dtype, number
 from benchmarks.replay.methods import Corpus
 from benchmarks.report.manifest import manifest
-from benchmarks.report.records import finish
+from benchmarks.report.records import JOURNAL, Journal, finish
 from benchmarks.report.serving import BASELINE
 from benchmarks.serve.bench_serving import cross_check
 from benchmarks.serve.cases import CASES, Case, Pool, pilots
-from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.measure import measure, points, run
 from benchmarks.serve.prediction import Forecasts, Recent, merged
 from benchmarks.serve.summary import summarised
@@ -38,37 +37,36 @@ Pilots = dict[tuple[str, int, str], list[dict]]  # records by variant, batch siz
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = options("serve", __doc__)
-    add = parser.add_argument
-    add("--model", type=Path, required=True)
-    add("--prompts", type=Path, nargs="+", default=[SHIPPED], help="files of python -m benchmarks.record")
-    add("--prior", type=Path, nargs="+", default=[SHIPPED_PRIOR], help="recorded answers to other prompts")
+    parser = Parser("serve", __doc__, "var/serve.json")
+    add = parser.add
+    add("--model", None, "folder of the model", **NEEDED)
+    add("--prompts", [SHIPPED], "files of python -m benchmarks.record")
+    add("--prior", [SHIPPED_PRIOR], "recorded answers to other prompts")
     servers = (
         "a server each, all at once: 4.6 GB of memory with the demo model (float32 6.5), 2 GB more for NGRAM"
     )
-    default = ["plain", "ngram", "sssd", "control_adaptive"]
-    add("--variants", nargs="+", choices=VARIANTS, default=default, help=servers)
-    add("--draft", type=Path, help=f"draft model of {' and '.join(WITH_DRAFT)}")
-    add("--cases", nargs="+", choices=CASES, default=["mixed"])
-    add("--batch", type=int, nargs="+", default=[1, 8], help="of the case mixed")
-    add("--case-batch", type=int, nargs="+", help="of the other cases; as --batch if left out")
-    count = "prompts of a case (of tasks: a category) and batch size, at least for three groups"
-    add("--count", type=int, default=16, help=count)
-    add("--nodes", type=int, default=15, help="drafted tokens a tree (the root is one row more)")
-    checked = "also load with sglang.bench_serving, so many prompts a batch size"
-    add("--bench-serving", type=int, default=0, metavar="PROMPTS", help=checked)
-    add("--max-tokens", type=int, default=128)
+    add("--variants", ["plain", "ngram", "sssd", "control_adaptive"], servers, choices=VARIANTS)
+    add("--draft", None, f"draft model of {' and '.join(WITH_DRAFT)}", type=Path)
+    add("--cases", ["mixed"], "what is asked", choices=CASES)
+    add("--batch", [1, 8], "requests at once, of the case mixed")
+    add("--case-batch", [], "of the other cases; as --batch if left out", type=number(1))
+    add("--count", 16, "prompts of a case (of tasks: a category) and batch size, at least for three groups")
+    add("--nodes", 15, "drafted tokens a tree (the root is one row more)")
+    add(
+        "--bench-serving",
+        0,
+        "also load with sglang.bench_serving, so many prompts a batch size",
+        metavar="PROMPTS",
+    )
+    add("--max-tokens", 128, "of an answer")
     add_dtype(parser)
-    add("--no-overlap", action="store_true")
-    add("--seed", type=int, default=0, help="of the order of prompts")
-    parser.set_defaults(json=Path("var/serve.json"))
+    add("--seed", 0, "of the order of prompts")
     given = parser.parse_args(argv)
     given.case_batch = given.case_batch or given.batch
     if BASELINE not in given.variants:
         parser.error(f"--variants: {BASELINE} is what the others are compared with")
     if given.draft is None and (needed := set(WITH_DRAFT) & set(given.variants)):
         parser.error(f"--draft: {', '.join(sorted(needed))} cannot do without")
-    check_positive(parser, given, "batch", "case_batch", "count", "nodes", "max_tokens")
     return given
 
 
@@ -104,13 +102,9 @@ def warm_up(servers: Sequence[SglangServer], prompts: Sequence[Sequence[int]], b
 
 
 def forecasts(given: argparse.Namespace, piloted: Pilots, corpus: Corpus) -> Forecasts:
+    rows = {variant: 1 if variant == BASELINE else given.nodes + 1 for variant, *_ in piloted}
     recent = {
-        (variant, batch): Recent(
-            loads,
-            merged(piloted[variant, batch, "long pilot"]),
-            batch,
-            1 if variant == BASELINE else given.nodes + 1,
-        )
+        (variant, batch): Recent(loads, merged(piloted[variant, batch, "long pilot"]), batch, rows[variant])
         for (variant, batch, load), loads in piloted.items()
         if load == "pilot"
     }
@@ -118,16 +112,12 @@ def forecasts(given: argparse.Namespace, piloted: Pilots, corpus: Corpus) -> For
 
 
 def started(
-    given: argparse.Namespace,
-    settings: Settings,
-    unused_token: int,
-    folder: Path,
-    stack: contextlib.ExitStack,
+    given: argparse.Namespace, settings: Settings, unused: int, folder: Path, stack: contextlib.ExitStack
 ) -> tuple[dict[str, SglangServer], dict[str, int]]:
     """A healthy server a variant, and the services they draft from, all of which are stopped with the stack; and by variant the
     port of its service's metrics."""
     knowledge = prepare(given.variants, given.prior, given.model / "tokenizer.json", folder)
-    ports = stack.enter_context(services(given.variants, knowledge, unused_token, folder))
+    ports = stack.enter_context(services(given.variants, knowledge, unused, folder))
     servers = {
         variant: stack.enter_context(running(server_spec(variant, settings, knowledge, ports), folder))
         for variant in given.variants
@@ -152,9 +142,9 @@ def pilot_loads(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(argv)
     from transformers import AutoTokenizer
 
-    given = parse(argv)
     exit_when_terminated()
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     unused_token = next(token for token in tokenizer.all_special_ids if token != tokenizer.eos_token_id)
@@ -163,17 +153,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     loads = pilots(pool, batches)
     cases = chosen_cases(given, pool)
     corpus = Corpus([trace.output for trace in load_traces(*given.prior)], vocab_size=len(tokenizer))
-    settings = Settings(
-        given.model,
-        given.draft,
-        given.dtype,
-        given.nodes,
-        tuple(batches),
-        given.max_tokens,
-        not given.no_overlap,
-    )
+    settings = Settings(given.model, given.draft, given.dtype, given.nodes, tuple(batches))
     files = [*given.prompts, *given.prior]
-    path = given.json.with_suffix(SUFFIX)
+    path = given.json.with_suffix(JOURNAL)
     journal = Journal(path, manifest("serve", files, given))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-serve-")))
@@ -186,8 +168,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )  # fmt: skip
         groups = {batch: pool.take(given.bench_serving) for batch in given.case_batch if given.bench_serving}
         cross_check(servers, groups, tokenizer, given.max_tokens, folder, journal)
-    record = summarised(path)
-    finish("serve", given, files, summary=record["summary"], bench_serving=record["bench_serving"])
+    results = {name: of for name, of in summarised(path).items() if name != "manifest"}
+    finish("serve", given, files, **results)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.report.records import Journal
 from benchmarks.serve.cases import Request
-from benchmarks.serve.journal import Journal
 from tests.support.servers.engine import SglangServer
 
 KEPT = ("output_throughput", "median_ttft_ms", "median_itl_ms", "p99_itl_ms", "completed")

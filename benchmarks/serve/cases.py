@@ -15,6 +15,7 @@ is one steady load (benchmarks.serve.load).
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,16 +82,14 @@ class Pool:
 
     def take(self, count: int, category: str | None = None) -> list[Request]:
         """Unused ones, and fewer than `count` where there are no more."""
-        wanted = [row for row in self._unused if category in (None, spec_bench_category(row["category"]))][
-            :count
-        ]
+        suits = (row for row in self._unused if category in (None, spec_bench_category(row["category"])))
+        wanted = list(itertools.islice(suits, count))
         taken = set(map(id, wanted))
         self._unused = [row for row in self._unused if id(row) not in taken]
+        kinds = (spec_bench_category(row["category"]) for row in wanted)
+        outputs = (np.array(row["tokens"], np.int32) for row in wanted)
         return [
-            Request(
-                spec_bench_category(row["category"]), row["prompt_tokens"], np.array(row["tokens"], np.int32)
-            )
-            for row in wanted
+            Request(*of) for of in zip(kinds, (row["prompt_tokens"] for row in wanted), outputs, strict=True)
         ]
 
     def chat(self, *turns: str) -> list[int]:
@@ -127,16 +126,9 @@ def tasks(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
     return Case("tasks", groups)
 
 
-def mixed(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
-    return Case("mixed", deal(pool.take, batches, prompts))
-
-
-def repeated(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
-    return Case("repeated", deal(pool.take, batches, prompts), seen=True)
-
-
-def sampled(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
-    return Case("sampled", deal(pool.take, batches, prompts), {"temperature": 0.7})
+def pooled(name: str, pool: Pool, batches: Sequence[int], prompts: int, **how: object) -> Case:
+    """All categories in one batch."""
+    return Case(name, deal(pool.take, batches, prompts), **how)
 
 
 def followup(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
@@ -179,16 +171,12 @@ def pilots(pool: Pool, batches: Sequence[int]) -> tuple[Case, Case]:
     sampling = {"temperature": 0.0, "ignore_eos": True}
     words = random_words(pool, PILOT_WORDS)
     long_groups = {batch: [words(batch) for _ in range(PILOT_GROUPS)] for batch in batches}
-    return Case("pilot", deal(pool.take, batches, PILOT_PROMPTS, PILOT_GROUPS)), Case(
-        "long pilot", long_groups, sampling
-    )
-
-
-def streamed(pool: Pool, batches: Sequence[int], prompts: int) -> Case:
-    return Case("streamed", deal(pool.take, batches, prompts), chunk=1)
+    ordinary = Case("pilot", deal(pool.take, batches, PILOT_PROMPTS, PILOT_GROUPS))
+    return ordinary, Case("long pilot", long_groups, sampling)
 
 
 CASES: dict[str, Callable[[Pool, Sequence[int], int], Case]] = {
-    "mixed": mixed, "tasks": tasks, "repeated": repeated, "sampled": sampled, "followup": followup, "long": long,
-    "unrelated": unrelated, "streamed": streamed,
+    "mixed": partial(pooled, "mixed"), "tasks": tasks, "repeated": partial(pooled, "repeated", seen=True),
+    "sampled": partial(pooled, "sampled", sampling={"temperature": 0.7}), "followup": followup, "long": long,
+    "unrelated": unrelated, "streamed": partial(pooled, "streamed", chunk=1),
 }  # fmt: skip

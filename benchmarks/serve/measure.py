@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.report.records import Journal
 from benchmarks.serve.cases import Case, Request
-from benchmarks.serve.journal import Journal
 from benchmarks.serve.load import steady_load
 from benchmarks.serve.prediction import Forecasts
 from sglang_patches.metrics import PHASES, RETRIEVE

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from benchmarks.playback import Playback
 from benchmarks.replay.method import Method, replay
@@ -76,6 +75,8 @@ def step_time(load: dict, long_pilot: dict, batch: int, rows: int, another_token
             if size == batch:
                 counts[width] += count
                 totals[width] += total + count * shift
+    from scipy.optimize import isotonic_regression
+
     widths = sorted(counts)
     means = [totals[width] / counts[width] for width in widths]
     rising = isotonic_regression(means, weights=[counts[width] for width in widths]).x.tolist()

@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.prompts import ALL, SPEC_BENCH
+from benchmarks.report.records import journalled
 from benchmarks.report.serving import BASELINE
 from benchmarks.report.statistics import ratio_of_sums, throughput_ratio
 from benchmarks.serve.measure import breakdown
-
-
-def first_difference(reference: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first differing token; None if equal."""
-    for index, (a, b) in enumerate(zip(reference, other, strict=False)):
-        if a != b:
-            return index
-    return None if len(reference) == len(other) else min(len(reference), len(other))
 
 
 def difference_rate(rows: Sequence[dict], base: Sequence[dict]) -> float:
     """Share of outputs that differ anywhere from the baseline's."""
     pairs = [
         pair
-        for row, plain in zip(rows, base, strict=True)
-        for pair in zip(plain["outputs"], row["outputs"], strict=True)
+        for row, of in zip(rows, base, strict=True)
+        for pair in zip(of["outputs"], row["outputs"], strict=True)
     ]
-    return sum(first_difference(*pair) is not None for pair in pairs) / len(pairs)
+    return sum(one != other for one, other in pairs) / len(pairs)
 
 
 def summarised(path: Path) -> dict:
     """The results of a run, without those of a load that not every server has had."""
-    manifest, *records = map(json.loads, path.read_text().splitlines())
-    of_kind = {
-        kind: [
-            {name: value for name, value in record.items() if name != "kind"}
-            for record in records
-            if record["kind"] == kind
-        ]
-        for kind in ("group", "bench_serving")
-    }
+    manifest, records = journalled(path)
     size = len(manifest["settings"]["variants"])
-    complete = of_kind["group"][: len(of_kind["group"]) // size * size]
-    return {"manifest": manifest, "summary": summarise(complete), "bench_serving": of_kind["bench_serving"]}
+    complete = records["group"][: len(records["group"]) // size * size]
+    return {"manifest": manifest, "summary": summarise(complete), "bench_serving": records["bench_serving"]}
 
 
 def summarise(records: Sequence[dict]) -> list[dict]:

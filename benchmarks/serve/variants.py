@@ -66,8 +66,6 @@ class Settings:
     dtype: str
     nodes: int
     batches: tuple[int, ...]
-    max_tokens: int
-    overlap: bool
 
 
 def prepare(variants: Sequence[str], answers: Sequence[Path], tokenizer: Path, folder: Path) -> Knowledge:
@@ -127,7 +125,6 @@ def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: d
         settings.draft if variant in WITH_DRAFT else None,
         flags=(*flags.get(variant, ()), "--enable-metrics"),
         max_running_requests=max(settings.batches),
-        overlap=settings.overlap,
     )
 
 

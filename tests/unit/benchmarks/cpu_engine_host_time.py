@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from benchmarks.host_time import PARTS, VOCABULARY, Load, Marks, configured, measure  # noqa: E402
+from benchmarks.host_time.step import PARTS, VOCABULARY, Load, Marks, configured, measure  # noqa: E402
 from benchmarks.traces import SHIPPED, load_traces  # noqa: E402
 from datastore_service.engine.engine import Engine  # noqa: E402
 

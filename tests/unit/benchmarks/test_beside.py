@@ -5,27 +5,29 @@ import dataclasses
 import json
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.beside import window as timing
-from benchmarks.beside.__main__ import forecast_options, length_of, parse
+from benchmarks.beside.__main__ import length_of, parse
 from benchmarks.beside.costs import DraftTimes, TargetTimes, since
 from benchmarks.beside.forecast import Forecaster, with_first_token
-from benchmarks.beside.models import by_length, pairs_of
+from benchmarks.beside.models import by_length
+from benchmarks.beside.run import forecast_options
 from benchmarks.beside.servers import BESIDE, VARIANTS, WITH_DRAFT, Setup, check_room, server_spec
-from benchmarks.beside.summary import records_of, summarise
+from benchmarks.beside.summary import cells_of, summarise
 from benchmarks.beside.window import Course, decode, window
 from benchmarks.pipeline.methods import policy_of
+from benchmarks.pipeline.models import pairs_of
 from benchmarks.pipeline.pairs import Pair, synthetic
 from benchmarks.replay.methods import Corpus
 from benchmarks.report import beside as tables
 from benchmarks.report import plots
 from benchmarks.report.beside import FORECASTS
-from benchmarks.report.records import dumps
-from benchmarks.serve.journal import Journal
+from benchmarks.report.records import Journal, dumps, journalled
 from benchmarks.traces import SHIPPED, Trace
 from sglang_patches.options import Options, add_flags
 from tests.support.servers.engine import StreamFailedError
@@ -222,23 +224,18 @@ def test_a_forecast_has_the_rows_of_one_draft_process_and_the_requests_of_the_gr
 NOT_SIMULATED = {"prior", "early_exit", "draft_tokens"}
 
 
+def setup_of(variant: str, folder: Path, words: str = "", length: str = "static") -> Setup:
+    told = f"--model m --draft d --pairs p --nodes 6 --rows 20 --phrase 5 --early-exit e {words}"
+    given = parse(told.split() + ["--variants", "plain", "sssd", variant])
+    return Setup(given, "float32", folder, length, {"EMULATED": "yes"})
+
+
 @pytest.mark.parametrize("speed", ["", "--speed 3"])
 @pytest.mark.parametrize("variant", BESIDE)
 def test_a_forecast_has_the_options_that_are_served(variant, speed, tmp_path):
-    words = f"--model m --draft d --pairs p --nodes 6 --rows 20 --phrase 5 --early-exit e {speed}"
-    given = parse(words.split() + ["--variants", "plain", "sssd", variant])
-    setup = Setup(
-        tmp_path,
-        tmp_path,
-        "float32",
-        tmp_path,
-        given.nodes,
-        given.rows,
-        given.phrase,
-        length_of(given),
-        8,
-        {},
-    )
+    length = "static" if speed else "adaptive"
+    setup = setup_of(variant, tmp_path, speed, length)
+    assert length_of(setup.given) == length
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser)
     flags, _ = parser.parse_known_args(server_spec(variant, setup).command(1))
@@ -248,30 +245,18 @@ def test_a_forecast_has_the_options_that_are_served(variant, speed, tmp_path):
         if (value := getattr(flags, f"specstore_{option.name}")) is not None
         and option.name not in NOT_SIMULATED
     }
-    assert dataclasses.replace(Options(), **served) == forecast_options(given)
+    assert dataclasses.replace(Options(), **served) == forecast_options(setup.given, length)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_servers(variant, tmp_path):
-    setup = Setup(
-        tmp_path,
-        tmp_path / "draft",
-        "float32",
-        tmp_path / "prior",
-        K,
-        ROWS,
-        7,
-        "static",
-        8,
-        {"EMULATED": "yes"},
-    )
-    spec = server_spec(variant, setup)
+    spec = server_spec(variant, setup_of(variant, tmp_path))
     words = spec.command(1)
     assert ("--speculative-draft-model-path" in words) == (variant in WITH_DRAFT)
     assert ("off" in words) == (variant in ("sssd", *BESIDE))
     assert ("--specstore-draft-phrase" in words) == (variant in BESIDE)
-    assert spec.environment["OMP_NUM_THREADS"] == ("2" if variant == "plain_two" else "1")
-    assert spec.environment["EMULATED"] == "yes"
+    assert ("--specstore-early-exit" in words) == (variant == "mirror")
+    assert spec.environment["OMP_NUM_THREADS"] == "1" and spec.environment["EMULATED"] == "yes"
 
 
 def test_speed_ratios_need_a_draft_process(capsys):
@@ -345,8 +330,15 @@ def records() -> list[dict]:
     return [group(s, b, g, v) for s in (2, 8) for b in (1, 4) for g in range(3) for v in RATES]
 
 
-def test_the_table_says_what_was_measured_and_what_was_forecast():
-    made = summarise(records())
+def written(path: Path, records: list[dict]) -> Path:
+    journal = Journal(path, {})
+    for record in records:
+        journal.add("group", record)
+    return path
+
+
+def test_the_table_says_what_was_measured_and_what_was_forecast(tmp_path):
+    made = summarise(written(tmp_path / "journal", records()))
     rows = {(row["speed"], row["batch"], row["variant"]): row for row in made["rows"]}
     assert rows[8, 4, "saguaro"]["over_plain"].value == pytest.approx(3.0)
     assert rows[8, 4, "saguaro"]["over_sssd"].value == pytest.approx(1.5)
@@ -363,9 +355,9 @@ def test_the_table_says_what_was_measured_and_what_was_forecast():
 def test_the_table_can_be_read(tmp_path):
     settings = {"speed": [2.0, 8.0], "rows": ROWS, "nodes": K, "model": "m", "draft": "d"}
     manifest = {"command": "beside", "settings": settings}
-    record = json.loads(dumps({"manifest": manifest, **summarise(records())}))
+    record = json.loads(dumps({"manifest": manifest, **summarise(written(tmp_path / "journal", records()))}))
     plots.draw("named", record, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["named-ratios.png"]
+    assert [path.name for path in tmp_path.glob("*.png")] == ["named-ratios.png"]
     text = "\n".join(tables.tables(record))
     assert text.count("EMULATED") >= 5 and "**missed**" in text and "| met |" in text
     assert "DOUBLE is faster than SSSD" in text and "| DOUBLE, forecast |" in text
@@ -374,11 +366,10 @@ def test_the_table_can_be_read(tmp_path):
 
 
 def test_a_group_that_was_cut_off_does_not_count(tmp_path):
-    journal = Journal(tmp_path / "journal", {})
-    for record in records()[:-2]:
-        journal.add("group", record)
-    kept = records_of(tmp_path / "journal")
-    assert len(kept) == len(records()) - len(RATES)
+    cells = cells_of(journalled(written(tmp_path / "journal", records()[:-2]))[1]["group"])
+    assert sum(len(rows) for groups in cells.values() for rows in groups.values()) == len(records()) - len(
+        RATES
+    )
 
 
 def test_a_server_that_found_too_little_memory_is_an_error():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline.ceiling import (
+from benchmarks.pipeline.experiments import Question
+from benchmarks.pipeline.methods import (
     AGAIN,
     ALONE,
     BOTH,
@@ -20,10 +21,10 @@ from benchmarks.pipeline.ceiling import (
     datastores,
     partly_known,
     played,
-)
-from benchmarks.pipeline.experiments import Question
+)  # fmt: skip
 from benchmarks.pipeline.pairs import VOCABULARY, half_remembered, save, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
+from benchmarks.pipeline.table import recorded_datastore
 from benchmarks.report import plots
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.limits import Limits
@@ -93,7 +94,7 @@ def asked(pairs, ratio=4.0, datastore=None):
 
 def test_what_the_datastore_has_served_before_is_what_it_drafts():
     pairs = synthetic_pairs(6, 100, 0.7, 0.6, 0.5, seed=3)
-    make = command.recorded_datastore
+    make = recorded_datastore
     stored = {NOTHING: make(VOCABULARY, []), AGAIN: make(VOCABULARY, [], pairs)}
     rows = list(datastores(asked(pairs), [{"agreement": 0.7}], 1, lambda case: stored, ratios=[4.0]))
     found = {(row["method"], row["datastore"]): row for row in rows}
@@ -116,7 +117,7 @@ def test_refused_tokens_are_told_to_the_one_datastore_that_keeps_them(monkeypatc
         return step(self, entries, deadline)
 
     monkeypatch.setattr(EmbeddedDatastore, "step", listen)
-    store = command.recorded_datastore(VOCABULARY, [], limits=Limits(refusals=kept))
+    store = recorded_datastore(VOCABULARY, [], limits=Limits(refusals=kept))
     played(asked(synthetic_pairs(3, 60, 0.7, 0.6, 0.5, seed=3), datastore=store), {}, 1, BOTH, shared=True)
     assert bool(told) == bool(kept) and len(stores) == 1
 

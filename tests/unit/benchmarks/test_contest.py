@@ -5,9 +5,9 @@ import json
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline.ceiling import partly_known
-from benchmarks.pipeline.contest import AUTOMATIC, PLAIN, PLANNER, against_shapes, contest, shapes
+from benchmarks.pipeline.drafts import PLANNER, against_shapes, shapes
 from benchmarks.pipeline.experiments import Question
+from benchmarks.pipeline.methods import AUTOMATIC, PLAIN, contest, partly_known
 from benchmarks.pipeline.pairs import save, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
 from sglang_patches.methods.registry import METHODS

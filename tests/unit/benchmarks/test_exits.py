@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline.exits import bounds, by_choices, by_window, middle, played
-from benchmarks.pipeline.experiments import Question, hits
+from benchmarks.pipeline.drafts import bounds, by_choices, by_window, middle, played
+from benchmarks.pipeline.experiments import Question
 from benchmarks.pipeline.pairs import VOCABULARY, save, synthetic_pairs
 from benchmarks.pipeline.simulation import EarlyExit, Times
 
@@ -42,7 +42,7 @@ def question(pairs, times=TIMES, lookahead=7):
 
 
 def rate(tally):
-    return hits(tally) / tally.steps.total()
+    return tally.hit_rate
 
 
 def test_an_exit_that_knows_everything_leaves_no_miss():

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.beside.load_summary import summarise
 from benchmarks.beside.loads import LOADS, LONG_TOKENS, known_answers, long, parse, requests_of
-from benchmarks.report import under_loads
-from benchmarks.report.records import dumps
+from benchmarks.beside.summary import summarise_loads
+from benchmarks.report import beside
+from benchmarks.report.records import Journal, dumps
 from benchmarks.serve.cases import Pool
-from benchmarks.serve.journal import Journal
 from benchmarks.traces import SHIPPED, recorded_rows
 from tests.support.tiny_model import write_spelling_model
 
@@ -90,7 +89,7 @@ def test_the_planner_is_compared_with_the_fastest_of_each_load(tmp_path):
         ("long", 0): {"plain": 1, "sssd": 8, "duo": 4, "specstore": 4},
         ("long", 1): {"plain": 1, "sssd": 8},  # cut off
     }
-    found = summarise(journal(tmp_path / "journal", cells))
+    found = summarise_loads(journal(tmp_path / "journal", cells))
     planner = {row["load"]: (row["best"], round(row["over_best"].value, 3)) for row in found["planner"]}
     assert planner == {"mixed": ("duo", 1.5), "long": ("sssd", 0.5), "all": (None, round(16 / 16, 3))}
     groups = {(row["load"], row["variant"]): row["groups"] for row in found["rows"]}
@@ -103,7 +102,7 @@ def test_the_fastest_is_not_chosen_by_the_group_that_it_is_compared_in(tmp_path)
     """Two that are equally fast take turns: the planner, which is as fast, is not behind."""
     speeds = [{"plain": 1, "duo": 2 + at % 2, "double": 3 - at % 2, "specstore": 2.5} for at in range(4)]
     cells = {("mixed", at): of for at, of in enumerate(speeds)}
-    row, _ = summarise(journal(tmp_path / "journal", cells))["planner"]
+    row, _ = summarise_loads(journal(tmp_path / "journal", cells))["planner"]
     assert row["over_best"].value == pytest.approx(10 / 8)  # by the same groups: 10 / 10
 
 
@@ -111,21 +110,21 @@ def test_what_each_request_had_of_the_draft_model_is_summed_over_the_rounds(tmp_
     writing = Journal(tmp_path / "journal", {})
     for accepted in ([3, 0, 1], [2, 0, 4]):
         writing.add("sessions", {"speed": 3.0, "batch": 3, "variant": "duo", "accepted": accepted})
-    record = summarise(tmp_path / "journal")
+    record = summarise_loads(tmp_path / "journal")
     (row,) = record["sessions"]
     assert row == {"speed": 3.0, "batch": 3, "variant": "duo", "rounds": 2, "accepted": [5, 0, 5]}
-    assert "| 3 | 3 | DUO | 2 | 1 | 0 | 5 | 5 |" in "\n".join(under_loads.sessions(record["sessions"]))
+    assert "| 3 | 3 | DUO | 2 | 1 | 0 | 5 | 5 |" in "\n".join(beside.sessions(record["sessions"]))
 
 
 def test_without_the_planner_there_is_no_comparison_with_it(tmp_path):
     path = journal(tmp_path / "journal", {("mixed", 0): {"plain": 1, "saguaro": 2}})
-    assert summarise(path)["planner"] == []
+    assert summarise_loads(path)["planner"] == []
 
 
 def test_the_table_names_the_best_other(tmp_path):
     cells = {("mixed", group): {"plain": 1, "duo": 4, "specstore": 6} for group in (0, 1)}
     settings = {"rows": 24, "model": "m", "dtype": "bfloat16", "draft": "d", "nodes": 8}
-    found = summarise(journal(tmp_path / "journal", cells)) | {"manifest": {"settings": settings}}
-    lines = under_loads.tables(json.loads(dumps(found)))
+    found = summarise_loads(journal(tmp_path / "journal", cells)) | {"manifest": {"settings": settings}}
+    lines = beside.loads(json.loads(dumps(found)))
     assert "had begun all: 1. Last" in lines[2]
     assert "| 3 | 1 | mixed | 2 | 1000 | 4.00 | 6.00 | 1.50 [1.50, 1.50] (DUO) |" in lines

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline import experiments, record, simulation
+from benchmarks.pipeline import record, simulation, theory
 from benchmarks.pipeline.experiments import (
     BOTH,
     FAN_OUT,
@@ -33,8 +33,7 @@ from benchmarks.pipeline.simulation import (
     Times,
     rate_of,
 )
-from benchmarks.pipeline.theory import saguaro
-from benchmarks.pipeline.theory.chain import chain_tokens
+from benchmarks.pipeline.theory import chain_tokens
 from benchmarks.report import pipelining, plots
 from benchmarks.report.page import Run, page
 from benchmarks.report.records import dumps
@@ -99,7 +98,7 @@ def test_theorem_7(acceptance, fallback):
     waited = tally.waiting / max(1, tally.steps[WAITED]) / STEP
     assert waited == pytest.approx(K * DRAFT if fallback == "wait" else 0, rel=0.1)
     e_miss = tally.tokens_a_step(WAITED, FELL_BACK, NOTHING)
-    expected = saguaro.speedup(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, 0.5, waited)
+    expected = theory.speedup(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, 0.5, waited)
     assert tally.tokens_a_second * STEP == pytest.approx(expected, rel=0.02)
 
 
@@ -107,7 +106,7 @@ def test_corollary_16():
     """All of a batch wait for one."""
     batch, tally = 4, question(tokens=4800).tally({}, 4, fallback="wait")
     e_miss = tally.tokens_a_step(WAITED)
-    expected = saguaro.speedup(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, 0.5, K * DRAFT, batch)
+    expected = theory.speedup(tally.hit_rate, tally.tokens_a_step(HIT), e_miss, 0.5, K * DRAFT, batch)
     assert tally.tokens_a_second * STEP / batch == pytest.approx(expected, rel=0.03)
 
 
@@ -117,7 +116,7 @@ def test_equation_1():
         kind: tally.after[kind, HIT] / sum(tally.after[kind, to] for to in (HIT, FELL_BACK))
         for kind in (HIT, FELL_BACK)
     }
-    assert saguaro.hit_rate(after[HIT], after[FELL_BACK]) == pytest.approx(tally.hit_rate, abs=0.005)
+    assert theory.hit_rate(after[HIT], after[FELL_BACK]) == pytest.approx(tally.hit_rate, abs=0.005)
 
 
 def test_hits_give_what_a_chain_gives():
@@ -182,7 +181,7 @@ def test_the_better_of_a_short_draft_and_the_datastore_s_tree_is_verified():
 
 def test_the_hits_of_the_sessions_are_the_hits_of_all():
     tally = question().tally({}, 4)
-    assert sum(tally.each(experiments.hits)) == tally.steps[HIT]
+    assert sum(tally.each("hits")) == tally.steps[HIT]
     least, median, most = tally.hits_by_session
     assert 0 < least < tally.hit_rate < most < 1 and least <= median <= most
     (row,) = question().rows({}, 4, "fallback", ["datastore"])
@@ -261,7 +260,7 @@ def test_drafting_beside_the_target_beats_drafting_before_it():
     (row,) = question(tokens=12000).rows({}, 1, "fallback", ["datastore"])
     drafting = row["synchronous_lookahead"] * DRAFT
     e_sync = row["synchronous_over_plain"].value * (1 + drafting)
-    least, most = saguaro.sandwich(row["hit_rate"].value, chain_tokens(0.8, K), e_sync, drafting)
+    least, most = theory.sandwich(row["hit_rate"].value, chain_tokens(0.8, K), e_sync, drafting)
     assert max(1, least) < row["over_synchronous"].value < most and row["hidden"] > 0.95
     expected = chain_tokens(0.8, row["synchronous_lookahead"]) / (1 + drafting)
     assert row["synchronous_over_plain"].value == pytest.approx(expected, rel=0.05)
@@ -430,5 +429,5 @@ def test_bad_input_is_named(words, named, capsys):
 
 def test_without_hits_there_is_nothing_to_compare_them_with():
     nothing, some = Tally(parts=[Tally()]), Tally(parts=[Tally(Counter({HIT: 3}), seconds=1.0)])
-    assert experiments.over(nothing, some, experiments.hits, experiments.steps) is None
+    assert some.over(nothing, "hits") is None
     assert pipelining.cell(None) == "–"

@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.pipeline.models import answers, chooser
 from benchmarks.pipeline.pairs import recorded
-from benchmarks.pipeline.record import answers, chooser
 
 PROMPTS, SEEDS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [3]], [11, 2**40, 13]
 

@@ -12,10 +12,10 @@ import pytest
 from benchmarks.prompts import SPEC_BENCH
 from benchmarks.replay.methods import Corpus
 from benchmarks.report.__main__ import main as report
+from benchmarks.report.records import JOURNAL, Journal
 from benchmarks.report.serving import SAMPLED
 from benchmarks.serve.__main__ import left_out
 from benchmarks.serve.cases import CASES, Case, Pool, Request, deal, pilots
-from benchmarks.serve.journal import SUFFIX, Journal
 from benchmarks.serve.load import prompts_for
 from benchmarks.serve.measure import Counters, breakdown, points
 from benchmarks.serve.prediction import (
@@ -27,7 +27,7 @@ from benchmarks.serve.prediction import (
     merged,
     traces_of,
 )
-from benchmarks.serve.summary import difference_rate, first_difference, summarise
+from benchmarks.serve.summary import difference_rate, summarise
 from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, Knowledge, Settings, server_spec
 from sglang_patches.step.length import StepTimes
 
@@ -143,7 +143,7 @@ def test_points_keep_the_order_of_cases_and_batches():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_arm_has_a_server(variant, tmp_path):
     knowledge = Knowledge(tmp_path / "prior", tmp_path / "crowded", tmp_path / "corpus.jsonl")
-    settings = Settings(tmp_path, tmp_path / "draft", "bfloat16", 15, (1, 8), 64, True)
+    settings = Settings(tmp_path, tmp_path / "draft", "bfloat16", 15, (1, 8))
     words = server_spec(variant, settings, knowledge, {"control": 7, "datastore": 8, "metrics": 9}).command(1)
     assert ("--speculative-algorithm" in words) == (variant != "plain")
     assert ("--speculative-draft-model-path" in words) == (variant in WITH_DRAFT)
@@ -328,11 +328,10 @@ def test_a_forecast_follows_the_pace_of_the_loads_before_it():
     assert seconds() == pytest.approx(2 * first)
 
 
-def test_first_difference():
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-    assert difference_rate([{"outputs": [[1], [2]]}], [{"outputs": [[1], [3]]}]) == 0.5
+def test_outputs_that_differ_anywhere():
+    outputs = [[1, 2], [1, 2, 3], [1, 2], [1]]
+    same = [[1, 2], [1, 9, 3], [1, 2, 3], [1]]
+    assert difference_rate([{"outputs": outputs}], [{"outputs": same}]) == 0.5
 
 
 def record(variant: str, group: int, category: str, seconds: float) -> dict:
@@ -395,7 +394,7 @@ def test_a_broken_run_has_a_page_of_what_it_measured(tmp_path):
         "command": "serve", "packages": {}, "commit": "c", "lock": "l", "python": "3", "processor": "p", "cores": 1,
         "prompts": {}, "settings": {"variants": ["plain", "sssd"]},
     }  # fmt: skip
-    journal = Journal(tmp_path / f"broken{SUFFIX}", made)
+    journal = Journal(tmp_path / f"broken{JOURNAL}", made)
     journal.add("pilot", record("plain", 0, "x", 9.0))
     for row in [
         *(one | {"case": "mixed", "expected": (9.0, 1.25)} for one in RECORDS),

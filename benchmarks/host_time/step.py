@@ -1,12 +1,4 @@
-"""`python -m benchmarks.host_time`: time of a decode step on the host before the forward pass is launched.
-
-An accelerator waits for it in every step. The worker, the requests, the batch and the embedded datastore are the real ones and run
-on the CPU; the target's forward is nothing, and what it would say is a recorded answer. Answers replace each other, so the batch
-stays full. Results lag one step behind, as overlap scheduling has it.
-
-SAGUARO's draft side is in this process. It drafts between two steps, which is not counted. What is counted is what its worker does
-with it: messages as frames, growth, look-ups.
-"""
+"""The worker, the requests and the batch of `benchmarks.host_time`, and the marks between the parts of a step."""
 
 from __future__ import annotations
 
@@ -33,14 +25,11 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from transformers import PretrainedConfig
 
-from benchmarks.options import options
 from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.simulation import PairModel
-from benchmarks.report.records import finish
-from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
+from benchmarks.traces import Trace
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.engine import Engine
-from datastore_service.engine.segment import build_segment
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
 from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.exchange.messages import Answer, Message
@@ -58,7 +47,6 @@ LONG = 128  # tokens of the answers that are taken
 VOCABULARY = 49152
 CONTEXT = 4096
 WARM_UP = 15
-LENGTHS = {"one width": "static", "many widths": "adaptive"}
 ROWS = Options().draft_rows
 FORWARDS, AGREEMENT, CHOICES = 5, 0.8, 32  # of the draft model: a step, how often it is right, of a row
 
@@ -72,12 +60,20 @@ class Marks:
     def here(self) -> None:
         self.times.append(time.perf_counter())
 
-    def around(self, function):
-        """The function, with a mark on either side."""
+    def before(self, function):
+        """The function, with a mark at its beginning."""
 
         def marked(*args, **kwargs):
             self.here()
-            result = function(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return marked
+
+    def around(self, function):
+        """The same, with a mark at its end too."""
+
+        def marked(*args, **kwargs):
+            result = self.before(function)(*args, **kwargs)
             self.here()
             return result
 
@@ -89,9 +85,8 @@ class DraftsBetweenSteps(DraftChannel):
 
     def __init__(self, pairs: dict[str, Pair], rows: int) -> None:
         drafter = Rollouts(Options().draft_lookahead)
-        self._side = DraftSide(
-            PairModel(pairs), DraftParts(lambda: Learner(GeometricFanOut(), drafter)), rows, rows
-        )
+        parts = DraftParts(lambda: Learner(GeometricFanOut(), drafter))
+        self._side = DraftSide(PairModel(pairs), parts, rows, rows)
         self._incoming = messages_from_worker()
         self._frames: list[bytes] = []
         self._answers: list[Answer] = []
@@ -125,9 +120,8 @@ def draft_model_s(text: np.ndarray, seed: int) -> Pair:
     choices[np.arange(len(following)), np.where(right, 0, 1)] = following
     probabilities = np.full(choices.shape, 0.01, np.float32)
     probabilities[:, :2] = 0.5, 0.2
-    return Pair(
-        text[:1].astype(np.int32), following.astype(np.int32), choices.astype(np.int32), probabilities
-    )
+    begin, following, choices = (tokens.astype(np.int32) for tokens in (text[:1], following, choices))
+    return Pair(begin, following, choices, probabilities)
 
 
 class Place:
@@ -161,16 +155,22 @@ class Target:
     """A target whose forward is nothing, and which says what the recorded answers say."""
 
     def __init__(self, places: list[Place], marks: Marks) -> None:
+        config = SimpleNamespace(  # of a dense model
+            vocab_size=VOCABULARY,
+            context_len=CONTEXT,
+            hf_config=PretrainedConfig(),
+            linear_attn_registry_result=None,
+        )
+        model = torch.nn.Module()
         self.model_runner = SimpleNamespace(
-            model=torch.nn.Module(), model_config=_model_config(), dtype=torch.float32, sampler=Sampler()
+            model=model, model_config=config, dtype=torch.float32, sampler=Sampler()
         )
         self._places, self._marks = places, marks
 
     def forward_batch_generation(self, batch: ScheduleBatch, is_verify: bool) -> GenerationBatchResult:
         self._marks.here()
-        return GenerationBatchResult(
-            logits_output=LogitsProcessorOutput(next_token_logits=None), can_run_cuda_graph=False
-        )
+        nothing = LogitsProcessorOutput(next_token_logits=None)
+        return GenerationBatchResult(logits_output=nothing, can_run_cuda_graph=False)
 
     def verify(self, verify_input: NgramVerifyInput, *_: object, **__: object) -> tuple[torch.Tensor, ...]:
         """In place of the verifier's: walks down the trees where they agree with the answers."""
@@ -189,16 +189,6 @@ class Target:
             topk=-1,
         )
         return predict, drafts + 1, accept_index
-
-
-def _model_config() -> SimpleNamespace:
-    """Of a dense model."""
-    return SimpleNamespace(
-        vocab_size=VOCABULARY,
-        context_len=CONTEXT,
-        hf_config=PretrainedConfig(),
-        linear_attn_registry_result=None,
-    )
 
 
 class Load:
@@ -316,13 +306,8 @@ def measure(
     with configured(nodes, length), contextlib.ExitStack() as patches:
         load = Load(traces, size, engine, marks, method, draft_rows)
         for name in INNER:
-            worker = load.worker
-            owners = (
-                worker,
-                worker.sources,
-                getattr(worker.sources, "speculation", None),
-                worker.policy.acceptance,
-            )
+            worker, sources = load.worker, load.worker.sources
+            owners = (worker, sources, getattr(sources, "speculation", None), worker.policy.acceptance)
             if (owner := next((owner for owner in owners if hasattr(owner, name)), None)) is not None:
                 timed = _timed(getattr(owner, name), name, spent)
                 patches.enter_context(mock.patch.object(owner, name, timed))
@@ -331,7 +316,7 @@ def measure(
             # On an accelerator the host has a step's tokens when the next one begins.
             mock.patch.object(load.worker, "tokens_known", lambda step: None),
             mock.patch.object(base, "lay_out", marks.around(base.lay_out)),
-            mock.patch.object(load.worker, "_decode", _marked_start(load.worker._decode, marks)),
+            mock.patch.object(load.worker, "_decode", marks.before(load.worker._decode)),
         ):
             for _ in range(WARM_UP + steps):
                 marks.times.clear()
@@ -344,12 +329,9 @@ def measure(
     table = 1e3 * np.array([row for row in rows[WARM_UP:] if row is not None])
     medians = np.median(table, axis=0)
     within = 1e3 * np.median(inner[WARM_UP:], axis=0)
-    return (
-        dict(zip(PARTS, medians.tolist(), strict=True))
-        | {"all": float(np.median(table.sum(axis=1)))}
-        | dict(zip(INNER, within.tolist(), strict=True))
-        | {"nodes": float(np.median(grown[WARM_UP:]))}
-    )
+    found = dict(zip(PARTS, medians.tolist(), strict=True)) | {"all": float(np.median(table.sum(axis=1)))}
+    found |= dict(zip(INNER, within.tolist(), strict=True))
+    return found | {"nodes": float(np.median(grown[WARM_UP:]))}
 
 
 def _timed(function, name: str, spent: Counter[str]):
@@ -362,42 +344,6 @@ def _timed(function, name: str, spent: Counter[str]):
     return timed
 
 
-def _marked_start(function, marks: Marks):
-    def marked(*args, **kwargs):
-        marks.here()
-        return function(*args, **kwargs)
-
-    return marked
-
-
 def _parts(times: Sequence[float]) -> np.ndarray | None:
     """Seconds of each part of a step: from its start to the datastore's call, to its return, to laying out, to its end, to the launch."""
     return np.diff(times) if len(times) == len(PARTS) + 1 else None  # a step that asks for no draft has fewer
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    from sglang.srt.plugins import load_plugins
-
-    parser = options("host_time", __doc__)
-    parser.add_argument("--method", nargs="+", default=["SSSD", "SAGUARO"], choices=METHODS)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 48])
-    parser.add_argument("--nodes", type=int, default=15)
-    parser.add_argument("--draft-rows", type=int, default=ROWS)
-    parser.add_argument("--steps", type=int, default=150)
-    given = parser.parse_args(argv)
-    load_plugins()
-    traces = load_traces(SHIPPED)
-    prior = [trace.output for trace in load_traces(SHIPPED_PRIOR)]
-    engine = Engine(VOCABULARY, [build_segment(prior, VOCABULARY)])
-    results = [
-        {"method": method, "widths": name, "batch": size}
-        | measure(traces, engine, size, given.nodes, length, given.steps, method, given.draft_rows)
-        for method in given.method
-        for name, length in LENGTHS.items()
-        for size in given.batch
-    ]
-    finish("host_time", given, [SHIPPED, SHIPPED_PRIOR], results=results)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,11 @@ import math
 import numpy as np
 
 
+def chain_tokens(acceptance: float, length: int) -> float:
+    """Tokens of a step whose drafted tokens are each accepted with this probability, the target's own token included."""
+    return float(np.sum(acceptance ** np.arange(length + 1)))
+
+
 def synchronous(tokens: float, t_draft: float) -> float:
     """Speed-up over plain decoding of drafting, then verifying."""
     return tokens / (1 + t_draft)
