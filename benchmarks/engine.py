@@ -102,13 +102,14 @@ def measure(load: Load, size: int, vocab_size: int) -> list[dict]:
         replay(engine, load.replayed[: 4 * batch], batch, budget)  # first touches of the prior's pages
         nanoseconds, tokens, steps = replay(engine, load.replayed, batch, budget)
         low, middle, high = np.percentile(np.array(nanoseconds) / 1e3, (10, 50, 99))
-        records.append(
-            {
-                "prior_tokens": len(prior), "prior_bytes": prior.nbytes, "build_seconds": built, "batch": batch,
-                "nodes": budget.nodes, "steps": len(nanoseconds), "p10_us": low, "p50_us": middle, "p99_us": high,
-                "tokens_per_step": tokens / steps,
-            }
-        )  # fmt: skip
+        sizes = {
+            "prior_tokens": len(prior),
+            "prior_bytes": prior.nbytes,
+            "build_seconds": built,
+            "batch": batch,
+        }
+        times = {"steps": len(nanoseconds), "p10_us": low, "p50_us": middle, "p99_us": high}
+        records.append({**sizes, "nodes": budget.nodes, **times, "tokens_per_step": tokens / steps})
     return records
 
 

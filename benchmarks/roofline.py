@@ -114,12 +114,12 @@ def records(model: Model, hardware: Hardware, batches: Sequence[int], context: i
     for batch in batches:
         plain = step_seconds(model, hardware, batch, 1, context)
         cost = {rows: step_seconds(model, hardware, batch, rows, context) / plain for rows in LENGTHS}
-        found.append(
-            {
-                "batch": batch, "plain_ms": plain * 1e3, "speculation_length": speculation_length(hardware, batch),
-                "cost": cost,
-            }
-        )  # fmt: skip
+        row = {
+            "batch": batch,
+            "plain_ms": plain * 1e3,
+            "speculation_length": speculation_length(hardware, batch),
+        }
+        found.append(row | {"cost": cost})
     return found
 
 

@@ -61,6 +61,14 @@ def record(vocab_size: int, texts: Sequence[np.ndarray], budget: Budget) -> list
     return steps
 
 
+def recorded_batches(tokenizer: Tokenizer, batch: int, nodes: int, count: int) -> list[list[Recorded]]:
+    """So many batches of Python sources that are long enough."""
+    documents = source_documents(tokenizer, 4000 * batch * count)
+    texts = [text for text in documents if len(text) > PROMPT + STEPS * (nodes + 1)][: batch * count]
+    firsts = range(0, len(texts) - batch + 1, batch)
+    return [record(tokenizer.get_vocab_size(), texts[at : at + batch], Budget(nodes)) for at in firsts]
+
+
 @contextmanager
 def echo(port: int, steps: Sequence[Recorded]) -> Iterator[Callable[[bytes], bytes]]:
     """A call that has the bytes echoed."""
@@ -101,16 +109,16 @@ def measure(
 
 
 @contextmanager
-def datastore() -> Iterator[GrpcDatastore]:
-    """Connected to a service."""
+def datastore(*flags: object) -> Iterator[tuple[DatastoreService, GrpcDatastore]]:
+    """A service, and a client that is connected to it."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        DatastoreService(Path(folder) / "log", "--log-level", "warning") as running,
+        DatastoreService(Path(folder) / "log", "--log-level", "warning", *flags) as running,
     ):
         connected = GrpcDatastore(running.endpoint, Namespace("benchmark", FINGERPRINT))
         if not connected.wait_connected(START_SECONDS):
             sys.exit(f"the service did not answer: {connected.disconnect_reason}")
-        yield connected
+        yield running, connected
         connected.close()
 
 
@@ -122,16 +130,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add("--rounds", 20, f"of {STEPS} steps each")
     given = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
-    vocab_size = tokenizer.get_vocab_size()
-    wanted = given.batch * given.rounds
-    documents = source_documents(tokenizer, 4000 * wanted)
-    texts = [text for text in documents if len(text) > PROMPT + STEPS * (given.nodes + 1)][:wanted]
-    rounds = [
-        record(vocab_size, texts[first : first + given.batch], Budget(given.nodes))
-        for first in range(0, len(texts) - given.batch + 1, given.batch)
-    ]
-    engine, results = Engine(vocab_size), []
-    with service(add_echo) as echo_port, datastore() as connected:
+    rounds = recorded_batches(tokenizer, given.batch, given.nodes, given.rounds)
+    engine, results = Engine(tokenizer.get_vocab_size()), []
+    with service(add_echo) as echo_port, datastore() as (_, connected):
         for number, steps in enumerate(rounds):
             with echo(echo_port, steps) as send:
                 times = measure(engine, connected, send, steps)

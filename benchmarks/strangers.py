@@ -13,26 +13,22 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import grpc
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.engine import PROMPT, STEPS
+from benchmarks.engine import STEPS
 from benchmarks.options import Parser, add_tokenizer
 from benchmarks.report.records import finish
-from benchmarks.rpc import FINGERPRINT, SECONDS, START_SECONDS, Recorded, record
-from benchmarks.sources import source_documents
+from benchmarks.rpc import SECONDS, Recorded, datastore, recorded_batches
 from datastore_service.client.remote import GrpcDatastore
-from datastore_service.protocol.types import Budget, Entry, Namespace
+from datastore_service.protocol.types import Entry
 from sglang_patches.launch.processes import free_port
-from tests.support.servers.datastore import DatastoreService
 
 HALF_SENT, IDLE, IDLE_METRICS = 100, 1100, 1005
 UNFINISHED = ("/specstore.v1.Admin/Stats", "/grpc.health.v1.Health/Check")
@@ -51,11 +47,8 @@ def hold(endpoint: str, metrics_port: int, told: Connection) -> None:
     while told.recv():
         with ExitStack() as held:
             host, port = endpoint.rsplit(":", 1)
-            ends = [_idle(int(port)) for _ in range(IDLE)] + [
-                _idle(metrics_port) for _ in range(IDLE_METRICS)
-            ]
-            for end in ends:
-                held.callback(end.close)
+            ports = [*[int(port)] * IDLE, *[metrics_port] * IDLE_METRICS]
+            ends = [held.enter_context(_idle(at)) for at in ports]
             channel = held.enter_context(grpc.insecure_channel(endpoint))
             never: queue.SimpleQueue = queue.SimpleQueue()
             for number in range(HALF_SENT):
@@ -78,9 +71,8 @@ def _idle(port: int) -> socket.socket:
 
 @contextmanager
 def _stopped_worker(endpoint: str) -> Iterator[None]:
-    worker = subprocess.Popen(
-        [sys.executable, "-c", STOPS, endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    words, pipe = [sys.executable, "-c", STOPS, endpoint], subprocess.PIPE
+    worker = subprocess.Popen(words, stdin=pipe, stdout=pipe)
     try:
         if worker.stdout is None or worker.stdout.readline() != b"connected\n":
             raise RuntimeError("the worker that is to stop did not connect")
@@ -95,9 +87,8 @@ def _stopped_worker(endpoint: str) -> Iterator[None]:
 def strangers(endpoint: str, metrics_port: int) -> Iterator[Callable[[bool], None]]:
     """What makes them come and go."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=hold, args=(endpoint, metrics_port, theirs), daemon=True
-    )
+    arguments = (endpoint, metrics_port, theirs)
+    process = multiprocessing.get_context("spawn").Process(target=hold, args=arguments, daemon=True)
     process.start()
 
     def present(wanted: bool) -> None:
@@ -133,27 +124,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add("--texts", 20, f"batches a round, of {STEPS} steps each")
     given = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
-    wanted = given.batch * given.texts
-    texts = [
-        text
-        for text in source_documents(tokenizer, 4000 * wanted)
-        if len(text) > PROMPT + STEPS * (given.nodes + 1)
-    ][:wanted]
-    batches = [
-        record(tokenizer.get_vocab_size(), texts[first : first + given.batch], Budget(given.nodes))
-        for first in range(0, len(texts) - given.batch + 1, given.batch)
-    ]
+    batches = recorded_batches(tokenizer, given.batch, given.nodes, given.texts)
     metrics_port, results = free_port(), []
     with (
-        tempfile.TemporaryDirectory() as folder,
-        DatastoreService(
-            Path(folder) / "log", "--log-level", "warning", "--metrics-port", metrics_port
-        ) as running,
+        datastore("--metrics-port", metrics_port) as (running, connected),
         strangers(running.endpoint, metrics_port) as present,
     ):
-        connected = GrpcDatastore(running.endpoint, Namespace("benchmark", FINGERPRINT))
-        if not connected.wait_connected(START_SECONDS):
-            sys.exit(f"the service did not answer: {connected.disconnect_reason}")
         measure(connected, batches)  # what loads late is loaded
         for number in range(given.rounds):
             times = {}
@@ -165,7 +141,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if there:
                     present(False)
             results.append(_row(times[False], times[True]))
-        connected.close()
     finish("strangers", given, results=results)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from benchmarks.beside.servers import BESIDE
 from benchmarks.serve.measure import Counters
-from benchmarks.serve.prediction import StepTime
+from benchmarks.serve.prediction import StepTime, rising
 from tests.support.servers.engine import SglangServer
 from tests.support.servers.metrics import samples
 
@@ -19,7 +18,7 @@ FORWARDS, ROWS = "specstore_draft_forward_seconds", "specstore_draft_rows_total"
 PREFILLS, PREFILLED = "specstore_draft_prefill_seconds_sum", "specstore_draft_prefilled_tokens_total"
 ROUNDS = "specstore_draft_round_seconds"
 LOOKUPS = "specstore_speculation_lookups_total"
-RESULTS = ("hit", "waited", "miss")
+COUNTED = ("forwards", "seconds", "rows", "prefill", "rounds", "lookups")
 
 Draft = dict[str, dict[str, float]]
 
@@ -27,24 +26,18 @@ Draft = dict[str, dict[str, float]]
 def draft_counters(server: SglangServer) -> Draft:
     """Of a server with a draft process, since it runs. `forwards`, `seconds`, `rows` by rows of the forward, rounded up to a power of two;
     `prefill`: seconds and tokens; `rounds`: seconds and count; `lookups` by result."""
-    found: Draft = {
-        name: defaultdict(float) for name in ("forwards", "seconds", "rows", "prefill", "rounds", "lookups")
-    }
+    found: Draft = defaultdict(lambda: defaultdict(float))
     for sample in samples(server.url):
         rows = sample.labels.get("rows", "")
         where = {
-            f"{FORWARDS}_count": ("forwards", rows),
-            f"{FORWARDS}_sum": ("seconds", rows),
-            ROWS: ("rows", rows),
-            PREFILLS: ("prefill", "seconds"),
-            PREFILLED: ("prefill", "tokens"),
-            f"{ROUNDS}_sum": ("rounds", "seconds"),
-            f"{ROUNDS}_count": ("rounds", "count"),
+            f"{FORWARDS}_count": ("forwards", rows), f"{FORWARDS}_sum": ("seconds", rows), ROWS: ("rows", rows),
+            PREFILLS: ("prefill", "seconds"), PREFILLED: ("prefill", "tokens"),
+            f"{ROUNDS}_sum": ("rounds", "seconds"), f"{ROUNDS}_count": ("rounds", "count"),
             LOOKUPS: ("lookups", sample.labels.get("result", "")),
-        }.get(sample.name)
+        }.get(sample.name)  # fmt: skip
         if where is not None:
             found[where[0]][where[1]] += sample.value
-    return {name: dict(values) for name, values in found.items()}
+    return {name: dict(found[name]) for name in COUNTED}
 
 
 def since(before: Mapping[str, Mapping[str, float]], after: Draft) -> Draft:
@@ -96,10 +89,8 @@ class DraftTimes:
         """Mean rows and mean seconds of the forwards of each size; more rows never take less."""
         forwards, seconds, rows = (self.totals[name] for name in ("forwards", "seconds", "rows"))
         sizes = sorted((size for size, count in forwards.items() if count), key=int)
-        counts = [forwards[size] for size in sizes]
-        means = [seconds[size] / forwards[size] for size in sizes]
-        rising = isotonic_regression(means, weights=counts).x.tolist()
-        return [(rows[size] / forwards[size], took) for size, took in zip(sizes, rising, strict=True)]
+        found = rising({int(size): np.array([forwards[size], seconds[size]]) for size in sizes})
+        return [(rows[size] / forwards[size], took) for size, took in zip(sizes, found.seconds, strict=True)]
 
     def prefill(self, tokens: int) -> float:
         """Seconds of a prompt of so many tokens."""
@@ -126,9 +117,7 @@ class TargetTimes:
 
     def of(self, batch: int) -> StepTime:
         """Raises ValueError where no step of this size was measured."""
-        known = sorted((width, *times) for (size, width), times in self._cells.items() if size == batch)
+        known = {width: times for (size, width), times in self._cells.items() if size == batch}
         if not known:
             raise ValueError(f"no step of batch {batch} was measured")
-        widths, counts, totals = map(list, zip(*known, strict=True))
-        means = [total / count for total, count in zip(totals, counts, strict=True)]
-        return StepTime(widths, isotonic_regression(means, weights=counts).x.tolist())
+        return rising(known)

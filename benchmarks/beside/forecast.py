@@ -26,7 +26,8 @@ from sglang_patches.step.length import LengthPolicy
 class Forecaster:
     """One for all loads of a run, in their order: what the product learns while it serves, the simulated one learns too.
 
-    name: of the method in the registry. exit: of one that reads an early exit. corpus: what its datastores know. policy: of the rows of a step. delay: seconds of a message.
+    name: of the method in the registry. exit: of one that reads an early exit. corpus: what its datastores know. policy: of the rows of a
+    step. delay: seconds of a message.
     """
 
     def __init__(
@@ -52,13 +53,8 @@ class Forecaster:
         self, pairs: Sequence[Pair], target: Callable[[int], float], draft: DraftTimes, warm: int, until: int
     ) -> dict:
         """A `window` of these requests with its tally. target: seconds by the rows of all requests together."""
-        times = replace(
-            self._times,
-            target=target,
-            draft=draft.forward,
-            prefill=draft.prefill,
-            around=draft.around_forward,
-        )
+        of_draft = {"draft": draft.forward, "prefill": draft.prefill, "around": draft.around_forward}
+        times = replace(self._times, target=target, **of_draft)
         pipeline = self._pipeline
         pipeline.begin(pairs, times, len(pairs))
         courses = [Course([], [], []) for _ in pairs]

@@ -98,7 +98,7 @@ def known_answers(requests: Sequence[Request], folder: Path) -> Path:
 
 
 class Run:
-    """servers: of benchmarks.beside.run. requests: by load."""
+    """What is measured of the servers (benchmarks.beside.run). requests: by load."""
 
     def __init__(self, servers, requests: dict[str, list[Request]]) -> None:
         self._servers, self._given, self._requests = servers, servers.given, requests
@@ -132,7 +132,7 @@ class Run:
         say(f"a draft forward of {self._given.rows} rows takes {self._full_forward_ms:.0f} ms")
 
     def measure_all(self) -> None:
-        """In rounds, each of which has every load, ratio and batch size."""
+        """Measures in rounds, each of which has every load, ratio and batch size."""
         given, in_time = self._given, self._servers.in_time()
         for turn in itertools.count():
             for speed, batch in itertools.product(given.speed, given.batch):

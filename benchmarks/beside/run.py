@@ -21,8 +21,7 @@ from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.simulation import EarlyExit
 from benchmarks.replay.methods import Corpus
 from benchmarks.report.beside import FORECASTS
-from benchmarks.report.manifest import manifest
-from benchmarks.report.records import JOURNAL, Journal, finish
+from benchmarks.report.records import JOURNAL, Journal, finish, manifest
 from benchmarks.serve.variants import prepare
 from sglang_patches.options import Options
 from tests.support.servers.engine import SglangServer, exit_when_terminated
@@ -36,7 +35,7 @@ FIRST = ("plain", "sssd")  # measured before the forecasts are made
 
 @dataclass(frozen=True)
 class Servers:
-    """running: by variant. latency: None where the target's own is measured."""
+    """The servers that run, and how a load on them is timed. running: by variant. latency: None where the target's own is measured."""
 
     given: argparse.Namespace
     running: dict[str, SglangServer]
@@ -144,7 +143,7 @@ class Run:
             say(f"draft forwards of {variant}: {points}; {prefill}; {around}")
 
     def measure_all(self) -> None:
-        """In rounds of a group of every batch size and ratio, so that a run that is cut off has all of them."""
+        """Measures in rounds of a group of every batch size and ratio, so that a run that is cut off has all of them."""
         given, in_time = self._given, self._servers.in_time()
         places = itertools.product(range(given.groups), given.batch, given.speed or [REAL])
         for turn, (group, batch, speed) in enumerate(places):

@@ -73,7 +73,7 @@ def check_variants(parser: Parser, given: argparse.Namespace, *needed: str) -> N
 
 @dataclass(frozen=True)
 class Setup:
-    """given: options of `add_servers`. dtype: of both models. length: whether all drafted tokens are verified (static) or as many as
+    """What all servers have in common. given: options of `add_servers`. dtype: of both models. length: whether all drafted tokens are verified (static) or as many as
     pay (adaptive). prior: directory of `specstore build`. tokens: of each KV cache, the target's and the draft model's."""
 
     given: argparse.Namespace

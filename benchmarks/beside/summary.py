@@ -1,4 +1,4 @@
-"""From the records of a run's loads to its table. What a broken run has measured is summarised too."""
+"""Makes tables of the records of a run's loads. What a broken run has measured is summarised too."""
 
 from __future__ import annotations
 

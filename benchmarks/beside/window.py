@@ -91,14 +91,9 @@ def _stream(
     server: SglangServer, prompt: Sequence[int], until: int, temperature: float, done: threading.Event
 ):
     # A step may emit more than is asked for, and the others go on until they are told.
-    sampling = {
-        "temperature": temperature,
-        "max_new_tokens": until + BEYOND,
-        "ignore_eos": True,
-        "stream_interval": 1,
-    }
+    sampling = {"temperature": temperature, "max_new_tokens": until + BEYOND, "ignore_eos": True}
     try:
-        yield from server.stream(prompt, **sampling)
+        yield from server.stream(prompt, stream_interval=1, **sampling)
     except StreamFailedError:
         if not done.is_set():
             raise

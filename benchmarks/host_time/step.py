@@ -273,11 +273,9 @@ def configured(nodes: int, length: str) -> Iterator[None]:
     """SGLang's and the plugin's settings for a worker in this process."""
     group = SimpleNamespace(device_group=None, world_size=1)
     spec = {
-        "speculative_algorithm": "NGRAM",
-        "speculative_num_draft_tokens": nodes + 1,
-        "speculative_num_steps": max(1, (nodes + 1) // 2),
-        "speculative_eagle_topk": 2,
-    }
+        "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": nodes + 1,
+        "speculative_num_steps": max(1, (nodes + 1) // 2), "speculative_eagle_topk": 2,
+    }  # fmt: skip
     environment = {"SPECSTORE_LENGTH": length, "SPECSTORE_NODES": str(nodes), "SPECSTORE_PUBLISH": "off"}
     with (
         mock.patch.dict(os.environ, environment),

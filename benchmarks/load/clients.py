@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.load.engine import Engine, Level, Taken
-from benchmarks.load.texts import Texts
+from benchmarks.load.engine import Engine, Level, Taken, Texts
 from benchmarks.traces import load_traces
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import GrpcDatastore

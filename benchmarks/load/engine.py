@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.load.texts import Texts
+import numpy as np
+
 from benchmarks.playback import Playback
+from benchmarks.traces import Trace
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Budget, Entry, Opening, Reply, Status
 from sglang_patches.ledger.outcome import settle
 
 CONNECT_SECONDS = 60.0
+SHARED = 0.25  # of the answers: a token that so many have keeps its id
 ANSWER_SECONDS = 30.0  # longer than any answer takes: latencies have no ceiling
 
 
@@ -49,6 +53,35 @@ class Taken:
         self.session_steps += other.session_steps
         self.missed += other.missed
         self.broken += other.broken
+
+
+class Texts:
+    """What the sessions of a load say: recorded answers in a random order, each told of other things; always the same for a seed.
+
+    There are fewer recorded answers than sessions. Said again as they are, they would be found whole in the live tier, and all drafts
+    would be right. So each session has names of its own for the tokens that few answers share: the repetitions within an answer and
+    the phrases that many answers share stay, the rest is new."""
+
+    def __init__(self, traces: Sequence[Trace], vocab_size: int, seed: Sequence[int]) -> None:
+        self._texts = [np.concatenate([trace.prompt, trace.output]) for trace in traces]
+        self._prompts = [len(trace.prompt) for trace in traces]
+        self._vocab_size = vocab_size
+        self._rng = np.random.default_rng(seed)
+        counts = np.zeros(vocab_size, np.int64)
+        for text in self._texts:
+            counts[np.unique(text)] += 1
+        self._shared = counts >= SHARED * len(traces)
+
+    def next(self) -> tuple[np.ndarray, int]:
+        """int32 token ids of a prompt and its answer, and the prompt's length."""
+        number = self._rng.integers(len(self._texts))
+        text, shift = self._texts[number], self._rng.integers(self._vocab_size)
+        renamed = np.where(self._shared[text], text, (text + shift) % self._vocab_size)
+        return renamed.astype(np.int32), self._prompts[number]
+
+    def somewhere(self, first: int, end: int) -> int:
+        """A random number from `first` to below `end`: how far a session is when the load begins."""
+        return int(self._rng.integers(first, end))
 
 
 class Engine:

@@ -17,21 +17,15 @@ from benchmarks.report.records import finish
 from benchmarks.traces import SHIPPED_LANGUAGE, SHIPPED_PRIOR
 from sglang_patches.options import Options
 
-ASKED = [
-    "forecast",
-    "misses",
-    "spreads",
-    "sources",
-    "fallbacks",
-    "ratios",
-]  # of SAGUARO, for a K of one round
+# For a K of one round; the others want one of more than a round's tokens, as 31.
+ASKED = ["forecast", "misses", "spreads", "sources", "fallbacks", "ratios"]
 OF_PAIRS = (STORES, EXITS)  # of recorded ones alone
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("pipeline", __doc__)
     add = parser.add
-    ask = "what is asked; forecast alone is a calculator; all that are left out want a K of more than a round's tokens, as 31"
+    ask = "what is asked; forecast alone is a calculator; those that are not default want a --lookahead as 31"
     add("--ask", ASKED, ask, choices=SECTIONS)
     add("--target", ["1:20", "256:24"], "points of the target", metavar="ROWS:MS")
     add("--draft", ["1:2", "256:2.4"], "points of the draft model", metavar="ROWS:MS")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -86,17 +86,11 @@ class PairModel(DraftModel):
 
 
 class TimedDraftSide(DraftChannel):
-    """A draft side that has a forward's time for each forward. make: of its clock. busy: when it had a forward running, begin and
-    end."""
+    """A draft side that has a forward's time for each forward. busy: when it had a forward running, begin and end."""
 
-    def __init__(
-        self,
-        make: Callable[[Callable[[], float]], DraftSide],
-        model: PairModel,
-        clock: Clock,
-        times: Times,
-    ) -> None:
-        self._side, self._model, self._clock, self.times = make(self.now), model, clock, times
+    def __init__(self, setting: Setting, model: PairModel, clock: Clock) -> None:
+        self._model, self._clock, self.times = model, clock, setting.times
+        self._side = DraftSide(model, setting.parts(self.now), setting.draft_rows, setting.draft_rows)
         self._messages: deque[tuple[float, Message]] = deque()
         self._answers: deque[tuple[float, Answer]] = deque()
         self._free = 0.0  # it begins its next round then
@@ -203,11 +197,15 @@ class Tally:
 
     @staticmethod
     def of(parts: Sequence[Tally], hidden: float) -> Tally:
-        counters = [
-            sum((getattr(part, name) for part in parts), Counter()) for name in ("steps", "tokens", "after")
-        ]
-        seconds, waiting = (sum(getattr(part, name) for part in parts) for name in ("seconds", "waiting"))
-        return Tally(*counters, seconds, waiting, hidden, list(parts))
+        whole = Tally(hidden=hidden, parts=list(parts))
+        for part in parts:
+            for mine, its in zip(whole._counters(), part._counters(), strict=True):
+                mine.update(its)
+            whole.seconds, whole.waiting = whole.seconds + part.seconds, whole.waiting + part.waiting
+        return whole
+
+    def _counters(self) -> tuple[Counter, ...]:
+        return self.steps, self.tokens, self.after
 
     @property
     def tokens_a_second(self) -> float:
@@ -308,13 +306,7 @@ class Pipeline:
     def __init__(self, setting: Setting, pairs: Sequence[Pair], batch: int) -> None:
         self._setting, self._clock = setting, Clock()
         self._pairs: dict[str, Pair] = {}  # by session
-        model, rows = PairModel(self._pairs), setting.draft_rows
-        self._draft = TimedDraftSide(
-            lambda now: DraftSide(model, setting.parts(now), rows, rows),
-            model,
-            self._clock,
-            setting.times,
-        )
+        self._draft = TimedDraftSide(setting, PairModel(self._pairs), self._clock)
         self._speculation = Speculation(self._draft, setting.lookahead, lambda state: GREEDY, self._clock)
         self._acceptance = setting.policy.acceptance if setting.policy else Acceptance()
         self._fallback = setting.fallback(Around(self._pairs, self._clock, self._acceptance, self._draft))
@@ -399,7 +391,7 @@ class Pipeline:
         if self._setting.policy is not None:
             self._setting.policy.times.observe(len(states), width, took)
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
-        self._count(outcomes, at_once, found, self._clock.now - begun, waited)
+        self._count(outcomes, zip(at_once, found, strict=True), self._clock.now - begun, waited)
         return self._commit(outcomes)
 
     def _expect(
@@ -410,12 +402,8 @@ class Pipeline:
         places = [self._places(state, parents) for state, (_, parents) in zip(states, packed, strict=True)]
         of = [self._pairs[state.session].exits[exit.layer] for state in states]
         read = likeliest_ends(packed, pack_reached(trees, width), self._setting.draft_rows)
-        tokens, chances = (
-            np.concatenate([pair[part][at, : exit.choices] for pair, at in zip(of, places, strict=True)])[
-                read
-            ]
-            for part in (0, 1)
-        )
+        said = [[part[at, : exit.choices] for part in pair] for pair, at in zip(of, places, strict=True)]
+        tokens, chances = (np.concatenate(parts)[read] for parts in zip(*said, strict=True))
         self._speculation.expected(states, packed, Choices(read, tokens, chances))
 
     def _places(self, state: RequestState, parents: np.ndarray) -> np.ndarray:
@@ -437,10 +425,8 @@ class Pipeline:
         """The target's tokens as far as the tree has them, and one more."""
         pair, parent, emitted = self._pairs[state.session], -1, 0
         tokens = pair.tokens[state.text.length - len(pair.prompt) :]
-        below = {
-            (int(p), int(t)): at
-            for at, (p, t) in enumerate(zip(state.tree.parents, state.tree.tokens, strict=True))
-        }
+        nodes = zip(state.tree.parents.tolist(), state.tree.tokens.tolist(), strict=True)
+        below = {node: at for at, node in enumerate(nodes)}
         while (child := below.get((parent, int(tokens[emitted])))) is not None:
             parent, emitted = child, emitted + 1
         return tokens[: emitted + 1]
@@ -462,16 +448,10 @@ class Pipeline:
                 self._begin()
         return ended
 
-    def _count(
-        self,
-        outcomes: Sequence[Outcome],
-        at_once: Sequence[DraftTree],
-        found: Sequence[DraftTree],
-        seconds: float,
-        waited: float,
-    ) -> None:
-        for outcome, *trees in zip(outcomes, at_once, found, strict=True):
-            drafted = [len(tree) > 0 for tree in (*trees, outcome.tree)]
+    def _count(self, outcomes: Sequence[Outcome], trees: Iterable, seconds: float, waited: float) -> None:
+        """Counts a step. trees: of each request what was there at once, and what was there when its step began."""
+        for outcome, of_request in zip(outcomes, trees, strict=True):
+            drafted = [len(tree) > 0 for tree in (*of_request, outcome.tree)]
             kind = KINDS[drafted.index(True)] if any(drafted) else NOTHING
             play = self._playing[outcome.request]
             before, play.before, tally = play.before, kind, play.tally

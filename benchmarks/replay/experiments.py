@@ -9,19 +9,13 @@ import numpy as np
 
 from benchmarks.prompts import ALL, spec_bench_category
 from benchmarks.replay.method import Method, replay
-from benchmarks.replay.methods import METHODS, NEEDS_PEERS, OURS, Corpus, available
-from benchmarks.replay.ours import Ours, Tiers
+from benchmarks.replay.methods import METHODS, NEEDS_PEERS, OURS, Corpus, Ours, Tiers, available
 from benchmarks.report.statistics import ratio_of_sums, throughput_ratio
 from benchmarks.traces import Trace
 
 NODES = 16  # of experiments about something else
-COLD = (
-    OURS,
-    "prompt lookup",
-    "SGLang trie",
-    "SGLang trie, by frequency",
-    *NEEDS_PEERS,
-)  # useful without a corpus
+# Useful without a corpus.
+COLD = (OURS, "prompt lookup", "SGLang trie", "SGLang trie, by frequency", *NEEDS_PEERS)
 HALVINGS = 6
 
 Documents = Sequence[np.ndarray]

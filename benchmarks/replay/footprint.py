@@ -42,12 +42,8 @@ def _measure(name: str, corpus: Corpus) -> dict:
     seconds = time.perf_counter() - started
     grown = _resident() - before
     del method
-    return {
-        "method": name,
-        "tokens": corpus.tokens,
-        "build_seconds": seconds,
-        "bytes_per_token": grown / corpus.tokens,
-    }
+    sizes = {"tokens": corpus.tokens, "build_seconds": seconds, "bytes_per_token": grown / corpus.tokens}
+    return {"method": name, **sizes}
 
 
 def _resident() -> int:

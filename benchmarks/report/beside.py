@@ -7,13 +7,7 @@ from statistics import median
 
 from benchmarks.report.markdown import Picture, columns, in_order, interval, no_picture, table
 
-BESIDE = {
-    "saguaro": "SAGUARO",
-    "mirror": "MIRROR",
-    "double": "DOUBLE",
-    "duo": "DUO",
-    "specstore": "SPECSTORE",
-}
+BESIDE = {name.lower(): name for name in ("SAGUARO", "MIRROR", "DOUBLE", "DUO", "SPECSTORE")}
 FORECASTS = {name: f"{name}_forecast" for name in BESIDE}  # by what was measured
 NAMES = {
     "plain": "plain", "sssd": "SSSD", **BESIDE, "standalone": "STANDALONE",

@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report import beside, pipelining, replaying, serving
-from benchmarks.report.manifest import command
+from benchmarks.report import beside, costs, pipelining, replaying, serving
 from benchmarks.report.markdown import in_order
 from benchmarks.report.statistics import FEW
-from benchmarks.report.tables import COSTS
 
+# By the benchmark; those whose record is more than one plot put the pictures into their tables.
+COSTS = {
+    "engine": costs.engine, "rpc": costs.rpc, "strangers": costs.strangers, "load": costs.load, "upkeep": costs.upkeep,
+    "host_time": costs.host_time, "roofline": costs.roofline,
+}  # fmt: skip
+TABLES = {
+    "replay": replaying.tables, "pipeline": pipelining.tables, "beside": beside.tables, "beside.loads": beside.loads,
+}  # fmt: skip
 RAW = "var"  # where the commands on a page write
 
 
@@ -72,20 +78,20 @@ def page(run: Run) -> str:
     rows = serving.rows_of(run.records)
     if rows:
         lines += serving.short_answer(rows)
-    for name, record in run.of("replay").items():
-        lines += replaying.tables(record, partial(run.picture, name))
-    if rows:
-        lines += served(run, rows)
-    for name, record in run.of("pipeline").items():
-        lines += pipelining.tables(record, partial(run.picture, name))
-    for name, record in run.of("beside").items():
-        lines += beside.tables(record, partial(run.picture, name))
-    for name, record in run.of("beside.loads").items():
-        lines += beside.loads(record, partial(run.picture, name))
+    for kind, tables in TABLES.items():
+        for name, record in run.of(kind).items():
+            lines += tables(record, partial(run.picture, name))
+        if kind == "replay" and rows:
+            lines += served(run, rows)
     for kind, tables in COSTS.items():
         for name, record in run.of(kind).items():
             lines += [*tables(record), *run.picture(name, "", name)]
     return "\n".join([*lines, *how_made(run)]) + "\n"
+
+
+def tables_of(record: dict) -> list[str]:
+    """Lines of Markdown for one record, without plots."""
+    return {**COSTS, **TABLES, "serve": serving.tables}[record["manifest"]["command"]](record)
 
 
 def served(run: Run, rows: serving.Rows) -> list[str]:
@@ -124,3 +130,14 @@ def how_made(run: Run) -> list[str]:
             f" {made['commit'][:12]}, lock {made['lock'][:12]}; prompts: {files}."
         )
     return lines
+
+
+def command(made: dict) -> str:
+    """The words that repeat a run."""
+    words = ["python -m benchmarks." + made["command"]]
+    for name, value in made["settings"].items():
+        if value in (None, False, [], "", 0) or name == "json":
+            continue
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words.append(" ".join([f"--{name.replace('_', '-')}", *map(str, values)]))
+    return " ".join(words)

@@ -1,19 +1,60 @@
-"""The file a benchmark leaves: a manifest and its results as JSON, one row of a table a line."""
+"""The file a benchmark leaves: what it was run with (a manifest) and its results as JSON, one row of a table a line."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
+import platform
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import tables
-from benchmarks.report.manifest import manifest
+from benchmarks.prompts import digest
+from benchmarks.report import page
 from benchmarks.report.markdown import show
 from benchmarks.report.statistics import Interval
+from sglang_patches.launch.serve import suitable_dtype
+from tests.support.servers.engine import DEVICE
+
+PROJECT = Path(__file__).resolve().parents[2]
+PACKAGES = ("specstore", "sglang", "torch", "numba", "numpy", "grpcio")
+
+
+def manifest(command: str, files: Iterable[Path], given: argparse.Namespace) -> dict:
+    """Versions, commit, lock hash, processor, the hashes of the files read and the run's settings. command: the benchmark's
+    module. Files are given by their names alone: where they lie is nobody else's business."""
+    git = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(git, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.strip()
+    return {
+        "command": command, "packages": {name: version(name) for name in PACKAGES}, "commit": commit,
+        "lock": hashlib.sha256((PROJECT / "requirements" / "lock.txt").read_bytes()).hexdigest(),
+        "python": platform.python_version(), "processor": _processor(), "cores": os.cpu_count(),
+        "prompts": {file.name: digest(file) for file in files},
+        "settings": {name: _without_folder(value) for name, value in vars(given).items()},
+    }  # fmt: skip
+
+
+def _without_folder(value: object) -> object:
+    if isinstance(value, Path):
+        return value.name
+    return [_without_folder(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _processor() -> str:
+    """Its name, and what of it decides how long a step takes."""
+    from torch.backends.cpu import get_cpu_capability
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    bfloat16 = "with" if suitable_dtype(DEVICE) == "bfloat16" else "without"
+    return f"{next(names, 'unknown')} ({get_cpu_capability()}, {bfloat16} bfloat16)"
+
 
 DIGITS = 6  # significant ones
 JOURNAL = ".journal.jsonl"  # how the names of raw records end
@@ -28,7 +69,7 @@ class Journal:
         path.write_text(json.dumps(manifest) + "\n")
 
     def add(self, kind: str, record: dict) -> None:
-        """kind: of the record, for example group."""
+        """Appends a record. kind: for example group."""
         with self._path.open("a") as file:
             file.write(json.dumps({"kind": kind} | record) + "\n")
 
@@ -45,7 +86,7 @@ def journalled(path: Path) -> tuple[dict, dict[str, list[dict]]]:
 def finish(command: str, given: argparse.Namespace, files: Iterable[Path] = (), **results: object) -> None:
     """Prints a run's tables and writes its record if --json asks for it. files: prompts and answers that were read."""
     text = dumps({"manifest": manifest(command, files, given), **results})
-    show(tables.of(json.loads(text)))
+    show(page.tables_of(json.loads(text)))
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(text)

@@ -19,12 +19,10 @@ from rich.progress import track
 
 from benchmarks.options import NEEDED, Parser, add_dtype, number
 from benchmarks.replay.methods import Corpus
-from benchmarks.report.manifest import manifest
-from benchmarks.report.records import JOURNAL, Journal, finish
+from benchmarks.report.records import JOURNAL, Journal, finish, manifest
 from benchmarks.report.serving import BASELINE
-from benchmarks.serve.bench_serving import cross_check
 from benchmarks.serve.cases import CASES, Case, Pool, pilots
-from benchmarks.serve.measure import measure, points, run
+from benchmarks.serve.measure import bench_serving, measure, points, run
 from benchmarks.serve.prediction import Forecasts, Recent, merged
 from benchmarks.serve.summary import summarised
 from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, Settings, prepare, server_spec, services
@@ -161,13 +159,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-serve-")))
         servers, ports = started(given, settings, unused_token, folder, stack)
         piloted = pilot_loads(servers, loads, given.max_tokens, journal)
-        console = Console(stderr=True)
-        run(
-            servers, ports, cases, forecasts(given, piloted, corpus), given.max_tokens, journal,
-            lambda p: track(p, "groups", console=console),
-        )  # fmt: skip
-        groups = {batch: pool.take(given.bench_serving) for batch in given.case_batch if given.bench_serving}
-        cross_check(servers, groups, tokenizer, given.max_tokens, folder, journal)
+        progress = track(list(points(cases)), "groups", console=Console(stderr=True))
+        run(servers, ports, progress, forecasts(given, piloted, corpus), given.max_tokens, journal)
+        for batch in given.case_batch if given.bench_serving else ():
+            group = pool.take(given.bench_serving)  # that no server has answered
+            for variant, server in servers.items():
+                row = bench_serving(server, group, tokenizer, batch, given.max_tokens, folder)
+                journal.add("bench_serving", {"batch": batch, "variant": variant} | row)
     results = {name: of for name, of in summarised(path).items() if name != "manifest"}
     finish("serve", given, files, **results)
 

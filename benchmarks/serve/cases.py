@@ -10,7 +10,7 @@ unrelated   random words in, sampled at temperature 1: nothing recurs, no draft 
 streamed    as mixed, every token sent as it comes: the case for times between tokens
 
 Servers learn from what they answer, so mixed, tasks, repeated, sampled and streamed never ask one prompt twice, in whatever case and batch size. A group
-is one steady load (benchmarks.serve.load).
+is one steady load (benchmarks.serve.measure).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from functools import partial
 import numpy as np
 
 from benchmarks.prompts import spec_bench_category
-from benchmarks.serve.load import prompts_for
 
 LONG = 1500  # tokens
 FEWEST_GROUPS = 3  # of a case and batch size: the interval of two reaches from nothing to everything
@@ -96,6 +95,11 @@ class Pool:
         roles = ("user", "assistant")
         messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+
+def prompts_for(batch: int) -> int:
+    """Prompts of one steady load: each place but the last is taken a second time."""
+    return 2 * batch - 1
 
 
 Source = Callable[[int], list[Request]]  # the next ones, as many as asked for or all that are left

@@ -9,16 +9,17 @@ those step times for a clock.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 import numpy as np
 
 from benchmarks.playback import Playback
 from benchmarks.replay.method import Method, replay
 from benchmarks.replay.methods import METHODS, OURS, Corpus, Factory
-from benchmarks.replay.sglang_ngram import SglangNgram
+from benchmarks.replay.peers import SglangNgram
 from benchmarks.serve.cases import Case, Request
 from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
@@ -68,21 +69,24 @@ def step_time(load: dict, long_pilot: dict, batch: int, rows: int, another_token
     few steps of a width say."""
     if not load["cells"]:
         return StepTime([rows], [mean_step(load, batch)], 0.0, load["context"], another_token)
-    counts, totals = defaultdict[int, float](float), defaultdict[int, float](float)
+    cells: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(2))  # steps and seconds by width
     for record in (load, long_pilot):
         shift = another_token * (load["context"] - record["context"])
-        for size, width, count, total in record["cells"]:
+        for size, width, steps, total in record["cells"]:
             if size == batch:
-                counts[width] += count
-                totals[width] += total + count * shift
-    from scipy.optimize import isotonic_regression
-
-    widths = sorted(counts)
-    means = [totals[width] / counts[width] for width in widths]
-    rising = isotonic_regression(means, weights=[counts[width] for width in widths]).x.tolist()
+                cells[width] += (steps, total + steps * shift)
     decoding = sum(total for *_, total in load["cells"])
     admission = max(0.0, load["wall_seconds"] - decoding) / len(load["outputs"])
-    return StepTime(widths, rising, admission, load["context"], another_token)
+    return rising(cells, admission, load["context"], another_token)
+
+
+def rising(cells: Mapping[int, np.ndarray], *more: float) -> StepTime:
+    """Mean seconds by width of so many steps and seconds; more rows never take less. more: as of StepTime."""
+    from scipy.optimize import isotonic_regression
+
+    widths = sorted(cells)
+    counts, totals = np.array([cells[width] for width in widths]).T
+    return StepTime(widths, isotonic_regression(totals / counts, weights=counts).x.tolist(), *more)
 
 
 def mean_step(load: dict, batch: int) -> float:
@@ -96,7 +100,7 @@ def token_cost(pilot: dict, long_pilot: dict, batch: int, rows: int) -> float:
     def times(record: dict) -> dict[int, float]:
         if not record["cells"]:
             return {rows: mean_step(record, batch)}
-        return {width: total / count for size, width, count, total in record["cells"] if size == batch}
+        return {width: total / steps for size, width, steps, total in record["cells"] if size == batch}
 
     short, long = times(pilot), times(long_pilot)
     more = [long[width] - short[width] for width in short.keys() & long.keys()]
@@ -106,10 +110,10 @@ def token_cost(pilot: dict, long_pilot: dict, batch: int, rows: int) -> float:
 
 def merged(records: Sequence[dict]) -> dict:
     """What step times need of several loads (measure), as if they were one."""
-    cells: dict[tuple[int, int], np.ndarray] = {}
+    cells: dict[tuple[int, int], np.ndarray] = defaultdict(lambda: np.zeros(2))
     for record in records:
         for batch, width, *times in record["cells"]:
-            cells[batch, width] = cells.get((batch, width), np.zeros(2)) + times
+            cells[batch, width] += times
     whole = ("decoded", "steps", "seconds", "tokens", "wall_seconds")
     return {name: sum(record[name] for record in records) for name in whole} | {
         "cells": [[*cell, *times.tolist()] for cell, times in cells.items()],
@@ -155,14 +159,10 @@ class Forecasts:
             for variant, _ in recent
         }
         # One for all batch sizes, as on the server.
-        replayed = {
-            variant: REPLAYED[variant](known[variant], nodes) for variant in known if variant in REPLAYED
-        }
+        replayed = {name: REPLAYED[name](corpus, nodes) for name, corpus in known.items() if name in REPLAYED}
         self._expectations = {
-            (variant, batch): expectation(
-                variant, batch, nodes, known[variant], times.step_time(), replayed.get(variant)
-            )
-            for (variant, batch), times in recent.items()
+            (name, batch): expectation(name, batch, nodes, known[name], times.step_time(), replayed.get(name))
+            for (name, batch), times in recent.items()
         }
 
     def of(self, variant: str, case: Case, batch: int, group: Sequence[Request]) -> Expected | None:
@@ -226,15 +226,12 @@ class Simulation:
         linear_seconds: Callable[[float], float] | None = None,
         pace: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        self._engine = Engine(corpus.vocab_size, corpus.segments)
+        self._engine, self._budget = Engine(corpus.vocab_size, corpus.segments), Budget(nodes)
         self._batch, self._time, self._pace = batch, time, pace
-        self._budget = Budget(nodes)
-        widths = [width for width in CANDIDATE_WIDTHS if width <= nodes]
-        self.policy = LengthPolicy(
-            [*widths, nodes + 1],
-            linear_seconds or (lambda rows: time(max(1, round(rows / batch)), time.context)),
-        )
-        self._names = iter(range(1 << 30))
+        widths = [*(width for width in CANDIDATE_WIDTHS if width <= nodes), nodes + 1]
+        by_rows = linear_seconds or (lambda rows: time(max(1, round(rows / batch)), time.context))
+        self.policy = LengthPolicy(widths, by_rows)
+        self._names = count()
 
     def load_at(self, traces: Sequence[Trace], time: StepTime) -> Expected:
         """A load whose steps take another time than those before."""
@@ -242,7 +239,7 @@ class Simulation:
         return self.load(traces)
 
     def load(self, traces: Sequence[Trace]) -> Expected:
-        """A steady load (benchmarks.serve.load), until a place stays empty."""
+        """A steady load (benchmarks.serve.measure), until a place stays empty."""
         waiting = iter(traces)
         places = [self._begin(trace) for trace, _ in zip(waiting, range(self._batch), strict=False)]
         produced, seconds = float(len(places)), self._time.admission * len(places)

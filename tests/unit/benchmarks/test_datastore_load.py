@@ -13,10 +13,10 @@ from tokenizers.models import WordLevel
 from benchmarks.load import __main__ as command
 from benchmarks.load import engine as load_engine
 from benchmarks.load.clients import Clients, shares
-from benchmarks.load.engine import Engine, Level, Taken
+from benchmarks.load.engine import Engine, Level, Taken, Texts
 from benchmarks.load.levels import RAISE, excess, exhausted, figures, search, thinned
-from benchmarks.load.texts import Texts
-from benchmarks.report import plots, tables
+from benchmarks.report import plots
+from benchmarks.report.page import tables_of
 from benchmarks.traces import SHIPPED, Trace, load_traces
 from datastore_service.client.base import DatastoreError
 from datastore_service.client.remote import GrpcDatastore
@@ -272,17 +272,13 @@ SAMPLES = [
 
 
 def record(levels, limit, samples):
-    return {
-        "manifest": {"command": "load", "settings": SETTINGS},
-        "levels": levels,
-        "limit": limit,
-        "samples": samples,
-    }
+    manifest = {"command": "load", "settings": SETTINGS}
+    return {"manifest": manifest, "levels": levels, "limit": limit, "samples": samples}
 
 
 def test_the_tables_and_the_picture_of_a_steady_load(tmp_path):
     steady = record([level(refused={"GAP": 1})], {}, SAMPLES)
-    text = "\n".join(tables.of(steady))
+    text = "\n".join(tables_of(steady))
     assert "64 streams with 4,096 sessions in all" in text
     assert (
         "| 10.0 | 10.0 | 2.00 | 5.00 | 6.00 | 7.0 | 0.50 | 640 | 9000 | 2.25 | 3 of 100 | 1 GAP | 0 | 0 |"
@@ -302,7 +298,7 @@ def test_the_tables_and_the_picture_of_a_search(tmp_path):
     found = record(
         levels, {"beyond": "p99 13.0 ms is above 10 ms", "exhausted": "the machine's processors"}, []
     )
-    text = "\n".join(tables.of(found))
+    text = "\n".join(tables_of(found))
     assert (
         "It carries 10.0 steps a second of each stream (9000 tokens a second). At 12.5, twice in turn: p99 13.0 ms is above"
         " 10 ms. The resource at its end: the machine's processors." in text
@@ -310,9 +306,9 @@ def test_the_tables_and_the_picture_of_a_search(tmp_path):
     plots.draw("search", found, tmp_path)
     assert (tmp_path / "search.png").stat().st_size > 1000
     first = record(levels[1:], {"beyond": "p99", "exhausted": "x"}, [])
-    assert "It does not carry the lowest rate" in "\n".join(tables.of(first))
+    assert "It does not carry the lowest rate" in "\n".join(tables_of(first))
     endless = record(levels[:1], {"beyond": "", "exhausted": ""}, [])
-    assert "No limit was found up to 10.0 steps" in "\n".join(tables.of(endless))
+    assert "No limit was found up to 10.0 steps" in "\n".join(tables_of(endless))
 
 
 @pytest.fixture(scope="module")

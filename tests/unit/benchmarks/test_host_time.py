@@ -14,13 +14,10 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
 def test_in_a_process_of_its_own():
     cases = Path(__file__).with_name("cpu_engine_host_time.py")
-    done = subprocess.run(
+    words, environment = (
         [sys.executable, "-m", "pytest", "-q", str(cases)],
-        env=os.environ | {"SGLANG_USE_CPU_ENGINE": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
+        os.environ | {"SGLANG_USE_CPU_ENGINE": "1"},
     )
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed" in done.stdout

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.serve import load as load_module
-from benchmarks.serve.load import Answer, prompts_for, steady_load
+from benchmarks.serve import measure
+from benchmarks.serve.cases import prompts_for
+from benchmarks.serve.measure import Answer, steady_load
 from tests.waiting import eventually
 
 START = 100
@@ -19,8 +20,8 @@ class Watch:
     def __init__(self, monkeypatch):
         self.places = []
         ticks = itertools.count(START)
-        monkeypatch.setattr(load_module, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-        monkeypatch.setattr(load_module, "ThreadPoolExecutor", self._pool)
+        monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+        monkeypatch.setattr(measure, "ThreadPoolExecutor", self._pool)
 
     def _pool(self, size):
         pool = ThreadPoolExecutor(size)

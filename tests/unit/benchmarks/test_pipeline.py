@@ -34,8 +34,7 @@ from benchmarks.pipeline.simulation import (
     rate_of,
 )
 from benchmarks.pipeline.theory import chain_tokens
-from benchmarks.report import pipelining, plots
-from benchmarks.report.page import Run, page
+from benchmarks.report import pipelining
 from benchmarks.report.records import dumps
 from benchmarks.report.statistics import Interval
 from datastore_service.client.embedded import EmbeddedDatastore
@@ -350,13 +349,8 @@ def test_recorded_pairs_come_back_from_their_file(tmp_path):
 def test_the_end_of_an_answer_makes_place_for_the_next():
     pairs = [synthetic(np.random.default_rng(at), 40, 0.8, 0.6, 0.5) for at in range(3)]
     waiting = partial(WaitingFallback, NoFallback(), K, 10.0)
-    setting = Setting(
-        TIMES,
-        K,
-        16,
-        lambda now: DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(K))),
-        lambda around: waiting(),
-    )
+    parts = DraftParts(lambda: Learner(GeometricFanOut(), Rollouts(K)))
+    setting = Setting(TIMES, K, 16, lambda now: parts, lambda around: waiting())
     tally = Pipeline(setting, pairs, 2).run()
     assert len(tally.parts) == 3 and all(part.tokens.total() > 20 for part in tally.parts)
 
@@ -377,33 +371,6 @@ def test_break_even(above, speed):
     assert break_even(rows, "over") == (speed and pytest.approx(speed))
 
 
-def test_the_command_answers_and_its_record_is_shown_and_drawn(tmp_path, capsys):
-    words = "--tokens 300 --batch 1 2 --speed 4 8 --acceptance 0.6 0.8 --draft-rows 8 --lookahead 3"
-    command.main([*words.split(), "--json", str(tmp_path / "pipeline.json")])
-    out = capsys.readouterr().out
-    for words in ("8 rows a draft", "its K", "by session"):
-        assert words in " ".join(out.split())
-    for title in ("Forecast", "figure 3", "figure 4", "figure 6", "b*", "speed ratios"):
-        assert title in out
-    plots.draw("pipeline", json.loads((tmp_path / "pipeline.json").read_text()), tmp_path)
-    assert len(list(tmp_path.glob("*.png"))) == 4
-    shown = page(Run.read(tmp_path, tmp_path / "README.md"))
-    assert "pipeline-misses.png" in shown and "--draft 1:2" in shown
-
-
-def test_the_command_takes_recorded_pairs(tmp_path, capsys):
-    for temperature in (0, 1):
-        pairs = synthetic_pairs(3, 30, 0.8 - 0.2 * temperature, 0.6, 0.5, 0)
-        save(tmp_path / f"{temperature}.npz", pairs, agreement=0.8, temperature=temperature)
-    words = "--ask spreads sources fallbacks --batch 1 2 --lookahead 3 --draft-rows 8 --vocab-size 50000"
-    out = tmp_path / "recorded.json"
-    command.main([*words.split(), "--pairs", *map(str, tmp_path.glob("*.npz")), "--json", str(out)])
-    shown = capsys.readouterr().out
-    assert "temperature" in shown and "Guesses from the datastore" in shown
-    plots.draw("recorded", json.loads(out.read_text()), tmp_path)
-    assert len(list(tmp_path.glob("*.png"))) == 3
-
-
 def test_the_datastore_s_proposals_are_hits_that_the_draft_alone_cannot_have():
     """The draft model never has the target's token among its choices; every other answer is a copy of the one before it."""
     rng, pairs = np.random.default_rng(0), []
@@ -411,20 +378,10 @@ def test_the_datastore_s_proposals_are_hits_that_the_draft_alone_cannot_have():
         pair = synthetic(rng, 60, 0.75, 1.0, 0.0)
         pair.choices[pair.ranks() > 0] = np.arange(CHOICES)  # for no token is below it
         pairs += [replace(pair, tokens=pair.tokens + CHOICES, choices=pair.choices + CHOICES)] * 2
-    asked = question(
-        pairs=lambda case, batch: pairs, datastore=lambda: EmbeddedDatastore(lambda: Engine(60_000))
-    )
+    store = partial(EmbeddedDatastore, lambda: Engine(60_000))
+    asked = question(pairs=lambda case, batch: pairs, datastore=store)
     alone, both = (asked.tally({}, 1, guesses_from=name) for name in (DRAFT_ALONE, BOTH))
     assert both.hit_rate > alone.hit_rate + 0.02
-
-
-@pytest.mark.parametrize(
-    ("words", "named"), [(["--draft-rows", "0"], "--draft-rows"), (["--e-miss", "9"], "--e-miss")]
-)
-def test_bad_input_is_named(words, named, capsys):
-    with pytest.raises(SystemExit):
-        command.main(words)
-    assert named in capsys.readouterr().err
 
 
 def test_without_hits_there_is_nothing_to_compare_them_with():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.replay import __main__ as command
-from benchmarks.replay import sglang_ngram
+from benchmarks.replay import peers
 from benchmarks.replay.experiments import Setting, growing, run
 from benchmarks.replay.footprint import footprint
 from benchmarks.replay.method import Method, chain_of, replay, tree_of
@@ -21,21 +21,15 @@ VOCABULARY = 1000
 RNG = np.random.default_rng(0)
 PHRASE = RNG.integers(1, VOCABULARY, 60).astype(np.int32)
 SESSION_METHODS = [OURS, "prompt lookup", "SGLang trie", "suffix decoding", "suffix decoding, tree"]
-PRIOR_METHODS = [
-    OURS,
-    f"{OURS}, prior alone",
-    "REST-style",
-    "SGLang trie + corpus",
-    "SGLang trie, warmed",
-    "suffix decoding",
-]
+OF_PRIOR = ["REST-style", "SGLang trie + corpus", "SGLang trie, warmed", "suffix decoding"]
+PRIOR_METHODS = [OURS, f"{OURS}, prior alone", *OF_PRIOR]
 LIVE_METHODS = [OURS, f"{OURS}, live alone", "SGLang trie", "suffix decoding, tree"]
 
 
 @pytest.fixture(autouse=True)
 def small_trie(monkeypatch):
     """SGLang allocates its trie at once, for seconds."""
-    monkeypatch.setattr(sglang_ngram, "CAPACITY", 100_000)
+    monkeypatch.setattr(peers, "CAPACITY", 100_000)
 
 
 def made(name: str, documents=(), nodes: int = 8) -> Method:
@@ -140,12 +134,9 @@ def test_footprint_measures_an_index_in_a_process_of_its_own():
 @pytest.fixture
 def recorded(tmp_path):
     def write(name: str, categories: dict[str, int]):
+        prompt = PHRASE[:9].tolist()
         rows = [
-            {
-                "category": category,
-                "prompt_tokens": PHRASE[:9].tolist(),
-                "tokens": np.tile(PHRASE, 2)[i:].tolist(),
-            }
+            {"category": category, "prompt_tokens": prompt, "tokens": np.tile(PHRASE, 2)[i:].tolist()}
             for category, count in categories.items()
             for i in range(count)
         ]

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks import roofline
-from benchmarks.report import plots, tables
+from benchmarks.report import plots
 from benchmarks.report.__main__ import main
-from benchmarks.report.manifest import PROJECT, command
-from benchmarks.report.page import Run, page
-from benchmarks.report.records import dumps, finish
+from benchmarks.report.page import Run, command, page, tables_of
+from benchmarks.report.records import PROJECT, dumps, finish
 from benchmarks.report.replaying import strongest
 from benchmarks.report.statistics import Interval, throughput_ratio
 
@@ -145,30 +144,24 @@ def made_by(name: str, **settings: object) -> dict:
 
 def test_every_cost_has_tables():
     rounds = [{"service": 300.0, "echo": 100.0, "engine": 100.0}]
-    text = "\n".join(tables.of(made_by("rpc", batch=8, nodes=4) | {"results": rounds}))
+    text = "\n".join(tables_of(made_by("rpc", batch=8, nodes=4) | {"results": rounds}))
     assert "| 300 | 100 | 100 | 1.50 [1.50, 1.50] |" in text
     times = [{"method": "SSSD", "widths": "one width", "batch": 1, "entries": 0.25, "all": 1.0}]
-    assert "| SSSD | one width | 1 | 0.25 | 1.00 |" in tables.of(made_by("host_time") | {"results": times})
+    assert "| SSSD | one width | 1 | 0.25 | 1.00 |" in tables_of(made_by("host_time") | {"results": times})
     merging = {
         name: {"p50": 1.0, "p99": p99} for name, p99 in (("quiet", 2.0), ("busy", 4.0), ("merging", 8.0))
     }
-    build = {
-        "tokens": 1_000_000,
-        "bytes_per_token": 5.0,
-        "raw_seconds": 1.0,
-        "build_seconds": 1.1,
-        "ratio": 1.1,
-    }
+    build = {"tokens": 1e6, "bytes_per_token": 5.0, "raw_seconds": 1.0, "build_seconds": 1.1, "ratio": 1.1}
     sessions = {"sessions": 20, "bytes_per_token": 55.0, "resident_bytes": [1e6, 2e6]}
     text = "\n".join(
-        tables.of(made_by("upkeep") | {"build": build, "merging": merging, "sessions": sessions})
+        tables_of(made_by("upkeep") | {"build": build, "merging": merging, "sessions": sessions})
     )
     assert "| 20 | 55.0 | 1.0 | 2.0 |" in text and "4.00 times that at rest and 2.00 times" in text
 
 
 def test_strangers_are_compared_round_by_round():
     row = {"alone_50": 500.0, "alone_99": 1000.0, "beside_50": 510.0, "beside_99": 1030.0}
-    text = "\n".join(tables.of(made_by("strangers", batch=8) | {"results": [row] * 12}))
+    text = "\n".join(tables_of(made_by("strangers", batch=8) | {"results": [row] * 12}))
     assert "| 99th percentile | 1000 | 1030 | 1.03 [1.03, 1.03] |" in text
 
 

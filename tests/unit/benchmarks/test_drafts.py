@@ -1,15 +1,22 @@
-"""Early exits on the virtual clock: when they speak, what they save, and how they compare with the draft model's own predictions."""
+"""What is drafted after which outcomes: early exits, when they speak and what they save, and the planner against fixed shapes."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks.pipeline import __main__ as command
-from benchmarks.pipeline.drafts import bounds, by_choices, by_window, middle, played
+from benchmarks.pipeline.drafts import (
+    PLANNER,
+    against_shapes,
+    bounds,
+    by_choices,
+    by_window,
+    middle,
+    played,
+    shapes,
+)
 from benchmarks.pipeline.experiments import Question
-from benchmarks.pipeline.pairs import VOCABULARY, save, synthetic_pairs
+from benchmarks.pipeline.pairs import VOCABULARY, synthetic_pairs
 from benchmarks.pipeline.simulation import EarlyExit, Times
 
 LAYERS = 20
@@ -103,16 +110,12 @@ def test_the_later_a_right_exit_speaks_the_less_it_gives():
     assert early["speed_over_draft"].value > 1
 
 
-def test_the_command_tabulates_and_draws(tmp_path, capsys):
-    pairs = made({5: 0.4, 10: 0.7}, count=3, length=40)
-    save(tmp_path / "a.npz", pairs, load="mixed", agreement=0.6, layers=LAYERS)
-    words = f"--ask exits methods --lookahead 7 --vocab-size 50000 --speed 6 --batch 1 --pairs {tmp_path / 'a.npz'}"
-    command.main([*words.split(), "--json", str(tmp_path / "exits.json")])
-    shown = capsys.readouterr().out
-    assert "Drafting after an early exit" in shown and "10/20" in shown and "right exit" in shown
-    record = json.loads((tmp_path / "exits.json").read_text())
-    assert {row["method"] for row in record["methods"]} >= {"MIRROR", "SAGUARO"}
-    from benchmarks.report import plots
-
-    plots.draw("exits", record, tmp_path)
-    assert {file.name for file in tmp_path.glob("*.png")} >= {"exits-choices.png", "exits-windows.png"}
+def test_the_planner_is_behind_no_fixed_shape():
+    pairs = synthetic_pairs(8, 60, 0.7, 0.6, 0.5, seed=1)
+    rows = list(
+        against_shapes(question(pairs, Times(lambda rows: 1.0, lambda rows: 0.1), 15), [{}], 1, [8.0])
+    )
+    assert {row["shape"] for row in rows} == set(shapes())
+    assert all(row["planner_over"].high >= 1 for row in rows if row["shape"] != PLANNER)
+    found = {row["shape"]: row["tokens_a_step"].value for row in rows}
+    assert found["dynamic, gamma = 0.25 C"] < found["dynamic split"]

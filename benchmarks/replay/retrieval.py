@@ -1,5 +1,4 @@
-"""REST-style retrieval (He et al., 2024) from the prior alone: the longest suffix of the text that the datastore holds, and
-the most frequent beginnings of what follows it there. Its constants are REST's; the suffix array is ours."""
+"""Retrieval of others, written anew: prompt lookup decoding (Saxena 2023) and REST (He et al., 2024)."""
 
 from __future__ import annotations
 
@@ -9,17 +8,35 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.replay.method import Method, tree_of
+from benchmarks.replay.method import Method, chain_of, tree_of
 from datastore_service.engine.segment import Segment
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 
+LONGEST_LOOKUP = 3  # tokens looked up, down to one: the setting of prompt lookup
 LONGEST, SHORTEST = 16, 2  # tokens of a suffix
 SAMPLES = 5000  # occurrences read
 CONTINUATION = 10  # tokens of each
 
 
+class PromptLookup(Method):
+    """What followed the last tokens where they first stood in this text."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+
+    def draft(self, text: np.ndarray) -> DraftTree:
+        for length in range(min(LONGEST_LOOKUP, len(text) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(text[:-1], length)
+            found = np.flatnonzero((windows == text[-length:]).all(axis=1))
+            if len(found):
+                follow = int(found[0]) + length
+                return chain_of(text[follow : follow + self._nodes].tolist())
+        return EMPTY_TREE
+
+
 class Rest(Method):
-    """prior: at most one segment."""
+    """The longest suffix of the text that the prior holds, at most one segment, and the most frequent beginnings of what follows it
+    there. The constants are REST's; the suffix array is ours."""
 
     def __init__(self, prior: Sequence[Segment], nodes: int) -> None:
         self._nodes = nodes

@@ -1,42 +1,39 @@
-"""DOUBLE on the virtual clock against the ceiling of parallel speculation."""
-
-import json
+"""Methods of the registry on the virtual clocks: against each other, and DOUBLE against the ceiling of parallel speculation."""
 
 import numpy as np
 import pytest
 
-from benchmarks.pipeline import __main__ as command
+from benchmarks.pipeline import methods
 from benchmarks.pipeline.experiments import Question
 from benchmarks.pipeline.methods import (
     AGAIN,
     ALONE,
     BOTH,
-    DRAFT,
     NEITHER,
-    NONE,
     NOTHING,
-    PHRASE,
-    TARGET,
-    WHO,
+    contest,
     datastores,
     partly_known,
     played,
-)  # fmt: skip
-from benchmarks.pipeline.pairs import VOCABULARY, half_remembered, save, synthetic_pairs
+)
+from benchmarks.pipeline.pairs import VOCABULARY, half_remembered, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
 from benchmarks.pipeline.table import recorded_datastore
-from benchmarks.report import plots
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.limits import Limits
+from sglang_patches.methods.registry import METHODS
+
+
+def asked(pairs, ratio=4.0, datastore=None, lookahead=15, rows=1):
+    times = Times(lambda rows: 1.0, lambda rows: 1.0 / ratio)
+    return Question(times, lookahead, rows, 2.0, lambda case, batch: pairs, datastore)
 
 
 def past_the_ceiling(acceptance, ratio, who, known=0.7, nodes=31):
     """Throughput over plain decoding."""
     pairs = synthetic_pairs(10, 200 + nodes + 1, acceptance, 0.6, 0.5, seed=2)
     store = partly_known(pairs, known)
-    times = Times(lambda rows: 1.0, lambda rows: 1.0 / ratio)
-    asked = Question(times, nodes, 1, 2.0, lambda case, batch: pairs, store)
-    return played(asked, {}, 1, who).tokens_a_second
+    return played(asked(pairs, ratio, store, nodes), {}, 1, who).tokens_a_second
 
 
 @pytest.mark.parametrize("ratio", [1.6, 2.8, 5.0])
@@ -48,8 +45,8 @@ def test_without_retrieval_the_speed_ratio_is_a_ceiling(ratio):
 
 @pytest.mark.parametrize("ratio", [1.6, 2.8, 5.0])
 def test_retrieval_by_either_side_goes_past_the_ceiling_and_by_both_goes_furthest(ratio):
-    found = {who: past_the_ceiling(0.97, ratio, who) for who in (*WHO, ALONE)}
-    assert found[NEITHER] < ratio < min(found[DRAFT], found[TARGET])
+    found = {who: past_the_ceiling(0.97, ratio, who) for who in (*methods.WHO, ALONE)}
+    assert found[NEITHER] < ratio < min(found[methods.DRAFT], found[methods.TARGET])
     assert max(found.values()) == found[BOTH]
 
 
@@ -58,13 +55,13 @@ def test_a_poor_draft_model_stays_below_the_ceiling_however_much_it_retrieves():
     still go past it."""
     ratio, gamma = 4.7, 5
     assert 1 - 1 / (gamma + ratio) > 0.7
-    assert past_the_ceiling(0.7, ratio, DRAFT, known=1.0) < ratio
+    assert past_the_ceiling(0.7, ratio, methods.DRAFT, known=1.0) < ratio
 
 
 def test_retrieval_forwards_give_what_the_process_says():
     """The datastore knows the whole text, a draft model that is always right passes a whole phrase in each forward."""
-    speed = past_the_ceiling(1.0, 2.0, DRAFT, known=1.0, nodes=63)
-    assert speed == pytest.approx(2 * (1 + PHRASE), rel=0.1)
+    speed = past_the_ceiling(1.0, 2.0, methods.DRAFT, known=1.0, nodes=63)
+    assert speed == pytest.approx(2 * (1 + methods.PHRASE), rel=0.1)
 
 
 def test_what_is_known_of_synthetic_texts():
@@ -73,36 +70,20 @@ def test_what_is_known_of_synthetic_texts():
         assert (copy == np.append(pair.prompt, pair.tokens)).mean() == pytest.approx(0.7, abs=0.03)
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_the_command_answers_and_its_record_is_drawn(tmp_path, capsys, recorded):
-    words = "--ask ceiling --lookahead 15 --tokens 200 --acceptance 0.8 0.95 --vocab-size 50000"
-    if recorded:
-        save(tmp_path / "a.npz", synthetic_pairs(3, 60, 0.8, 0.6, 0.5, 0), agreement=0.8, temperature=0)
-        words += f" --pairs {tmp_path / 'a.npz'}"
-    command.main([*words.split(), "--json", str(tmp_path / "double.json")])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Past the ceiling" in shown and "guesses a step" not in shown
-    assert ("Recorded answers" if recorded else "70% are right") in shown
-    plots.draw("double", json.loads((tmp_path / "double.json").read_text()), tmp_path)
-    assert (tmp_path / "double-ceiling.png").exists()
-
-
-def asked(pairs, ratio=4.0, datastore=None):
-    times = Times(lambda rows: 1.0, lambda rows: 1.0 / ratio)
-    return Question(times, 15, 1, 2.0, lambda case, batch: pairs, datastore)
-
-
 def test_what_the_datastore_has_served_before_is_what_it_drafts():
     pairs = synthetic_pairs(6, 100, 0.7, 0.6, 0.5, seed=3)
     make = recorded_datastore
     stored = {NOTHING: make(VOCABULARY, []), AGAIN: make(VOCABULARY, [], pairs)}
     rows = list(datastores(asked(pairs), [{"agreement": 0.7}], 1, lambda case: stored, ratios=[4.0]))
     found = {(row["method"], row["datastore"]): row for row in rows}
-    alone = {name: found[ALONE, name]["tokens_a_step"].value for name in (NONE, NOTHING, AGAIN)}
-    assert alone[NONE] == 1 and alone[NOTHING] == pytest.approx(1, abs=0.05) and alone[AGAIN] > 12
-    assert found["DOUBLE", NOTHING]["over_plain"].value > 1.5 and found["DOUBLE", NONE]["over_other"] is None
-    assert found["DOUBLE", NONE]["over_alone"].value == pytest.approx(
-        found["DOUBLE", NONE]["over_plain"].value
+    alone = {name: found[ALONE, name]["tokens_a_step"].value for name in (methods.NONE, NOTHING, AGAIN)}
+    assert alone[methods.NONE] == 1 and alone[NOTHING] == pytest.approx(1, abs=0.05) and alone[AGAIN] > 12
+    assert (
+        found["DOUBLE", NOTHING]["over_plain"].value > 1.5
+        and found["DOUBLE", methods.NONE]["over_other"] is None
+    )
+    assert found["DOUBLE", methods.NONE]["over_alone"].value == pytest.approx(
+        found["DOUBLE", methods.NONE]["over_plain"].value
     )
     assert found["DOUBLE", NOTHING]["over_other"].value == pytest.approx(1, abs=0.05)
 
@@ -122,13 +103,24 @@ def test_refused_tokens_are_told_to_the_one_datastore_that_keeps_them(monkeypatc
     assert bool(told) == bool(kept) and len(stores) == 1
 
 
-def test_the_command_compares_datastores_of_recorded_pairs_only(tmp_path, capsys):
-    words = ["--ask", "datastores", "--lookahead", "15", "--vocab-size", "50000"]
-    with pytest.raises(SystemExit):
-        command.main(words)
-    save(tmp_path / "a.npz", synthetic_pairs(3, 60, 0.8, 0.6, 0.5, 0), agreement=0.8, temperature=0)
-    command.main([*words, "--pairs", str(tmp_path / "a.npz"), "--json", str(tmp_path / "stores.json")])
-    assert "By what the datastore has seen" in capsys.readouterr().out
-    made = json.loads((tmp_path / "stores.json").read_text())
-    assert {"prior.jsonl.gz", "french.jsonl.gz"} < set(made["manifest"]["prompts"])
-    assert len(made["datastores"]) == 24
+def test_every_method_is_played_and_one_is_compared_with_the_best():
+    pairs = synthetic_pairs(8, 100, 0.8, 0.6, 0.5, seed=1)
+    question = asked(pairs, 10.0, rows=24)
+    rows = list(contest(question, [{}], [2], [8.0], lambda case, batch: {"known": partly_known(pairs, 0.4)}))
+    speeds = {row["method"]: row["over_plain"].value for row in rows}
+    without = {name for name, method in METHODS.items() if method.early_exit}  # synthetic pairs have none
+    assert set(speeds) == set(METHODS) - without and speeds["SSSD"] < min(speeds["SAGUARO"], speeds["DOUBLE"])
+    (last,) = (row for row in rows if "best" in row)
+    assert all(0 <= row["hits_by_session"][0] <= row["hits_by_session"][2] <= 1 for row in rows)
+    others = {name: speed for name, speed in speeds.items() if name != methods.AUTOMATIC}
+    assert last["method"] == methods.AUTOMATIC and last["best"] == max(others, key=others.get)
+    assert last["over_best"].value == pytest.approx(speeds[methods.AUTOMATIC] / others[last["best"]])
+
+
+def test_plain_decoding_may_be_the_best():
+    """Each drafted token makes a forward longer by as much as it takes without any, and nothing is right."""
+    pairs = synthetic_pairs(6, 60, 0.01, 0.01, 0.01, seed=1)
+    slow = Times(lambda rows: float(rows), lambda rows: 1.0)
+    asked = Question(slow, 15, 24, 2.0, lambda case, batch: pairs)
+    rows = list(contest(asked, [{}], [1], [1.0], lambda case, batch: {"nothing": partly_known(pairs, 1e-9)}))
+    assert next(row["best"] for row in rows if "best" in row) == methods.PLAIN
