@@ -194,15 +194,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     from benchmarks.beside.summary import summarise_loads
 
     rows = [row for file in given.prompts for row in recorded_rows(file)]
-    requests = requests_of(given, Pool(rows, AutoTokenizer.from_pretrained(given.model)))
-    repeated = requests.get("repeated", [])
+    asked = requests_of(given, Pool(rows, AutoTokenizer.from_pretrained(given.model)))
+    repeated = asked.get("repeated", [])
     more = {
         "answers": lambda folder: [known_answers(repeated, folder)] if repeated else [],
-        "tokens": kv_tokens(requests, max(given.batch), given.warm + given.tokens),
+        "tokens": kv_tokens(asked, max(given.batch), given.warm + given.tokens),
     }
     files = [*given.prompts, *given.prior]
     with measured("beside.loads", given, files, summarise_loads, given.dtype, "adaptive", **more) as servers:
-        run = Run(servers, requests)
+        run = Run(servers, asked)
         run.first_tokens()
         run.settle()
         run.measure_all()
