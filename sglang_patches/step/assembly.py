@@ -17,8 +17,8 @@ from datastore_service.client import open_datastore
 from datastore_service.protocol.types import Budget
 from sglang_patches.draft_process.arguments import given_of
 from sglang_patches.draft_process.settings import DraftSettings, draft_settings
+from sglang_patches.drafting.channel import ProcessChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
-from sglang_patches.drafting.process_channel import ProcessChannel
 from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.exchange.messages import Sampling

@@ -252,10 +252,10 @@ OTHERS = (
     ),
     Mutant(
         "silence-awaited",
-        "sglang_patches/drafting/process_channel.py",
+        "sglang_patches/drafting/channel.py",
         "self._overdue() > LATE_SECONDS",
         "self._overdue() > self._stall_seconds",
-        "drafting/test_process_channel.py",
+        "drafting/test_channel.py",
     ),
     Mutant(
         "slots-leak",
