@@ -12,8 +12,8 @@ from benchmarks.pipeline.simulation import Pipeline, Setting, Tally
 from benchmarks.report.statistics import ratio_of_sums
 from datastore_service.client import Datastore
 from sglang_patches.draft_side.side import DraftParts, Learner
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.drafting.seams import NoFallback
+from sglang_patches.ledger.rates import SpeedRatio
 from sglang_patches.methods.double import AllAccepted
 from sglang_patches.methods.duo import Heads, Sequences
 from sglang_patches.methods.planner import Branches, LikeliestOutcomes

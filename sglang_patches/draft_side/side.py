@@ -26,7 +26,6 @@ from sglang_patches.draft_side.seams import (
     Row,
     RowChoice,
 )
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.exchange.messages import (
     Answer,
     Closed,
@@ -41,7 +40,7 @@ from sglang_patches.exchange.messages import (
 )
 from sglang_patches.exchange.text import Text
 from sglang_patches.exchange.trie import ROOT, Trie
-from sglang_patches.ledger.rates import per_tenant
+from sglang_patches.ledger.rates import SpeedRatio, per_tenant
 
 STALE = Counter(
     "specstore_draft_stale_messages",

@@ -14,8 +14,8 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Budget, Entry, Opening, Query, Status
 from sglang_patches.draft_side.draft import Draft
 from sglang_patches.draft_side.seams import Guess, Leaf, OutcomePredictor, Prediction, Retriever, Row
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.drafting.seams import Fallback
+from sglang_patches.ledger.rates import SpeedRatio
 from sglang_patches.methods.saguaro import Rollouts
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from sglang_patches.metrics import observe_step
 from sglang_patches.options import load_options
 from sglang_patches.start.tree_attention import verifies_chains_only
 from sglang_patches.step import assembly, finish_hooks
+from sglang_patches.step.acceptance import Learning
 from sglang_patches.step.base import Drafted, TreeWorker
 from sglang_patches.step.exit_reader import ExitReader, make_server_tap
-from sglang_patches.step.learning import Learning
 from sglang_patches.step.sources import Sources
 from sglang_patches.step.widths import length_policy, possible_widths
 from sglang_patches.verification.layout import TreeLayout, pack

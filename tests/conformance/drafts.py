@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from sglang_patches.draft_process.candidates import choose
+from sglang_patches.draft_process.model import choose
 from sglang_patches.draft_side.draft import Candidates
 from sglang_patches.draft_side.seams import DraftModel, Row
 from sglang_patches.draft_side.side import DraftParts
