@@ -324,7 +324,7 @@ class TestOneInstance:
 
     def test_completions_go_on_without_the_datastore(self, stack):
         with_datastore = stack.complete()
-        assert len(with_datastore) > 40  # one word of 48 digits in some number formats
+        assert len(with_datastore) > 40  # in bfloat16 the demo model says digits, in one word
         assert stack.drafts_asked_for() > 0
         stack.compose("kill", "datastore")
         assert stack.inspect("datastore", "{{.State.Running}}") == "false"
