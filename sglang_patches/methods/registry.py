@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sglang_patches.draft_side.side import DraftParts
     from sglang_patches.drafting.datastore import DatastoreFeed
     from sglang_patches.drafting.seams import DraftChannel, Fallback
-    from sglang_patches.methods.double import Estimate
+    from sglang_patches.drafting.union import Estimate
     from sglang_patches.options import Options
     from sglang_patches.verification.verifier import Verifier
 
