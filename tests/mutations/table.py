@@ -453,5 +453,26 @@ OTHERS = (
         "for child in children:",
         "launch/test_processes.py",
     ),
+    Mutant(
+        "told-beyond",  # what a service has lost is told with more than it was sent
+        "sglang_patches/drafting/datastore.py",
+        "state.text.between(known, sent.tokens)",
+        "state.text.after(known)",
+        "drafting/test_datastore.py",
+    ),
+    Mutant(
+        "ended-told",
+        "sglang_patches/drafting/datastore.py",
+        "            self._sent.pop(entry.session, None)\n",
+        "            pass\n",
+        "drafting/test_datastore.py",
+    ),
+    Mutant(
+        "lost-twice",  # a text that was sent again is sent once more for what was lost before
+        "sglang_patches/drafting/speculation.py",
+        "not came and answer.epoch >= session.opened",
+        "not came",
+        "drafting/test_lies.py",
+    ),
 )
 MUTANTS = SURVIVORS + OTHERS
