@@ -307,13 +307,6 @@ OTHERS = (
         "step/test_length.py",
     ),
     Mutant(
-        "pending-first",
-        "sglang_patches/step/base.py",
-        "row[count - lag : count]",
-        "row[:lag]",
-        "step/test_recorded_sessions.py",
-    ),
-    Mutant(
         "tenants-learned",
         "sglang_patches/step/acceptance.py",
         "self.of(tenant).observe(",
