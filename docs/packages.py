@@ -2,7 +2,8 @@
 
 `python docs/packages.py [--checkout DIR] [--out FILE]`. Every package has a box in one layer of LAYERS. An arrow points
 from the package that imports to the one it imports; a browser shows the number of imports beside the pointer. An arrow
-that does not point down is red, and the picture counts them. The same source gives the same bytes.
+that follows from others is left out. One that does not point down is red, and the picture counts them. The same source
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import grimp
 
-ROOTS = ("benchmarks", "datastore_service", "proto_gen", "sglang_patches")
+ROOTS = ("datastore_service", "proto_gen", "sglang_patches")
 
 
 @dataclass(frozen=True)
@@ -42,29 +43,28 @@ def _datastore(x: float, *names: str) -> Box:
 
 # Top to bottom. A package that is new in the source needs a box here.
 LAYERS = (
-    (Box("benchmarks", 58, ("benchmarks",)),),
-    (_plugin(12, "launch"), _plugin(36, "check")),
-    (_plugin(20, "plugin", "algorithm"), _plugin(7, "demo")),
-    (_plugin(28, "disaggregation"),),
-    (_plugin(38, "step"), _plugin(12, "reports", "entry")),
-    (_plugin(30, "draft_process"),),
-    (_plugin(24, "methods"),),
-    (_plugin(10, "drafting"), _plugin(21, "draft_side"), _plugin(32, "start"), _plugin(43, "early_exit")),
-    (_plugin(14, "ledger"), _plugin(34, "verification")),
-    (_plugin(20, "exchange"), _plugin(40, "namespace", "metrics")),
-    (_plugin(8, "cpu"), _plugin(28, "options"), _datastore(88, "cli")),
     (
-        _plugin(17, "host"),
-        _datastore(58, "client"),
-        _datastore(80, "server"),
-        _datastore(94, "distil"),
+        _plugin(26, "plugin", "algorithm", "entry", "reports", "disaggregation"),
+        _plugin(62, "launch", "check", "demo"),
     ),
-    (_datastore(70, "storage"),),
-    (_datastore(62, "engine"),),
-    (_datastore(48, "protocol"), _datastore(28, "endpoint", "tls"), Box("proto_gen", 84, ("proto_gen",))),
+    (_plugin(26, "step"),),
+    (_plugin(16, "draft_process"),),
+    (_plugin(33, "methods"),),
+    (_plugin(37, "drafting"), _plugin(56, "draft_side"), _datastore(84, "cli", "server", "distil")),
+    (_plugin(14, "verification", "early_exit", "start"), _plugin(46, "ledger", "exchange")),
+    (_plugin(30, "host", "options", "namespace", "metrics", "cpu"),),
+    (_datastore(50, "client"),),
+    (_datastore(64, "storage", "engine"),),
+    (
+        Box(
+            "protocol, endpoint, tls, proto_gen",
+            56,
+            tuple(f"datastore_service.{name}" for name in ("protocol", "endpoint", "tls")) + ("proto_gen",),
+        ),
+    ),
 )
 FILLS = {"sglang_patches": "#d6e4f7", "datastore_service": "#dcefd5"}
-STROKES = {"sglang_patches": "#5b83bd", "datastore_service": "#5c9a47", "benchmarks": "#c4c4c4"}
+STROKES = {"sglang_patches": "#5b83bd", "datastore_service": "#5c9a47"}
 UPWARD = "#d00000"
 WIDTH, ROW, TOP, HEIGHT, CHARACTER = (
     1180,
@@ -110,10 +110,26 @@ def points_down(tail: Box, head: Box) -> bool:
     return level(head) > level(tail)
 
 
+def _is_implied(tail: Box, head: Box, arrows: Arrows) -> bool:
+    """Whether other arrows lead from one box to the other too."""
+    waiting = [box for box in _heads(tail, arrows) if box != head]
+    seen = set(waiting)
+    while waiting:
+        further = _heads(waiting.pop(), arrows) - seen
+        seen |= further
+        waiting += further
+    return head in seen
+
+
+def _heads(tail: Box, arrows: Arrows) -> set[Box]:
+    return {head for start, head in arrows if start == tail and points_down(tail, head)}
+
+
 def draw(arrows: Arrows) -> str:
     """The picture as SVG."""
     boxes = [box for layer in LAYERS for box in layer if any(box in arrow for arrow in arrows)]
-    ordered = sorted(arrows.items(), key=lambda item: (points_down(*item[0]), _key(item[0])), reverse=True)
+    shown = {arrow: number for arrow, number in arrows.items() if not _is_implied(*arrow, arrows)}
+    ordered = sorted(shown.items(), key=lambda item: (points_down(*item[0]), _key(item[0])), reverse=True)
     count = sum(not points_down(*arrow) for arrow in arrows)
     height = TOP + ROW * len(LAYERS)
     lines = [
@@ -123,7 +139,7 @@ def draw(arrows: Arrows) -> str:
         ' markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0 8 4 0 8z" fill="context-stroke"/>'
         "</marker></defs>",
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="20" y="28" font-size="16">{len(boxes)} packages, {len(arrows)} arrows, {count} upward.'
+        f'<text x="20" y="28" font-size="16">{len(arrows)} arrows, {count} upward. Those that follow from others are left out.'
         " Blue: plugin. Green: datastore.</text>",
         *(_arrow(tail, head, number) for (tail, head), number in ordered),
         *(_rectangle(box) for box in boxes),

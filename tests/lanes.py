@@ -21,7 +21,6 @@ from pathlib import Path
 from sglang_patches.launch.processes import PORTS_VARIABLE, Child
 from sglang_patches.methods.registry import METHODS
 from tests import progress
-from tests.conftest import DRAFT, DRAFTS
 from tests.parts import REST, TEST
 
 ROOT = Path(__file__).parents[1]
@@ -47,15 +46,15 @@ RUNS = {
     "integration": ["tests/integration"],
 }
 CLOCK = "clock"  # the run of tests with strict limits of time: alone, when all others are over
-# With --long also the other versions of SGLang, and the suite again for each method with a draft process, with the drafts that its first run does not have. What
-# tries all drafts in any run is left out.
+# With --long also the other versions of SGLang, and the suite again for each method with a draft process, with the two extremes of drafts. What tries all drafts
+# in any run is left out.
+EXTREMES = ("1", "lying")
 AGAIN = ["tests/conformance", "-k", "not (test_drafts or pinned or toy or every_width)"]
 LONG = {
     f"conformance-{method.name}-{draft}": [*AGAIN, "--method", method.name, "--draft", draft]
     for method in METHODS.values()
     if method.draft_process
-    for draft in DRAFTS
-    if draft != DRAFT
+    for draft in EXTREMES
 }
 LONG["versions"] = ["tests/versions"]
 # Seconds that the runs took on two cores, for the first time: later the last report says it. Others take LONG_RUN.

@@ -20,6 +20,7 @@ ALLOWED = (
     "the fields and values are the newest version's",
     "earlier versions lack some of them",
     "SGLang 0.5.17 does not show them there",
+    "SGLang 0.5.17 answers no chat of Ollama's without a stream",
     "SGLang has no watermarks",
 )
 

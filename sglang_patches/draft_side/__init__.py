@@ -6,6 +6,5 @@ Read the modules in this order:
 
 - `draft`: what it knows of one session;
 - `seams`: what it asks of others: a draft model, and a method's predictor, drafter, retriever and choice of rows;
-- `side`: the rounds of its work;
-- `speed_ratio`: how much faster the draft model is than the target.
+- `side`: the rounds of its work.
 """

@@ -26,7 +26,6 @@ from sglang_patches.draft_side.seams import (
     Row,
     RowChoice,
 )
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.exchange.messages import (
     Answer,
     Closed,
@@ -41,7 +40,7 @@ from sglang_patches.exchange.messages import (
 )
 from sglang_patches.exchange.text import Text
 from sglang_patches.exchange.trie import ROOT, Trie
-from sglang_patches.ledger.rates import per_tenant
+from sglang_patches.ledger.rates import SpeedRatio, per_tenant
 
 STALE = Counter(
     "specstore_draft_stale_messages",
@@ -110,7 +109,7 @@ class DraftSide:
                 self._open(message)
             elif message.session not in self._drafts:
                 if not isinstance(message, Closed):
-                    answers.append(Lost(message.session))
+                    answers.append(Lost(message.session, message.epoch))
             elif isinstance(message, Closed):
                 self._close(message.session)
             elif isinstance(message, Committed):
@@ -177,14 +176,14 @@ class DraftSide:
             self._predictor(draft).learn(draft, path, tokens.tolist())
         if known < 0 or not draft.commit(path, tokens, message.epoch):
             self._forget(message.session)
-            return [Lost(message.session)]
+            return [Lost(message.session, message.epoch)]
         if draft.verified_at is not None:
             self._ratio.verification_took(self._ratio.now() - draft.verified_at)
             draft.verified_at = None
         self._model.commit(draft, draft.text.length - len(tokens), path)
         if taken and not self._model.takes(draft):  # opened again, it is one that no step waits for
             self._forget(message.session)
-            return [Lost(message.session)]
+            return [Lost(message.session, message.epoch)]
         # The worker had not heard of the nodes when it began the epoch.
         return [growth_of(draft, _below(draft.trie))] if begun and len(draft.trie) else []
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DraftChannel(ABC):
-    """Never raises. Lost messages are harmless: a session that is not known there is opened again when the draft side says so."""
+    """Never raises. Messages may be lost: a draft side that has not the session of a later one says so, and it is opened again."""
 
     @abstractmethod
     def post(self, messages: Sequence[Message]) -> None:

@@ -77,6 +77,7 @@ class Choices(NamedTuple):
 class _Session:
     """One request, as the draft side has been told of it.
 
+    opened: the epoch in which it was told of. What an earlier one's messages lost has been told again.
     over: its last token was told of; SGLang may run it once more.
     read: whether the draft model has drafted for it, and so has read its text.
     lost: whether it is to be opened again.
@@ -85,6 +86,7 @@ class _Session:
     """
 
     state: RequestState
+    opened: int
     over: bool = False
     read: bool = False
     lost: bool = False
@@ -201,7 +203,7 @@ class Speculation(Follower):
         session = state.session
         if not state.ends.isdisjoint(tokens.tolist()):
             self._cache.close(session)
-            self._sessions[session] = _Session(state, over=True)
+            self._sessions[session] = _Session(state, 0, over=True)
             return Closed(session)
         self._cache.advance(session, start, tokens)
         return Committed(session, start, tokens, self._cache.trie(session).epoch)
@@ -342,7 +344,7 @@ class Speculation(Follower):
 
     def _opened(self, state: RequestState) -> Opened:
         trie = self._cache.open(state.session, state.settled)
-        self._sessions[state.session] = _Session(state)
+        self._sessions[state.session] = _Session(state, trie.epoch)
         text, sampling = state.text.between(0, state.settled), self._sampling_of(state)
         published_from = state.opening.prompt_length if state.opening.publish else None
         return Opened(state.session, text, trie.epoch, sampling, published_from, state.tenant)
@@ -355,7 +357,7 @@ class Speculation(Follower):
             session = self._sessions.get(answer.session)
             if session is not None and not session.over:
                 session.read |= came
-                session.lost |= not came
+                session.lost |= not came and answer.epoch >= session.opened
         return bool(answers)
 
     def _open_lost(self) -> None:

@@ -13,10 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sglang_patches.early_exit.adapter import About, EarlyExits
-from sglang_patches.early_exit.answers import Text
-from sglang_patches.early_exit.fingerprint import model_fingerprint
-from sglang_patches.early_exit.states import States, collect
+from sglang_patches.early_exit.adapter import About, EarlyExits, model_fingerprint
+from sglang_patches.early_exit.states import States, Text, collect
 from sglang_patches.early_exit.training import Training
 
 DEPTHS = (0.25, 0.5, 0.75)  # of the target, as in the paper

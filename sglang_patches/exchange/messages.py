@@ -113,9 +113,13 @@ class Growth(msgspec.Struct, eq=False, array_like=True, tag=True):
 
 
 class Lost(msgspec.Struct, eq=False, array_like=True, tag=True):
-    """The draft side does not have the session's text: please open it again."""
+    """The draft side does not have the session's text: please open it again.
+
+    epoch: of what it was told and could not take.
+    """
 
     session: str
+    epoch: int
 
 
 class Ready(msgspec.Struct, eq=False, array_like=True, tag=True):

@@ -233,3 +233,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     """A free TCP port that no outgoing connection gets, so that a server can still bind it a minute from now, and again after
     a restart. Never returns a port twice."""
     return next(port for port in _ports if not port_taken(port, host))
+
+
+PROXIES = {"no_proxy": "*"}  # an argument of `requests`

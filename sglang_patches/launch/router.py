@@ -19,9 +19,8 @@ from pathlib import Path
 
 import requests
 
-from .direct import PROXIES
 from .halves import proxy
-from .processes import Child, ChildDiedError, require_running
+from .processes import PROXIES, Child, ChildDiedError, require_running
 from .serve import sglang_flags
 
 BOOTSTRAP_PORT = "8998"  # SGLang's own default

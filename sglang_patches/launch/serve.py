@@ -25,9 +25,8 @@ from datastore_service.endpoint import FORMS, parse_endpoints
 from datastore_service.tls import Tls
 from sglang_patches.demo.corpus import CORPUS
 from sglang_patches.demo.deepened import deepened_target
-from sglang_patches.demo.errors import DemoModelError
+from sglang_patches.demo.folder import DemoModelError, cache_root
 from sglang_patches.demo.model import ensure
-from sglang_patches.demo.paths import cache_root
 from sglang_patches.methods.registry import DEFAULT, METHODS
 from sglang_patches.namespace import tokenizer_file
 

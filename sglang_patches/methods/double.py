@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 
 from datastore_service.client import Datastore
@@ -14,8 +13,9 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Budget, Entry, Opening, Query, Status
 from sglang_patches.draft_side.draft import Draft
 from sglang_patches.draft_side.seams import Guess, Leaf, OutcomePredictor, Prediction, Retriever, Row
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.drafting.seams import Fallback
+from sglang_patches.drafting.union import Estimate, Part, unions, whole_estimates
+from sglang_patches.ledger.rates import SpeedRatio
 from sglang_patches.methods.saguaro import Rollouts
 
 if TYPE_CHECKING:
@@ -23,111 +23,7 @@ if TYPE_CHECKING:
     from sglang_patches.ledger.requests import RequestState
 
 
-# Trees and whose they are -> estimated acceptance of all their nodes, one tree's after the other.
-Estimate = Callable[[Sequence[DraftTree], Sequence[str]], np.ndarray]
 GOES_ON = 0.7  # assumed chance that a choice of the draft model is verified: it orders rows
-
-
-class Part(NamedTuple):
-    """A tree of a request. anchor: the node of the request's first tree that it continues, -1 if it continues the text."""
-
-    tree: DraftTree
-    anchor: int = -1
-
-
-def whole_estimates(parts: Sequence[Sequence[Part]]) -> list[DraftTree]:
-    """The trees of all parts, with estimates for the whole path below the text: a part that continues a node has them below it."""
-    return [_scaled(part, of_request[0].tree) for of_request in parts for part in of_request]
-
-
-def _scaled(part: Part, first: DraftTree) -> DraftTree:
-    tree, anchor = part
-    if anchor < 0:
-        return tree
-    return DraftTree(tree.tokens, tree.parents, first.probs[anchor] * tree.probs, tree.sources)
-
-
-def unions(
-    parts: Sequence[Sequence[Part]], trees: Sequence[DraftTree], chances: np.ndarray, nodes: int
-) -> list[DraftTree]:
-    """Makes each request's tree of the likeliest `nodes` nodes of its parts' paths, best first. A node that is in several parts counts
-    with its largest chance, and the tree with that chance gives its estimate and source.
-
-    trees: as of `whole_estimates`.
-    chances: float64, estimated acceptance of all their nodes, one tree's after the other.
-    """
-    if not parts:
-        return []
-    shape = np.array([(len(tree), row) for row, of in enumerate(parts) for tree, _ in of], np.int64)
-    anchors = np.array([part.anchor for of in parts for part in of], np.int64)
-    given = [np.concatenate([getattr(tree, name) for tree in trees]) for name in DraftTree.__slots__]
-    size = len(parts), nodes
-    found = (
-        np.empty(size, np.int32),
-        np.empty(size, np.int32),
-        np.empty(size, np.float32),
-        np.empty(size, np.uint8),
-    )
-    counts = np.zeros(len(parts), np.int64)
-    _unite(shape, anchors, *given, chances, *found, counts)
-    return [
-        DraftTree(*(array[row, :count] for array in found)) if count else EMPTY_TREE
-        for row, count in enumerate(counts.tolist())
-    ]
-
-
-@numba.njit(cache=True, nogil=True)
-def _unite(  # pragma: no cover
-    shape, anchors, tokens, parents, probs, sources, chances,
-    out_tokens, out_parents, out_probs, out_sources, counts,
-):  # fmt: skip
-    """Writes the requests' trees into the arrays `out_*`, and their sizes into `counts`.
-
-    shape: int64 [trees, 2], each tree's size and request, a request's trees one after the other.
-    counts: number of nodes, by request.
-    """
-    nodes = out_tokens.shape[1]
-    total = len(tokens)
-    above = np.empty(total, np.int64)  # of each node of the union, -1 for the root
-    union = np.empty(total, np.int64)  # the given node that stands for it: the likeliest
-    place = np.empty(total, np.int64)  # of the given nodes in the union
-    taken = np.empty(total, np.int64)  # place of the union's nodes in the result, -1 for none
-    tree, begin = 0, 0
-    while tree < len(shape):
-        request, size, first = shape[tree, 1], 0, begin
-        while tree < len(shape) and shape[tree, 1] == request:
-            end = begin + shape[tree, 0]
-            root = -1 if anchors[tree] < 0 else place[first + anchors[tree]]
-            for node in range(begin, end):
-                parent = root if parents[node] < 0 else place[begin + parents[node]]
-                there = -1
-                for other in range(size):
-                    if above[other] == parent and tokens[union[other]] == tokens[node]:
-                        there = other
-                        break
-                if there < 0:
-                    there = size
-                    above[there], union[there] = parent, node
-                    size += 1
-                elif chances[node] > chances[union[there]]:
-                    union[there] = node
-                place[node] = there
-            begin, tree = end, tree + 1
-        taken[:size] = -1
-        for at in range(min(nodes, size)):
-            best = -1
-            for node in range(size):
-                if taken[node] >= 0 or (above[node] >= 0 and taken[above[node]] < 0):
-                    continue
-                if best < 0 or chances[union[node]] > chances[union[best]]:
-                    best = node
-            taken[best] = at
-            given, parent = union[best], above[best]
-            out_tokens[request, at], out_sources[request, at] = tokens[given], sources[given]
-            out_parents[request, at] = -1 if parent < 0 else taken[parent]
-            limit = 1.0 if parent < 0 else out_probs[request, taken[parent]]
-            out_probs[request, at] = min(probs[given], limit)
-            counts[request] = at + 1
 
 
 class Guidance(Fallback):

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from sglang_patches.draft_side.draft import Draft
 from sglang_patches.draft_side.seams import Guess, Leaf, Prediction
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
+from sglang_patches.ledger.rates import SpeedRatio
 from sglang_patches.methods.double import AllAccepted
 from sglang_patches.methods.saguaro import Rollouts
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sglang_patches.draft_side.side import DraftParts
     from sglang_patches.drafting.datastore import DatastoreFeed
     from sglang_patches.drafting.seams import DraftChannel, Fallback
-    from sglang_patches.methods.double import Estimate
+    from sglang_patches.drafting.union import Estimate
     from sglang_patches.options import Options
     from sglang_patches.verification.verifier import Verifier
 
@@ -122,7 +122,7 @@ def _double(around: Surroundings) -> Parts:
 
 def _double_draft(around: DraftSurroundings) -> DraftParts:
     from sglang_patches.draft_side.side import DraftParts, Learner
-    from sglang_patches.draft_side.speed_ratio import SpeedRatio
+    from sglang_patches.ledger.rates import SpeedRatio
     from sglang_patches.methods.double import AllAccepted, RetrievalChains
 
     ratio = SpeedRatio(around.now)
@@ -146,7 +146,7 @@ def _automatic(around: Surroundings) -> Parts:
 
 def _automatic_draft(around: DraftSurroundings) -> DraftParts:
     from sglang_patches.draft_side.side import DraftParts, Learner
-    from sglang_patches.draft_side.speed_ratio import SpeedRatio
+    from sglang_patches.ledger.rates import SpeedRatio
     from sglang_patches.methods.planner import Branches, LikeliestOutcomes, RowsByValue
 
     def learner() -> Learner:
@@ -167,7 +167,7 @@ def _duo(around: Surroundings) -> Parts:
 
 def _duo_draft(around: DraftSurroundings) -> DraftParts:
     from sglang_patches.draft_side.side import DraftParts, Learner
-    from sglang_patches.draft_side.speed_ratio import SpeedRatio
+    from sglang_patches.ledger.rates import SpeedRatio
     from sglang_patches.methods.duo import Heads, Sequences
 
     ratio = SpeedRatio(around.now)

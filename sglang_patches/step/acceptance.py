@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from datastore_service.protocol.tree import DraftTree
-from sglang_patches.ledger.outcome import Outcome
+from sglang_patches.ledger import verified
+from sglang_patches.ledger.outcome import Follower, Outcome
 from sglang_patches.ledger.rates import RateTable, per_tenant
+from sglang_patches.ledger.requests import RequestBook
 from sglang_patches.ledger.usage import SOURCES
 
 _BINS = 10
@@ -91,3 +93,30 @@ class Acceptance:
                 np.concatenate([outcome.tree.sources for outcome in of_tenant]),
                 np.concatenate([outcome.accepted for outcome in of_tenant]),
             )
+
+
+class Learning(Follower):
+    """Keeps outcomes until a step has been launched, then counts them and learns which drafts are accepted."""
+
+    def __init__(self, acceptance: Acceptance) -> None:
+        self._acceptance = acceptance
+        self._outcomes: list[Outcome] = []  # not learned from
+        self._counted = 0  # of these
+
+    def heard(self, outcomes: Iterable[Outcome]) -> None:
+        self._outcomes += outcomes
+
+    def count(self) -> None:
+        """Counts what is not counted yet, for the server and for each request's answer."""
+        news = self._outcomes[self._counted :]
+        self._counted = len(self._outcomes)
+        verified.count(news)
+        for outcome in news:
+            outcome.request.usage.add(outcome)
+
+    def learn(self, running: RequestBook) -> None:
+        """Counts, and learns what running requests accept."""
+        self.count()
+        self._acceptance.learn(outcome for outcome in self._outcomes if outcome.request in running)
+        self._outcomes.clear()
+        self._counted = 0

@@ -1,38 +1,47 @@
-"""Makes a worker's sources of drafts: the datastore, the method's parts, and the draft process."""
+"""What a worker is made of: the request book, the length rule, and its method's sources of drafts, the datastore and the draft process
+among them."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from sglang.srt.arg_groups.overrides import resolved_view
 
-from datastore_service.client import open_datastore
-from datastore_service.protocol.types import Budget
+from datastore_service.client import Datastore, Texts, open_datastore
+from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.types import Budget, Namespace
 from sglang_patches.draft_process.arguments import given_of
 from sglang_patches.draft_process.settings import DraftSettings, draft_settings
+from sglang_patches.drafting.channel import ProcessChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
-from sglang_patches.drafting.process_channel import ProcessChannel
 from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.drafting.speculation import Speculation
+from sglang_patches.early_exit.tap import Tap
 from sglang_patches.exchange.messages import Sampling
 from sglang_patches.host.versions import host
-from sglang_patches.ledger.requests import RequestState
+from sglang_patches.ledger.outcome import Follower
+from sglang_patches.ledger.requests import RequestBook, RequestState, tenants_of
+from sglang_patches.ledger.shared_session import shared_session
 from sglang_patches.methods.registry import Method, Surroundings
 from sglang_patches.namespace import namespace_of
-from sglang_patches.options import Options
-from sglang_patches.step.acceptance import Acceptance
+from sglang_patches.options import load_options
+from sglang_patches.start.tree_attention import verifies_chains_only
+from sglang_patches.step.acceptance import Learning
+from sglang_patches.step.base import Drafted, TreeWorker
 from sglang_patches.step.courier import make_courier
+from sglang_patches.step.exit_reader import ExitReader, make_server_tap
 from sglang_patches.step.sources import DatastoreSource, DraftSideSource, Sources
+from sglang_patches.step.widths import length_policy, possible_widths
+from sglang_patches.verification.target_sampling import needs_plain_step
 
 if TYPE_CHECKING:
-    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -41,70 +50,116 @@ logger = logging.getLogger(__name__)
 PROGRAM = (sys.executable, "-m", "sglang_patches.draft_process")
 
 
-class Setup(NamedTuple):
-    """What a worker's sources are made of.
+@dataclass(slots=True)
+class Launch(Drafted):
+    """A step that is being launched.
 
-    budget: of a tree. context_length: the target's. sampling_of: how the target draws a request's tokens.
+    began: by perf_counter.
     """
 
-    server_args: ServerArgs
-    options: Options
-    method: Method
-    budget: Budget
-    acceptance: Acceptance
-    model_runner: ModelRunner
-    device: str
-    context_length: int
-    sampling_of: Callable[[RequestState], Sampling]
+    states: list[RequestState]
+    trees: list[DraftTree]
+    width: int
+    began: float
+
+
+class MethodWorker(TreeWorker[Launch]):
+    """A worker with the parts of its method, which its class names."""
+
+    method: ClassVar[Method]
+
+    @classmethod
+    def of(cls, method: Method) -> type[Self]:
+        return type(f"{cls.__name__}[{method.name}]", (cls,), {"method": method})
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        super().__init__(server_args, gpu_id, nccl_port, target_worker, self.method.verifier)
+        self.options = load_options()
+        nodes = self.max_width - 1
+        children = 1 if verifies_chains_only(self.model_runner) else nodes
+        self.budget = Budget(nodes, depth=nodes, children=children)
+        widths = possible_widths(self.model_runner, self.max_width, self.options.length, self.device)
+        self.width_graphs = widths.graphs
+        self.policy = length_policy(widths, self.model_runner, self.device)
+        self.book = RequestBook(
+            self.vocab_size,
+            self.options.publish == "on",
+            tenants_of(self.options),
+            needs_plain_step,
+            shared_session if server_args.disaggregation_mode == "decode" else lambda req: None,
+        )
+        self.exit: ExitReader | None = None
+        if self.method.early_exit:
+            self.exit = ExitReader(self.make_tap(), self.options.draft_rows, self.verifier.seed_of)
+        self.sources = self._make_sources() if self.first_rank else Sources()
+        self.learning = Learning(self.policy.acceptance)
+        self.followers: list[Follower] = [*self.sources.followers, self.learning]
 
     @property
     def vocab_size(self) -> int:
         return self.model_runner.model_config.vocab_size
 
+    @property
+    def namespace(self) -> Namespace:
+        """What the datastore keeps the server's texts under."""
+        return namespace_of(self.server_args, self.options)
 
-def make_sources(setup: Setup, start_draft: Callable[[], DraftChannel]) -> Sources:
-    options, budget, method = setup.options, setup.budget, setup.method
-    opened = functools.partial(
-        open_datastore,
-        options.endpoint,
-        namespace_of(setup.server_args, options),
-        setup.vocab_size,
-        prior=options.prior or None,
-        tls=options.tls(),
-        tenants=bool(options.request_tenant),
-    )
-    feed = DatastoreFeed(lambda texts: opened(texts=texts), options.deadline_ms / 1e3)
-    has_draft_model = bool(setup.server_args.speculative_draft_model_path)
-    around = Surroundings(options, feed, budget, setup.acceptance.estimate, start_draft, has_draft_model)
-    parts = method.parts(around)
-    logger.info(
-        "specstore: %s, %s; datastore %s, up to %d nodes",
-        method.name,
-        method.summary,
-        options.endpoint,
-        budget.nodes,
-    )
-    if parts.channel is None:
-        return DatastoreSource(feed, parts.fallback)
-    speculation = Speculation(parts.channel, budget.nodes, setup.sampling_of, vocabulary=setup.vocab_size)
-    courier = make_courier(setup.device)
-    return DraftSideSource(feed, parts.fallback, parts.channel, speculation, courier, setup.acceptance)
+    def make_tap(self) -> Tap:
+        return make_server_tap(self.options, self.model_runner, self.server_args)
 
+    def start_draft(self) -> DraftChannel:
+        """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
+        settings = draft_settings(
+            resolved_view(self.server_args),
+            given_of(self.server_args),
+            self.options,
+            self.method,
+            self.namespace,
+            self.last_position + 1,
+            self.vocab_size,
+            host.replica_of(self.model_runner) or 0,
+        )
+        return start_draft_process(settings)
 
-def start_draft(setup: Setup) -> DraftChannel:
-    """Starts the draft process and waits for it."""
-    args = setup.server_args
-    settings = draft_settings(
-        resolved_view(args),
-        given_of(args),
-        setup.options,
-        setup.method,
-        namespace_of(args, setup.options),
-        setup.context_length,
-        setup.vocab_size,
-        host.replica_of(setup.model_runner) or 0,
-    )
-    return start_draft_process(settings)
+    def _make_sources(self) -> Sources:
+        options, budget, method = self.options, self.budget, self.method
+        feed = DatastoreFeed(self._open_datastore, options.deadline_ms / 1e3)
+        has_draft_model = bool(self.server_args.speculative_draft_model_path)
+        estimate = self.policy.acceptance.estimate
+        parts = method.parts(Surroundings(options, feed, budget, estimate, self.start_draft, has_draft_model))
+        logger.info(
+            "specstore: %s, %s; datastore %s, up to %d nodes",
+            method.name,
+            method.summary,
+            options.endpoint,
+            budget.nodes,
+        )
+        if parts.channel is None:
+            return DatastoreSource(feed, parts.fallback)
+        speculation = Speculation(parts.channel, budget.nodes, self._sampling_of, vocabulary=self.vocab_size)
+        courier = make_courier(self.device)
+        return DraftSideSource(
+            feed, parts.fallback, parts.channel, speculation, courier, self.policy.acceptance
+        )
+
+    def _open_datastore(self, texts: Texts) -> Datastore:
+        return open_datastore(
+            self.options.endpoint,
+            self.namespace,
+            self.vocab_size,
+            prior=self.options.prior or None,
+            tls=self.options.tls(),
+            tenants=bool(self.options.request_tenant),
+            texts=texts,
+        )
+
+    def _sampling_of(self, state: RequestState) -> Sampling:
+        """How the target draws the request's tokens."""
+        wishes = state.req.sampling_params
+        noise = self.verifier.seed_of(state.req)
+        return Sampling(wishes.temperature, wishes.top_k, wishes.top_p, wishes.min_p, noise, state.ends)
 
 
 def start_draft_process(settings: DraftSettings) -> DraftChannel:

@@ -1,36 +1,20 @@
-"""Decoding with any of the methods: what all of them need, around the parts that a method brings."""
+"""Decoding with any of the methods: what becomes of requests and steps, around the parts that a method brings."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from sglang.srt.runtime_context import get_parallel
 
-from datastore_service.protocol.tree import DraftTree
-from datastore_service.protocol.types import Budget
-from sglang_patches.drafting.seams import DraftChannel
-from sglang_patches.early_exit.tap import Tap
-from sglang_patches.exchange.messages import Sampling
 from sglang_patches.host.versions import host
-from sglang_patches.ledger.outcome import Follower
-from sglang_patches.ledger.requests import RequestBook, RequestState, Step, tenants_of
-from sglang_patches.ledger.shared_session import shared_session
-from sglang_patches.methods.registry import Method
+from sglang_patches.ledger.requests import RequestState, Step
 from sglang_patches.metrics import observe_step
-from sglang_patches.options import load_options
-from sglang_patches.start.tree_attention import verifies_chains_only
-from sglang_patches.step import assembly, finish_hooks
-from sglang_patches.step.base import Drafted, TreeWorker
-from sglang_patches.step.exit_reader import ExitReader, make_server_tap
-from sglang_patches.step.learning import Learning
-from sglang_patches.step.sources import Sources
-from sglang_patches.step.widths import length_policy, possible_widths
+from sglang_patches.step import finish_hooks
+from sglang_patches.step.assembly import Launch, MethodWorker
 from sglang_patches.verification.layout import TreeLayout, pack
-from sglang_patches.verification.target_sampling import needs_plain_step
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -40,80 +24,15 @@ if TYPE_CHECKING:
 SWEEP_SECONDS = 30.0
 
 
-@dataclass(slots=True)
-class Launch(Drafted):
-    """A step that is being launched.
-
-    began: by perf_counter.
-    """
-
-    states: list[RequestState]
-    trees: list[DraftTree]
-    width: int
-    began: float
-
-
-class DecodeWorker(TreeWorker[Launch]):
+class DecodeWorker(MethodWorker):
     """The first tensor-parallel rank drafts, the others verify what it drafted."""
-
-    method: ClassVar[Method]
-
-    @classmethod
-    def of(cls, method: Method) -> type[DecodeWorker]:
-        return type(f"{cls.__name__}[{method.name}]", (cls,), {"method": method})
 
     def __init__(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ) -> None:
-        super().__init__(server_args, gpu_id, nccl_port, target_worker, self.method.verifier)
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
         finish_hooks.tell(self)
-        self.options = load_options()
-        vocab_size = self.model_runner.model_config.vocab_size
-        nodes = self.max_width - 1
-        self.budget = Budget(
-            nodes, depth=nodes, children=1 if verifies_chains_only(self.model_runner) else nodes
-        )
-        widths = possible_widths(self.model_runner, self.max_width, self.options.length, self.device)
-        self.width_graphs = widths.graphs
-        self.policy = length_policy(widths, self.model_runner, self.device)
-        self.book = RequestBook(
-            vocab_size,
-            self.options.publish == "on",
-            tenants_of(self.options),
-            needs_plain_step,
-            shared_session if server_args.disaggregation_mode == "decode" else lambda req: None,
-        )
         self._last_sweep = time.monotonic()
-        self.exit: ExitReader | None = None
-        if self.method.early_exit:
-            tap = self.make_tap(server_args)
-            self.exit = ExitReader(tap, self.options.draft_rows, self.verifier.seed_of)
-        self._setup = assembly.Setup(
-            server_args,
-            self.options,
-            self.method,
-            self.budget,
-            self.policy.acceptance,
-            self.model_runner,
-            self.device,
-            self.last_position + 1,
-            self._sampling_of,
-        )
-        self.sources = assembly.make_sources(self._setup, self.start_draft) if self.first_rank else Sources()
-        self.learning = Learning(self.policy.acceptance)
-        self.followers: list[Follower] = [*self.sources.followers, self.learning]
-
-    def make_tap(self, server_args: ServerArgs) -> Tap:
-        return make_server_tap(self.options, self.model_runner, server_args)
-
-    def start_draft(self) -> DraftChannel:
-        """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""
-        return assembly.start_draft(self._setup)
-
-    def _sampling_of(self, state: RequestState) -> Sampling:
-        wishes = state.req.sampling_params
-        noise = self.verifier.seed_of(state.req)
-        return Sampling(wishes.temperature, wishes.top_k, wishes.top_p, wishes.min_p, noise, state.ends)
 
     # Requests come and go
 

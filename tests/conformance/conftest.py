@@ -106,7 +106,12 @@ def method_environment(request, method, draft, early_exits) -> dict[str, str]:
     plugin = request.config.getoption("--method-plugin")
     folders = [plugin.resolve().parent] if plugin is not None else []
     folders += [LYING_PLUGIN] if draft == LYING else []
-    return plugin_path(*folders) | ({"SPECSTORE_EARLY_EXIT": str(early_exits())} if method.early_exit else {})
+    return plugin_path(*folders) | exit_of(method, early_exits)
+
+
+def exit_of(method: Method, early_exits: Callable[[], Path]) -> dict[str, str]:
+    """The environment of a method that reads an early exit."""
+    return {"SPECSTORE_EARLY_EXIT": str(early_exits())} if method.early_exit else {}
 
 
 @pytest.fixture(scope="session")

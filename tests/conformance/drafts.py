@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from sglang_patches.draft_process.candidates import choose
+from sglang_patches.draft_process.model import choose
 from sglang_patches.draft_side.draft import Candidates
 from sglang_patches.draft_side.seams import DraftModel, Row
 from sglang_patches.draft_side.side import DraftParts
-from sglang_patches.drafting.process_channel import Backoff, ProcessChannel
+from sglang_patches.drafting.channel import Backoff, ProcessChannel
 from sglang_patches.drafting.seams import DraftChannel
 from tests.conftest import DRAFTS
 from tests.support.draft_side import FunctionModel, InProcessDraftSide, follow_pairs, text_of

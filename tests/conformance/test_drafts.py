@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from datastore_service.protocol.tree import DraftTree
-from sglang_patches.drafting import mailboxes
+from sglang_patches.drafting import channel as channels
 from sglang_patches.drafting.cache import DROPPED
+from sglang_patches.drafting.channel import UP, ProcessChannel
 from sglang_patches.drafting.datastore import DatastoreFallback
-from sglang_patches.drafting.process_channel import UP, ProcessChannel
 from sglang_patches.drafting.seams import Fallback, NoFallback, Patience
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.exchange.trie import MOST_NODES
@@ -218,7 +218,7 @@ def test_a_liar_holds_nothing_up(method, model, spelling_model):
         def every_step() -> None:
             seconds.append(time.thread_time() - last[0])
             with channel._changed:
-                assert channel._answers._size <= mailboxes.MOST
+                assert channel._answers._size <= channels.MOST
             assert all(len(trie) <= MOST_NODES for trie in speculation._cache._tries.values())
             last[0] = time.thread_time()
 

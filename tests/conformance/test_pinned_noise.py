@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_patches.methods.registry import METHODS
-from tests.conformance.conftest import LYING_PLUGIN, Setup, drafting_spec, plugin_path, start
+from tests.conformance.conftest import LYING_PLUGIN, Setup, drafting_spec, exit_of, plugin_path, start
 from tests.conformance.drafts import AGREEMENTS, LYING
 from tests.support.servers.forked import SglangServer, draft_processes
 from tests.support.tiny_drafts import spelling_draft
@@ -33,10 +33,13 @@ ALONE = "the datastore alone"
 
 @pytest.mark.long
 @pytest.mark.draft_process
-def test_sampled_output_is_the_same_with_every_draft(method, spelling_model, prompts, logs, tmp_path):
-    said, accepted = {}, {}
+def test_sampled_output_is_the_same_with_every_draft(
+    method, spelling_model, prompts, logs, tmp_path, early_exits
+):
+    said, accepted, of_method = {}, {}, exit_of(method, early_exits)
     for draft in (ALONE, *AGREEMENTS, LYING):
-        with start(_spec(method.name, draft, spelling_model, tmp_path), logs) as server:
+        spec = _spec(method.name, draft, spelling_model, tmp_path, of_method)
+        with start(spec, logs) as server:
             said[draft], accepted[draft] = _drawn(server, prompts)
             assert _drawn(server, prompts)[0] == said[draft], (
                 "the seeds are not pinned, equality would show nothing"
@@ -51,14 +54,14 @@ def test_sampled_output_is_the_same_with_every_draft(method, spelling_model, pro
     assert accepted["1"] > accepted["0.3"] > 1, accepted
 
 
-def _spec(name: str, draft: str, model: Path, folder: Path):
+def _spec(name: str, draft: str, model: Path, folder: Path, of_method: dict[str, str]):
     if draft == ALONE:
         alone = next(method.name for method in METHODS.values() if not method.draft_process)
         return drafting_spec(alone, model, None, SETUP, "", plugin_path(PINNED_PLUGIN))
     (folder / draft).mkdir()
     folders = [PINNED_PLUGIN, *([LYING_PLUGIN] if draft == LYING else [])]
     copy = spelling_draft(model, folder / draft, AGREEMENTS.get(draft, 1))
-    return drafting_spec(name, model, copy, SETUP, "", plugin_path(*folders))
+    return drafting_spec(name, model, copy, SETUP, "", plugin_path(*folders) | of_method)
 
 
 def _drawn(

@@ -73,7 +73,7 @@ def build_worker(
     worker_class.start_draft = lambda worker: draft_side(
         worker.model_runner.model_config.vocab_size, draft_parts(worker, stores)
     )
-    worker_class.make_tap = lambda worker, arguments: HostTap(target.model_runner, torch.nn.Identity(), 1)
+    worker_class.make_tap = lambda worker: HostTap(target.model_runner, torch.nn.Identity(), 1)
     worker = worker_class(server_args=server_args, gpu_id=0, nccl_port=0, target_worker=target)
     worker.req_to_token_pool, worker.token_to_kv_pool_allocator = target.get_memory_pool()
     try:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sglang_patches.draft_process.settings import DraftSettings
 from sglang_patches.drafting.cache import SpeculationCache
-from sglang_patches.drafting.process_channel import RESTARTS
+from sglang_patches.drafting.channel import RESTARTS
 from sglang_patches.exchange.messages import Closed, Committed, Growth, Lost, Opened, Verifying
 from sglang_patches.step.assembly import start_draft_process
 from tests.support.tiny_drafts import write_stranger

@@ -301,7 +301,11 @@ class DamagingDraftSide(InProcessDraftSide):
                 self.done[f"{kind}, refused"] += 1
                 self._incoming = answers_from_draft()
                 self.forget()
-                return [Lost(message.session) for message in self.seen if isinstance(message, Opened)]
+                return [
+                    Lost(message.session, message.epoch)
+                    for message in self.seen
+                    if isinstance(message, Opened)
+                ]
         self.seen = [message for message in self.seen if isinstance(message, Opened)][-8:]
         return heard
 

@@ -252,10 +252,10 @@ OTHERS = (
     ),
     Mutant(
         "silence-awaited",
-        "sglang_patches/drafting/process_channel.py",
+        "sglang_patches/drafting/channel.py",
         "self._overdue() > LATE_SECONDS",
         "self._overdue() > self._stall_seconds",
-        "drafting/test_process_channel.py",
+        "drafting/test_channel.py",
     ),
     Mutant(
         "slots-leak",
@@ -305,13 +305,6 @@ OTHERS = (
         "w * batch <= self._most_rows",
         "w <= self._most_rows",
         "step/test_length.py",
-    ),
-    Mutant(
-        "pending-first",
-        "sglang_patches/step/base.py",
-        "row[count - lag : count]",
-        "row[:lag]",
-        "step/test_recorded_sessions.py",
     ),
     Mutant(
         "tenants-learned",
@@ -452,6 +445,27 @@ OTHERS = (
         "for child in reversed(children):",
         "for child in children:",
         "launch/test_processes.py",
+    ),
+    Mutant(
+        "told-beyond",  # what a service has lost is told with more than it was sent
+        "sglang_patches/drafting/datastore.py",
+        "state.text.between(known, sent.tokens)",
+        "state.text.after(known)",
+        "drafting/test_datastore.py",
+    ),
+    Mutant(
+        "ended-told",
+        "sglang_patches/drafting/datastore.py",
+        "            self._sent.pop(entry.session, None)\n",
+        "            pass\n",
+        "drafting/test_datastore.py",
+    ),
+    Mutant(
+        "lost-twice",  # a text that was sent again is sent once more for what was lost before
+        "sglang_patches/drafting/speculation.py",
+        "not came and answer.epoch >= session.opened",
+        "not came",
+        "drafting/test_lies.py",
     ),
 )
 MUTANTS = SURVIVORS + OTHERS

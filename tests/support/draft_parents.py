@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-from sglang_patches.drafting import process_channel
-from sglang_patches.drafting.process_channel import ProcessChannel
+from sglang_patches.drafting import channel as channels
+from sglang_patches.drafting.channel import ProcessChannel
 from tests.waiting import eventually
 
 
 def start(program: str, log: Path) -> ProcessChannel:
-    process_channel.STOP_SECONDS = 60.0  # its last words are waited for
+    channels.STOP_SECONDS = 60.0  # its last words are waited for
     command = [sys.executable, "-m", "tests.support.draft_programs", program]
     return ProcessChannel(command, {}, log)
 

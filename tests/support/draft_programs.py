@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from sglang_patches.exchange.connection import ParentConnection
-from sglang_patches.exchange.messages import Answer, Closed, Committed, Growth, Lost, Message, Ready
+from sglang_patches.exchange.messages import Answer, Closed, Committed, Growth, Lost, Message, Opened, Ready
 
 READY = Ready(0.5, 1000)
-FORGOTTEN = 0  # epoch of a session that is forgotten at once
 NO_NODES = np.empty(0, np.int64)
 
 
@@ -31,11 +30,11 @@ def _echoed(message: Message, sessions: set[str]) -> list[Answer]:
     if isinstance(message, Closed):
         sessions.discard(message.session)
         return []
-    if isinstance(message, Committed) and message.session not in sessions:
-        return [Lost(message.session)]
-    number = message.start if isinstance(message, Committed) else message.epoch
-    if number != FORGOTTEN:
+    if isinstance(message, Opened):
         sessions.add(message.session)
+    if message.session not in sessions:
+        return [Lost(message.session, message.epoch)]
+    number = message.start if isinstance(message, Committed) else message.epoch
     probabilities = np.zeros(len(message.tokens), np.float32)
     return [Growth(message.session, number, 0, NO_NODES, NO_NODES, message.tokens, probabilities)]
 
@@ -94,7 +93,7 @@ def babbling(parent: ParentConnection) -> None:
 
 def hasty(parent: ParentConnection) -> None:
     """Answers before it is ready."""
-    parent.send([Lost("nobody")])
+    parent.send([Lost("nobody", 1)])
     time.sleep(3600)
 
 

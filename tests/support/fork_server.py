@@ -201,12 +201,12 @@ def fork_draft_process() -> Spare | None:
     spares = [Spare()]
     if spares[0].pid == 0:
         return spares[0]
-    from sglang_patches.drafting.child import Child  # not before the fork: it loads what starts threads
+    from sglang_patches.drafting.peer import Peer  # not before the fork: it loads what starts threads
 
-    start = Child._start
+    start = Peer._start
 
     def fork(
-        child: Child, command: Sequence[str], environment: Mapping[str, str], descriptor: int, output: int
+        child: Peer, command: Sequence[str], environment: Mapping[str, str], descriptor: int, output: int
     ) -> subprocess.Popen | ForkedDraft:
         other = {name for name, _ in imported_with.items() ^ environment.items()}
         if spares and all(name.startswith(READ_LATE) for name in other):
@@ -214,7 +214,7 @@ def fork_draft_process() -> Spare | None:
             return ForkedDraft(spares.pop().spawn(command, wanted, [descriptor, output]))
         return start(child, command, environment, descriptor, output)
 
-    Child._start = fork
+    Peer._start = fork
     return None
 
 

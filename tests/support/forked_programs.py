@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import setproctitle
 
-from sglang_patches.drafting.child import Child
+from sglang_patches.drafting.peer import Peer
 from sglang_patches.exchange.connection import SOCKET_VARIABLE
 
 LOADED: list[str] = []  # what a process has loaded: not what another one has
@@ -62,7 +62,7 @@ def start_drafts(queue: multiprocessing.SimpleQueue) -> None:
     for early in ({}, {}, {"EARLY": "another"}):
         with tempfile.NamedTemporaryFile() as log:
             command = [sys.executable, "-m", "tests.support.forked_programs", "drafted", "a word"]
-            child = Child(command, early | {"SPECSTORE_LATE": "set before the start"}, Path(log.name))
+            child = Peer(command, early | {"SPECSTORE_LATE": "set before the start"}, Path(log.name))
             states.append(json.loads(child.receive(60)))
             states[-1]["files"] = [path == log.name for path in states[-1]["files"]]
             states[-1] |= {"pid": child.pid, "status": child.end(60), "log": log.read().decode()}

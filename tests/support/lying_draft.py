@@ -86,13 +86,16 @@ class Liar:
         return [self._growth(session, turn=session.turn + self._draw.choice([1, 2, FAR]))]
 
     def _of_no_session(self, session: Session) -> list[Answer]:
-        return [self._growth(session, session=f"another {self._draw.random()}"), Lost("nobody's")]
+        return [
+            self._growth(session, session=f"another {self._draw.random()}"),
+            Lost("nobody's", session.epoch),
+        ]
 
     def _again(self, session: Session) -> list[Answer]:
         return [self._growth(session, turn=max(0, session.turn - 1))]
 
     def _lost(self, session: Session) -> list[Answer]:
-        return [Lost(session.name)]
+        return [Lost(session.name, session.epoch + self._draw.choice([0, -1, FAR]))]
 
     def _malformed(self, session: Session) -> list[Answer]:
         """Of the right epoch and turn."""

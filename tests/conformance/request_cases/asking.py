@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 
-from sglang_patches.launch.direct import PROXIES
+from sglang_patches.launch.processes import PROXIES
 from tests.support.servers.engine import Endpoint
 from tests.waiting import eventually
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import requests
 
-from sglang_patches.launch.direct import PROXIES
+from sglang_patches.launch.processes import PROXIES
 from tests.conformance.request_cases.asking import NEW_TOKENS, Ask, Client, case
 
 CHAT = "/v1/chat/completions"

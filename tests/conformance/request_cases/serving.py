@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 
-from sglang_patches.launch.direct import PROXIES
+from sglang_patches.launch.processes import PROXIES
 from tests.conformance.request_cases.asking import Ask, Client, brief, case
 from tests.conformance.request_cases.grammars import LONG, OBJECT
 

@@ -18,8 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import requests
 
-from sglang_patches.launch.direct import PROXIES
-from sglang_patches.launch.processes import Child, free_port, wait_until
+from sglang_patches.launch.processes import PROXIES, Child, free_port, wait_until
 from sglang_patches.methods.registry import METHODS
 
 START_SECONDS = 600.0

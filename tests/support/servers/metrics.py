@@ -6,7 +6,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from sglang_patches.launch.direct import PROXIES
+from sglang_patches.launch.processes import PROXIES
 
 SECONDS = 60.0
 

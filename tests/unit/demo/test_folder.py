@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches.demo.errors import DemoModelError
-from sglang_patches.demo.folder import made_once
+from sglang_patches.demo.folder import DemoModelError, made_once
 
 
 class Writer:

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from sglang_patches.demo import model, tokenizer
-from sglang_patches.demo.errors import DemoModelError
+from sglang_patches.demo.folder import DemoModelError
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_patches.draft_process.candidates import COUNT, choose
+from sglang_patches.draft_process.model import COUNT, choose
 from sglang_patches.exchange.messages import GREEDY, Sampling
 from sglang_patches.verification.shared_noise import draw, filtered_probabilities
 

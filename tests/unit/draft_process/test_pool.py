@@ -12,8 +12,8 @@ from sglang_patches.draft_process.limits import NOT_TAKEN  # noqa: E402
 from sglang_patches.draft_process.model import SglangModel  # noqa: E402
 from sglang_patches.draft_process.sequences import IDLE_SECONDS, SPARE  # noqa: E402
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner  # noqa: E402
-from sglang_patches.draft_side.speed_ratio import SpeedRatio  # noqa: E402
 from sglang_patches.exchange.messages import Committed, Growth, Opened, Verifying  # noqa: E402
+from sglang_patches.ledger.rates import SpeedRatio  # noqa: E402
 from sglang_patches.methods.saguaro import (
     GeometricFanOut,  # noqa: E402
     Rollouts,  # noqa: E402

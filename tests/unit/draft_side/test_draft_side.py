@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.exchange.messages import Committed, Growth, Opened, Verifying
+from sglang_patches.ledger.rates import SpeedRatio
 from sglang_patches.methods.double import AllAccepted
 from sglang_patches.methods.duo import Heads
 from sglang_patches.methods.mirror import ExpectedOutcomes

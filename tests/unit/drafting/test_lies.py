@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from sglang_patches.draft_side.side import STALE, DraftParts, DraftSide, Learner
-from sglang_patches.drafting import mailboxes
+from sglang_patches.drafting import channel as channels
 from sglang_patches.drafting.cache import DROPPED, SpeculationCache
-from sglang_patches.drafting.process_channel import ProcessChannel
+from sglang_patches.drafting.channel import ProcessChannel
 from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.exchange import trie as speculation_trie
 from sglang_patches.exchange.messages import Growth, Lost, Opened, Verifying
@@ -104,10 +104,10 @@ def test_a_trie_has_a_limit(cache, tokens, monkeypatch):
 
 
 class Repeating(DraftChannel):
-    """Has always lost all sessions, and says so many times."""
+    """Has always lost all sessions, and says so many times. epoch: of the messages that it says it could not take."""
 
-    def __init__(self):
-        self.opened, self._known = 0, set()
+    def __init__(self, epoch=1 << 40):
+        self.epoch, self.opened, self._known = epoch, 0, set()
 
     def post(self, messages):
         found = [message for message in messages if isinstance(message, Opened)]
@@ -115,7 +115,7 @@ class Repeating(DraftChannel):
         self._known |= {message.session for message in found}
 
     def collect(self, seconds):
-        return [Lost(session) for session in self._known] * 10
+        return [Lost(session, self.epoch) for session in self._known] * 10
 
     def close(self):
         pass
@@ -127,6 +127,13 @@ def test_a_session_is_opened_again_once_a_step():
     opened = channel.opened
     run.tokens_a_step(10)
     assert channel.opened - opened == 20
+
+
+def test_what_was_lost_before_a_session_was_told_again_is_not_told_once_more():
+    """The draft side says of each message that it could not take it, also of those that were on their way when the text was sent."""
+    channel = Repeating(epoch=1)
+    Run(channel, requests=1).tokens_a_step(10)
+    assert channel.opened == 2
 
 
 def test_numbers_that_two_openings_gave_do_not_make_a_circle():
@@ -179,7 +186,7 @@ def test_lies_at_a_high_rate(liar):
     for seconds in steps_of(run, time.thread_time):
         worked.append(seconds)
         with liar._changed:
-            assert liar._answers._size <= mailboxes.MOST
+            assert liar._answers._size <= channels.MOST
         assert all(
             len(run.speculation._cache.trie(req.rid)) <= speculation_trie.MOST_NODES for req in run.reqs
         )

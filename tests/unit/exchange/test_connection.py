@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_patches.drafting.process_channel import LATE_SECONDS, STALL_SECONDS
+from sglang_patches.drafting.channel import LATE_SECONDS, STALL_SECONDS
 from sglang_patches.exchange import connection as connection_module
 from sglang_patches.exchange.connection import (
     BEAT_SECONDS,

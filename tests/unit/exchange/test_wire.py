@@ -41,7 +41,7 @@ everything = st.one_of(
     st.builds(Verifying, st.text(), numbers, int64, int64, int32, st.builds(Hints, int64, int32, float32)),
     st.builds(Closed, st.text()),
     st.builds(Growth, st.text(), numbers, numbers, int64, int64, int32, float32),
-    st.builds(Lost, st.text()),
+    st.builds(Lost, st.text(), numbers),
     st.builds(Ready, floats, numbers),
 )
 

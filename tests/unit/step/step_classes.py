@@ -10,7 +10,7 @@ from types import FrameType
 
 from datastore_service.client import Datastore, open_datastore
 from datastore_service.protocol.types import Namespace
-from sglang_patches.drafting.process_channel import ProcessChannel
+from sglang_patches.drafting.channel import ProcessChannel
 from sglang_patches.step import decode
 from tests.support.servers.datastore import DatastoreService
 from tests.unit.step.recorded_sessions import Case, Load, StartDraft, configured, load_sessions

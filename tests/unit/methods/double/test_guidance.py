@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Budget
+from sglang_patches.drafting.union import Part, unions, whole_estimates
 from sglang_patches.ledger.usage import DRAFT_MODEL
-from sglang_patches.methods.double import Guidance, Part, deepest_path, unions, whole_estimates
+from sglang_patches.methods.double import Guidance, deepest_path
 
 NODES = 6
 

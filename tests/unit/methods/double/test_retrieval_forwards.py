@@ -8,9 +8,9 @@ import pytest
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.draft_side.seams import Retriever
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.exchange.messages import Closed, Committed, Opened, Verifying
+from sglang_patches.ledger.rates import SpeedRatio
 from sglang_patches.methods.double import AllAccepted, RetrievalChains
 from tests.support.agreeing_model import VOCABULARY, model, target
 from tests.support.draft_side import FunctionModel, InProcessDraftSide, text_of

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sglang_patches.draft_side.side import DraftParts, DraftSide, Learner
-from sglang_patches.draft_side.speed_ratio import SpeedRatio
 from sglang_patches.exchange.messages import Opened, Sampling, Verifying
+from sglang_patches.ledger.rates import SpeedRatio
 from sglang_patches.methods.duo import Heads, Sequences
 from tests.support.draft_side import FunctionModel
 

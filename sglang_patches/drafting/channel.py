@@ -6,6 +6,7 @@ import atexit
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,11 +14,9 @@ from typing import NamedTuple
 
 from prometheus_client import Counter, Gauge
 
-from datastore_service.protocol.types import SessionName
-from sglang_patches.drafting.child import Child
-from sglang_patches.drafting.mailboxes import BYTES, MESSAGES, Inbox, Outbox
+from sglang_patches.drafting.peer import BYTES, MESSAGES, Outbox, Peer
 from sglang_patches.drafting.seams import DraftChannel
-from sglang_patches.exchange.messages import Answer, Closed, Lost, Message, Opened, Ready
+from sglang_patches.exchange.messages import Answer, Growth, Message, Ready
 from sglang_patches.exchange.wire import DamagedFrameError, answers_from_draft, frame_of
 
 logger = logging.getLogger(__name__)
@@ -32,13 +31,18 @@ DROPPED = Counter(
     "Messages to the draft process that were not sent, and answers that nobody collected",
     ["reason"],
 )
-_DOWN, _LOST, _UNCOLLECTED = map(DROPPED.labels, ("down", "lost", "uncollected"))
+_DOWN, _UNCOLLECTED = map(DROPPED.labels, ("down", "uncollected"))
 
 READY_SECONDS = 600.0  # a large model is loaded from a slow disk
 STALL_SECONDS = 30.0  # far longer than a draft forward
 LATE_SECONDS = 3.0  # silence after which no step waits; a live process says something every second, unless a forward takes longer
 STOP_SECONDS = 5.0
 PAUSE_SECONDS = 0.02  # between two readings of a draft process that says more than is collected
+
+
+# Answers and their nodes. The worker takes all in at once, in up to 80 ms on a slow core. A sound draft side says some hundred in a
+# step.
+MOST = 1 << 15
 
 
 class Backoff(NamedTuple):
@@ -60,8 +64,7 @@ class ProcessChannel(DraftChannel):
     reads and works in turn, and says something every second meanwhile (`ParentConnection`). So this finds a process that does not
     read, and one whose device does not return.
 
-    A session that the draft process cannot have, because it was down when the session was told of, is reported as lost as soon as
-    it is ready again. Until it is opened again, nothing is sent of it.
+    What is posted while none is ready is dropped. The next one says which sessions it has not.
     """
 
     _bytes, _messages = BYTES.labels("received"), MESSAGES.labels("received")
@@ -80,14 +83,10 @@ class ProcessChannel(DraftChannel):
         `READY_SECONDS`."""
         self._command, self._environment, self._log, self._backoff = command, environment, log, backoff
         self._changed = threading.Condition()
-        self._has: dict[
-            SessionName, bool
-        ] = {}  # of each open session, whether the draft process has its text
-        self._lost: list[str] = []  # not collected yet
         self._answers = Inbox()
         self._outbox: Outbox | None = None  # while the draft process is ready
         self._owing: float | None = None  # since when it owes a sign of life, by monotonic
-        self._child: Child | None = None
+        self._peer: Peer | None = None
         self._closing = threading.Event()
         self._first_ready: Future[Ready] = Future()
         self._supervisor = threading.Thread(target=self._supervise, name="specstore-draft", daemon=True)
@@ -103,32 +102,26 @@ class ProcessChannel(DraftChannel):
         if not messages:
             return
         with self._changed:
-            outbox = self._outbox
-            known = [message for message in messages if self._note(message, outbox is not None)]
-            if outbox is None:
+            if self._outbox is None:
                 _DOWN.inc(len(messages))
                 return
-            _LOST.inc(len(messages) - len(known))
-            if known:
-                outbox.put(frame_of(known), len(known))
-                self._owing = self._owing or time.monotonic()
+            self._outbox.put(frame_of(messages), len(messages))
+            self._owing = self._owing or time.monotonic()
 
     def collect(self, seconds: float) -> list[Answer]:
-        if not (self._answers or self._lost) and (seconds <= 0.0 or self._silent):
+        if not self._answers and (seconds <= 0.0 or self._silent):
             return []
         with self._changed:
-            self._changed.wait_for(lambda: self._answers or self._lost or self._silent, max(0.0, seconds))
-            answers = self._answers.take()
-            lost, self._lost = self._lost, []
-            return answers + [Lost(session) for session in lost if self._has.get(session) is False]
+            self._changed.wait_for(lambda: self._answers or self._silent, max(0.0, seconds))
+            return self._answers.take()
 
     def close(self) -> None:
         atexit.unregister(self.close)
         self._closing.set()
         with self._changed:
-            child = self._child
-        if child is not None:
-            child.hang_up()
+            peer = self._peer
+        if peer is not None:
+            peer.hang_up()
         self._supervisor.join()
 
     @property
@@ -140,17 +133,6 @@ class ProcessChannel(DraftChannel):
         """Seconds for which it has owed a sign of life."""
         owing = self._owing
         return 0.0 if owing is None else time.monotonic() - owing
-
-    # What the draft process has. With the lock held.
-
-    def _note(self, message: Message, sent: bool) -> bool:
-        """Whether the draft process will know the message's session when the message comes. sent: whether it will come."""
-        if isinstance(message, Opened):
-            self._has[message.session] = sent
-        known = self._has.get(message.session, True)
-        if isinstance(message, Closed):
-            self._has.pop(message.session, None)
-        return known
 
     # The supervisor's thread
 
@@ -173,30 +155,30 @@ class ProcessChannel(DraftChannel):
     def _run(self) -> tuple[float, str]:
         """One draft process, from its start to its end. Returns the seconds for which it was ready, and how it ended."""
         try:
-            child = Child(self._command, self._environment, self._log)
+            peer = Peer(self._command, self._environment, self._log)
         except OSError as error:
             return 0.0, f"it could not be started: {error}"
-        logger.info("specstore: draft process %d is starting; its log: %s", child.pid, self._log)
+        logger.info("specstore: draft process %d is starting; its log: %s", peer.pid, self._log)
         with self._changed:
-            self._child = child
+            self._peer = peer
         if self._closing.is_set():
-            child.hang_up()
-        fault = self._listen(child)
+            peer.hang_up()
+        fault = self._listen(peer)
         killed = fault or (self._closing.is_set() and self._outbox is None)
-        healthy = self._went_down(child)
-        status = child.end(0.0 if killed else STOP_SECONDS)
+        healthy = self._went_down(peer)
+        status = peer.end(0.0 if killed else STOP_SECONDS)
         how = f"was killed because it {fault}" if fault else f"ended with status {status}"
-        return healthy, f"it {how} and was ready for {healthy:.0f} s; {self._log} ends:\n{child.tail()}"
+        return healthy, f"it {how} and was ready for {healthy:.0f} s; {self._log} ends:\n{peer.tail()}"
 
-    def _listen(self, child: Child) -> str:
+    def _listen(self, peer: Peer) -> str:
         """Takes in what it says until it ends. Returns what it did wrong, if anything."""
         incoming = answers_from_draft()
         self._owing = time.monotonic()
         try:
-            while data := self._receive(child):
+            while data := self._receive(peer):
                 self._owing = None
                 self._bytes.inc(len(data))
-                if self._hear(child, incoming.feed(data)):
+                if self._hear(peer, incoming.feed(data)):
                     # Its socket fills up, and the worker has the interpreter.
                     self._closing.wait(PAUSE_SECONDS)
         except TimeoutError:
@@ -207,18 +189,18 @@ class ProcessChannel(DraftChannel):
             return f"sent what it should not ({error})"
         return ""
 
-    def _receive(self, child: Child) -> bytes:
+    def _receive(self, peer: Peer) -> bytes:
         """Raises TimeoutError when it has been silent for too long."""
         limit = READY_SECONDS if self._outbox is None else STALL_SECONDS
         while True:
             owing, overdue = self._owing, self._overdue()
             try:
-                return child.receive(limit - overdue)
+                return peer.receive(limit - overdue)
             except TimeoutError:
                 if owing is not None and owing == self._owing:
                     raise
 
-    def _hear(self, child: Child, answers: Sequence[Answer | Ready]) -> int:
+    def _hear(self, peer: Peer, answers: Sequence[Answer | Ready]) -> int:
         """Returns how many answers there is no room for."""
         self._messages.inc(len(answers))
         surplus = 0
@@ -227,42 +209,64 @@ class ProcessChannel(DraftChannel):
                 if (self._outbox is None) != isinstance(answer, Ready):
                     raise DamagedFrameError(f"{type(answer).__name__} out of turn")
                 if isinstance(answer, Ready):
-                    self._came_up(child, answer)
-                elif isinstance(answer, Lost):
-                    self._note_lost(answer.session)
+                    self._came_up(peer, answer)
                 else:
                     surplus += self._answers.put(answer)
             _UNCOLLECTED.inc(surplus)
             self._changed.notify()
         return surplus
 
-    def _note_lost(self, session: str) -> None:
-        if self._has.get(session):
-            self._has[session] = False
-            self._lost.append(session)
-
-    def _came_up(self, child: Child, ready: Ready) -> None:
+    def _came_up(self, peer: Peer, ready: Ready) -> None:
         logger.info(
             "specstore: the draft process is ready after %.1f s, %d KV slots", ready.seconds, ready.tokens
         )
         self._up_since = time.monotonic()
-        self._outbox = Outbox(child.socket)
+        self._outbox = Outbox(peer.socket)
         UP.set(1)
-        self._lost = list(self._has)
         if not self._first_ready.done():
             self._first_ready.set_result(ready)
 
-    def _went_down(self, child: Child) -> float:
+    def _went_down(self, peer: Peer) -> float:
         """Returns the seconds for which it was ready."""
         with self._changed:
             outbox, self._outbox = self._outbox, None
-            self._child = None
-            self._has = dict.fromkeys(self._has, False)
-            self._lost.clear()
+            self._peer = None
             self._changed.notify()
         if outbox is None:
             return 0.0
         UP.set(0)
-        child.hang_up()
+        peer.hang_up()
         _DOWN.inc(outbox.close())
         return time.monotonic() - self._up_since
+
+
+class Inbox:
+    """Drops the oldest answers: they are the likeliest to be of epochs that are over."""
+
+    def __init__(self) -> None:
+        self._answers: deque[Answer] = deque()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def put(self, answer: Answer) -> int:
+        """Returns how many answers were dropped for it."""
+        self._answers.append(answer)
+        self._size += _size(answer)
+        dropped = 0
+        while self._size > MOST:
+            self._size -= _size(self._answers.popleft())
+            dropped += 1
+        return dropped
+
+    def take(self) -> list[Answer]:
+        """All of them, in order."""
+        answers = list(self._answers)
+        self._answers.clear()
+        self._size = 0
+        return answers
+
+
+def _size(answer: Answer) -> int:
+    return 1 + (max(len(answer.nodes), len(answer.tokens)) if isinstance(answer, Growth) else 0)

@@ -1,4 +1,4 @@
-"""One run of the draft process, as its parent sees it."""
+"""One run of the draft process, as its parent sees it, and what goes there so that nobody waits for it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ import select
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client import Counter
 
 from sglang_patches.exchange.connection import READ_BYTES, SOCKET_VARIABLE
 
+MESSAGES = Counter("specstore_draft_messages", "Messages from and to the draft process", ["direction"])
+BYTES = Counter("specstore_draft_bytes", "Bytes from and to the draft process", ["direction"])
 TAIL_LINES = 25
 _TAIL_BYTES = 1 << 14
 
 
-class Child:
+class Peer:
     """A program in a session of its own, with a socket to it. Its output is appended to `log`.
 
     To be made in a thread that lives longer than the program: Linux takes the end of that thread for the end of the parent
@@ -103,3 +109,79 @@ class Child:
         except OSError as error:
             return str(error)
         return "\n".join(lines[-TAIL_LINES:])
+
+
+class _Queued(NamedTuple):
+    frame: bytes
+    messages: int
+
+
+class Outbox:
+    """Sends in order. What the socket has no room for waits for a thread, which sends all that has come meanwhile at once.
+
+    If the thread sent every frame, each would wait for the interpreter's lock: milliseconds beside a busy worker.
+    """
+
+    _bytes, _messages = BYTES.labels("sent"), MESSAGES.labels("sent")
+
+    def __init__(self, to: socket.socket) -> None:
+        self._to = to
+        self._sending: list[_Queued] = []  # by the thread; of the first a part may be sent already
+        self._queue: list[_Queued] = []  # behind them
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._send, name="specstore-draft-outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, frame: bytes, messages: int) -> None:
+        """Sends a frame, or queues what there is no room for. Never blocks.
+
+        messages: number of messages in the frame.
+        """
+        with self._changed:
+            if self._sending:
+                self._queue.append(_Queued(frame, messages))
+            elif rest := self._send_now(frame):
+                self._sending.append(_Queued(rest, messages))
+                self._changed.notify()
+            else:
+                self._messages.inc(messages)
+
+    def close(self) -> int:
+        """To be called once the socket is shut down. Returns the number of messages that were not sent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        return _count(self._sending + self._queue)
+
+    def _send_now(self, frame: bytes) -> bytes:
+        """The rest that there was no room for."""
+        try:
+            sent = self._to.send(frame, socket.MSG_DONTWAIT)
+        except OSError:  # no room, or the draft process has ended
+            return frame
+        self._bytes.inc(sent)
+        return frame[sent:]
+
+    def _send(self) -> None:
+        while batch := self._next():
+            data = b"".join(queued.frame for queued in batch)
+            try:
+                self._to.sendall(data)
+            except OSError:
+                return  # the draft process has ended, which its channel learns by reading
+            self._bytes.inc(len(data))
+            self._messages.inc(_count(batch))
+            with self._changed:
+                self._sending, self._queue = self._queue, []
+
+    def _next(self) -> list[_Queued]:
+        """Waits for frames. Empty when the box is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._sending or self._closed)
+            return [] if self._closed else self._sending
+
+
+def _count(frames: list[_Queued]) -> int:
+    return sum(queued.messages for queued in frames)
