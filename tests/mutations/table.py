@@ -238,7 +238,7 @@ OTHERS = (
     ),
     Mutant(
         "child-likelier",
-        "sglang_patches/methods/double.py",
+        "sglang_patches/drafting/union.py",
         "limit = 1.0 if parent < 0 else out_probs[request, taken[parent]]",
         "limit = 1.0",
         "methods/double/test_guidance.py",
