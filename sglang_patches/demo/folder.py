@@ -1,4 +1,5 @@
-"""The demo's files: folders that are made once, kept with the checksums of their files (`SHA256SUMS`), and made again when these do not match."""
+"""The folders of the demo's files: they are made once, kept with the checksums of their files (`SHA256SUMS`), and made again when these
+do not match."""
 
 import contextlib
 import fcntl
@@ -10,8 +11,25 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+MODEL_NAME = "SmolLM2-135M-Instruct"
 CHECKSUMS = "SHA256SUMS"
 _held = threading.local()  # folders whose lock a thread has
+
+
+class DemoModelError(RuntimeError):
+    """The demo model's source is not the expected file, or what was made from it does not pass its checks."""
+
+
+def cache_root() -> Path:
+    """`$SPECSTORE_CACHE`, else `specstore` under the user's cache directory (`$XDG_CACHE_HOME`, `~/.cache`)."""
+    if root := os.environ.get("SPECSTORE_CACHE"):
+        return Path(root).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specstore"
+
+
+def demo_model_dir() -> Path:
+    """The demo model's Hugging Face folder: `<cache root>/models/SmolLM2-135M-Instruct`."""
+    return cache_root() / "models" / MODEL_NAME
 
 
 def made_once(out: Path, write: Callable[[Path], None]) -> Path:
@@ -86,22 +104,3 @@ def _write_checksums(folder: Path) -> None:
     rows = [f"{sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
     (folder / CHECKSUMS).write_text("".join(rows))
     (folder / CHECKSUMS).chmod(0o644)
-
-
-class DemoModelError(RuntimeError):
-    """The demo model's source is not the expected file, or what was made from it does not pass its checks."""
-
-
-MODEL_NAME = "SmolLM2-135M-Instruct"
-
-
-def cache_root() -> Path:
-    """`$SPECSTORE_CACHE`, else `specstore` under the user's cache directory (`$XDG_CACHE_HOME`, `~/.cache`)."""
-    if root := os.environ.get("SPECSTORE_CACHE"):
-        return Path(root).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specstore"
-
-
-def demo_model_dir() -> Path:
-    """The demo model's Hugging Face folder: `<cache root>/models/SmolLM2-135M-Instruct`."""
-    return cache_root() / "models" / MODEL_NAME

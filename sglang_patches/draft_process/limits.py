@@ -35,9 +35,8 @@ class Limits:
 
     def __init__(self, longest: int, vocabulary: int) -> None:
         self._bounds = {"length": longest, "token": vocabulary}
-        self._seen: dict[
-            Draft, int
-        ] = {}  # tokens of its text that were looked at, REFUSED once it was refused
+        # Tokens of its text that were looked at, REFUSED once it was refused.
+        self._seen: dict[Draft, int] = {}
         self._told: set[str] = set()
 
     def take(self, draft: Draft) -> bool:

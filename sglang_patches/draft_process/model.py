@@ -33,7 +33,20 @@ from sglang_patches.exchange.messages import Sampling
 from sglang_patches.host.versions import host
 from sglang_patches.verification.shared_noise import NO_NOISE, best, filtered_probabilities
 
-COUNT = 32  # of a row
+COUNT = 32  # choices of a row
+CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
+FORWARD_SECONDS = Histogram(
+    "specstore_draft_forward_seconds",
+    "Draft forwards, by rows (rounded up to a power of two)",
+    ["rows"],
+    buckets=[1e-3 * 1.5**step for step in range(20)],
+)
+ROWS = Counter(
+    "specstore_draft_rows", "Rows of draft forwards, by rows of the forward (rounded up)", ["rows"]
+)
+PREFILL_SECONDS = Summary("specstore_draft_prefill_seconds", "Prefills of chunks of texts by the draft model")
+PREFILLED = Counter("specstore_draft_prefilled_tokens", "Tokens of these chunks")
+NOWHERE = 1 << 62  # no node's number
 
 
 def choose(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Candidates]:
@@ -62,21 +75,6 @@ def _wishes(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
     nothing = {"top_ks": plain.top_k, "top_ps": plain.top_p, "min_ps": plain.min_p, "seeds": plain.noise}
     asked = {name: of for name, of in wishes.items() if (of != nothing[name]).any()}
     return asked | {"temperatures": np.array([row.temperature for row in rows], np.float32)}
-
-
-CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
-FORWARD_SECONDS = Histogram(
-    "specstore_draft_forward_seconds",
-    "Draft forwards, by rows (rounded up to a power of two)",
-    ["rows"],
-    buckets=[1e-3 * 1.5**step for step in range(20)],
-)
-ROWS = Counter(
-    "specstore_draft_rows", "Rows of draft forwards, by rows of the forward (rounded up)", ["rows"]
-)
-PREFILL_SECONDS = Summary("specstore_draft_prefill_seconds", "Prefills of chunks of texts by the draft model")
-PREFILLED = Counter("specstore_draft_prefilled_tokens", "Tokens of these chunks")
-NOWHERE = 1 << 62  # no node's number
 
 
 class _Item(NamedTuple):

@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sglang_patches.early_exit.adapter import EarlyExits, model_folder
+from sglang_patches.early_exit.adapter import EarlyExits
+from sglang_patches.early_exit.fingerprint import model_folder
 from sglang_patches.early_exit.states import read_answers
 from sglang_patches.early_exit.train import EPOCHS, SHOWN, Run, train
 

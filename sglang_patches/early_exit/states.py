@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+LONGEST = 4096  # tokens of a text that are run
+
 
 class Text(NamedTuple):
     """Token ids."""
@@ -52,9 +54,6 @@ def as_chat(prompt: str, tokenizer) -> list[int]:
     """Token ids, as a server gives them to the model."""
     turns = [{"role": "user", "content": prompt}]
     return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-
-
-LONGEST = 4096  # tokens of a text that are run
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sglang_patches.early_exit.adapter import About, EarlyExits, model_fingerprint
+from sglang_patches.early_exit.adapter import About, EarlyExits
+from sglang_patches.early_exit.fingerprint import model_fingerprint
 from sglang_patches.early_exit.states import States, Text, collect
 from sglang_patches.early_exit.training import Training
 

@@ -12,7 +12,8 @@ from sglang_patches.demo.deepened import TIMES, deepened_target
 from sglang_patches.demo.folder import MODEL_NAME, demo_model_dir, made_once
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.noise import own_texts
-from sglang_patches.early_exit.adapter import EarlyExits, model_fingerprint
+from sglang_patches.early_exit.adapter import EarlyExits
+from sglang_patches.early_exit.fingerprint import model_fingerprint
 from sglang_patches.early_exit.states import Text
 from sglang_patches.early_exit.train import Run, train
 

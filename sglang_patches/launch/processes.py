@@ -29,6 +29,8 @@ def _shuffled_ports(wanted: str) -> Iterator[int]:
 
 _ports = _shuffled_ports(os.environ.get(PORTS_VARIABLE, ""))
 
+# An argument of `requests`: a proxy of the environment could not reach a loopback address.
+PROXIES = {"no_proxy": "*"}
 STOP_SECONDS = 15
 TAIL_LINES = 25
 LOG_SECONDS = 10  # for the rest of a log; a child of the one that ended may keep it open
@@ -233,6 +235,3 @@ def free_port(host: str = "127.0.0.1") -> int:
     """A free TCP port that no outgoing connection gets, so that a server can still bind it a minute from now, and again after
     a restart. Never returns a port twice."""
     return next(port for port in _ports if not port_taken(port, host))
-
-
-PROXIES = {"no_proxy": "*"}  # an argument of `requests`

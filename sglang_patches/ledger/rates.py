@@ -12,6 +12,7 @@ import numpy as np
 
 # Most servers run fewer requests at once: there no running request's tenant is forgotten.
 MOST_TENANTS = 1024
+SPEED_RATE = 0.05  # of the running means of a `SpeedRatio`
 
 Learned = TypeVar("Learned")
 Cells = int | tuple[int, ...] | tuple[np.ndarray, ...]  # one cell of a table, or several
@@ -77,19 +78,14 @@ class RunningMean:
         return (weight * value + self.count * self.value) / (weight + self.count)
 
 
-SPEED_RATE = 0.05  # of the running means
-
-
 class SpeedRatio:
     """C = T_p / T_q: seconds of a verification over those of a draft forward, both as the draft side sees them. now: seconds by a
     steady clock."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._verification, self._forward = (
-            RunningMean(SPEED_RATE, alike=1),
-            RunningMean(SPEED_RATE, alike=1),
-        )  # seconds
+        self._verification = RunningMean(SPEED_RATE, alike=1)  # seconds
+        self._forward = RunningMean(SPEED_RATE, alike=1)
 
     def now(self) -> float:
         return self._now()

@@ -5,7 +5,7 @@ Read the modules in this order:
 - `base`: tree, verification, commit; `decode`: what all methods do around it;
 - `length`, `acceptance`: how many rows a step verifies, and how often drafted nodes are accepted, learned from outcomes;
 - `widths`: which widths steps may have, and CUDA graphs of several;
-- `sources`: where a step's drafts come from; `assembly`: what these are made of, the draft process among it;
+- `assembly`: what a worker is made of; `sources`: where a step's drafts come from;
 - `exit_reader`: what an early exit sees of a step;
 - `courier`: brings an accelerator's outcomes to the draft side;
 - `finish_hooks`, `first_end`: when a request ends.

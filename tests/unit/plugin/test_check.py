@@ -16,10 +16,8 @@ from sglang_patches.check.engines import Engine, EngineFailedError, Engines  # n
 from sglang_patches.check.parts import Part, engine_parts, in_order, run  # noqa: E402
 from sglang_patches.check.results import OtherRunError, Result, Results  # noqa: E402
 from sglang_patches.check.setup import PLAIN, Setup, value_of  # noqa: E402
-from sglang_patches.early_exit.adapter import (
-    EarlyExits,  # noqa: E402
-    model_fingerprint,  # noqa: E402
-)
+from sglang_patches.early_exit.adapter import EarlyExits  # noqa: E402
+from sglang_patches.early_exit.fingerprint import model_fingerprint  # noqa: E402
 from sglang_patches.methods.registry import METHODS  # noqa: E402
 from sglang_patches.verification.shared_noise import draw  # noqa: E402
 from tests.support.tiny_model import write_tiny_model  # noqa: E402
@@ -341,3 +339,11 @@ def test_what_cannot_be_checked_is_refused_before_anything_runs(arguments, refus
     command = [sys.executable, "-m", "sglang_patches.check", *arguments.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and refusal in done.stderr and done.stdout == ""
+
+
+def test_what_the_check_is_told_is_read_without_torch():
+    """`--help` and a wrong word are answered at once."""
+    program = (
+        "import sys, sglang_patches.check.setup, sglang_patches.check.made; sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
