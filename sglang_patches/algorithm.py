@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sglang.srt.arg_groups.overrides import resolved_view
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
+# SGLang's algorithms that retrieval can stand beside.
+HEADS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 DEFAULT_MAX_RUNNING_REQUESTS = (
     48  # as SGLang's own n-gram algorithm: KV headroom is reserved per running request
 )
@@ -85,14 +88,7 @@ class TreeAlgorithm(CustomSpecAlgo):
         refuse_unsupported(self.method, server_args)
         cfg = resolved_view(server_args)
         verifies = cfg.disaggregation_mode != "prefill"
-        refuse_if_left_out(room.HOOKS)
-        if verifies:
-            refuse_if_left_out((*finish_hooks.HOOKS, *first_end.HOOKED))
-            refuse_if_left_out((*usage_report.SCHEDULER_HOOKS, *accept_rate.HOOKS))
-            usage_report.register_metrics()
-        request_checks.register()
-        ollama_stream.register()
-        request_tenants.register(server_args)
+        register_around(server_args, verifies)
         host.declare(server_args, **tree_attention.choose(self.name, server_args))
         width = load_options().nodes + 1
         host.declare(
@@ -107,10 +103,27 @@ class TreeAlgorithm(CustomSpecAlgo):
             host.declare(server_args, max_running_requests=DEFAULT_MAX_RUNNING_REQUESTS)
 
 
+def register_around(server_args: ServerArgs, verifies: bool) -> None:
+    """Registers what surrounds a worker in this process. Raises RuntimeError if a hook of the scheduler's process would be left out.
+
+    verifies: whether the server has decode steps.
+    """
+    refuse_if_left_out(room.HOOKS)
+    if verifies:
+        refuse_if_left_out((*finish_hooks.HOOKS, *first_end.HOOKED))
+        refuse_if_left_out((*usage_report.SCHEDULER_HOOKS, *accept_rate.HOOKS))
+        usage_report.register_metrics()
+    request_checks.register()
+    ollama_stream.register()
+    request_tenants.register(server_args)
+
+
 def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
     """Raises ValueError naming the first setting that the method cannot work with."""
     view = resolved_view(server_args)
     load_options().tls()  # reads the files too: until here only a command line has read them
+    if load_options().beside_head == "on":
+        raise ValueError(f"{method.name}: --specstore-beside-head is for {', '.join(HEADS)}")
     _refuse_wrong_shape(method.name, server_args)
     if method.early_exit and not host.EARLY_EXITS:
         raise ValueError(f"{method.name}: SGLang {INSTALLED} hands out no hidden states for an early exit")
@@ -127,18 +140,27 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
         raise ValueError(
             f"{method.name}: --specstore-early-exit is missing; `python -m sglang_patches.early_exit` makes one"
         )
-    if host.attention_is_data_parallel(view):
-        raise ValueError(f"{method.name}: --enable-dp-attention (--attn-dp-size) is not supported")
-    for field, supported in {**_ONLY_SUPPORTED, **host.ONLY_SUPPORTED, **method.supported}.items():
-        # The given value too: SGLang turns some of them off itself, with a log line that is easily missed.
-        for value in (server_args._raw_input[field], getattr(view, field)):
-            if value != supported:
-                raise ValueError(f"{method.name}: {_flag(field)} {value} is not supported, only {supported}")
+    refuse_settings(method.name, server_args, method.supported)
     drafts = method.draft_process and bool(view.speculative_draft_model_path)
     _refuse_without_effect(method.name, drafts, server_args)
+
+
+def refuse_settings(algorithm: str, server_args: ServerArgs, supported: Mapping[str, object]) -> None:
+    """Raises ValueError naming the first setting that no verification of trees works with.
+
+    supported: further server arguments and the one value that the algorithm works with.
+    """
+    view = resolved_view(server_args)
+    if host.attention_is_data_parallel(view):
+        raise ValueError(f"{algorithm}: --enable-dp-attention (--attn-dp-size) is not supported")
+    for field, only in {**_ONLY_SUPPORTED, **host.ONLY_SUPPORTED, **supported}.items():
+        # The given value too: SGLang turns some of them off itself, with a log line that is easily missed.
+        for value in (server_args._raw_input[field], getattr(view, field)):
+            if value != only:
+                raise ValueError(f"{algorithm}: {_flag(field)} {value} is not supported, only {only}")
     for field, refused in _REFUSED.items():
         if getattr(view, field) == refused:
-            raise ValueError(f"{method.name}: {_flag(field)} {refused} is not supported")
+            raise ValueError(f"{algorithm}: {_flag(field)} {refused} is not supported")
 
 
 # Fields -> the one value that all methods work with, in each version of SGLang.

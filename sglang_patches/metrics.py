@@ -7,7 +7,7 @@ from prometheus_client import Counter, Summary
 
 # Where the worker's own time goes. On a GPU "forward" is the launch alone: what the device computes meanwhile shows in the
 # time of the whole step.
-PHASES = ("draft", "prepare", "forward", "learn", "verify", "commit")
+PHASES = ("draft", "prepare", "forward", "learn", "verify", "commit", "extend")
 RETRIEVE = "retrieve"  # the part of "draft" that waits for the datastore
 PHASE_SECONDS = Counter("specstore_decode_phase_seconds", "Time of decode steps by phase", ["phase"])
 STEP_SECONDS = Summary(

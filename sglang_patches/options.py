@@ -61,6 +61,11 @@ class Options:
         "speculation length: adaptive follows measured step times, static always verifies --specstore-nodes",
         ("adaptive", "static"),
     )
+    beside_head: str = _option(
+        "off",
+        "retrieval beside the model's own head: with SGLang's --speculative-algorithm EAGLE, EAGLE3, NEXTN or STANDALONE and its flags",
+        ("off", "on"),
+    )
     draft_device: str = _option(
         "",
         "device of the draft model: cpu, cuda or cuda:N; empty for the method's own: cpu with DUO, else the first GPU after the target's, if nobody uses it",
@@ -207,10 +212,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for option in dataclasses.fields(Options):
         choices = option.metadata["choices"]
         # A value is checked where those of the environment and the file are: SGLang's parser would print 500 lines of usage first.
+        switch = {"nargs": "?", "const": "on"} if set(choices) == {"on", "off"} else {}
         group.add_argument(
             "--specstore-" + option.name.replace("_", "-"),
             help=f"{option.metadata['help']} (default: {option.default})",
             metavar=f"{{{','.join(choices)}}}" if choices else None,
+            **switch,
         )
 
 

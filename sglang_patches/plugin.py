@@ -64,7 +64,7 @@ def _register_flags() -> None:
         except (ValueError, OSError) as error:
             print(f"specstore: {error}", file=sys.stderr)
             raise SystemExit(2) from None  # as argparse ends for a flag of its own
-        if given and not _is_ours(args.speculative_algorithm):
+        if given and not _is_served(args.speculative_algorithm):
             flags = ", ".join(given)
             logger.warning("specstore: %s: no effect without a --speculative-algorithm of specstore", flags)
 
@@ -75,12 +75,15 @@ def _register_flags() -> None:
     )
 
 
-def _is_ours(algorithm: str | None) -> bool:
-    """Whether it is made of a Method, which another plugin may have registered."""
+def _is_served(algorithm: str | None) -> bool:
+    """Whether it is made of a Method, which another plugin may have registered, or of a head that retrieval stands beside."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_patches.algorithm import TreeAlgorithm
+    from sglang_patches.options import load_options
 
+    if load_options().beside_head == "on":  # is refused where it cannot work
+        return algorithm is not None
     try:
         return isinstance(SpeculativeAlgorithm.from_string(algorithm), TreeAlgorithm)
     except ValueError:  # SGLang ends for a name that nobody has
@@ -92,6 +95,22 @@ def _register_algorithms() -> None:
 
     for method in METHODS.values():
         register_method(method)
+    _register_heads()
+
+
+def _register_heads() -> None:
+    from sglang_patches import beside_head
+    from sglang_patches.host.versions import host
+
+    def worker(server_args: ServerArgs) -> type:
+        from sglang_patches.head.worker import HeadWorker
+        from sglang_patches.methods.registry import DEFAULT, METHODS
+
+        _prepare_decoding()
+        return HeadWorker.of(METHODS[DEFAULT])
+
+    if host.HEADS:
+        beside_head.register(worker)
 
 
 def register_method(method: Method) -> None:
@@ -103,23 +122,30 @@ def register_method(method: Method) -> None:
 
     @SpeculativeAlgorithm.register(method.name, supports_overlap=True, spec_class=TreeAlgorithm.of(method))
     def worker(server_args: ServerArgs) -> type:
-        from sglang_patches.start.room import make_room_for_trees
-
-        make_room_for_trees()
         if server_args.disaggregation_mode == "prefill":
             from sglang_patches.disaggregation.prefill_worker import PrefillWorker
+            from sglang_patches.start.room import make_room_for_trees
 
+            make_room_for_trees()
             return host.worker_class(PrefillWorker)
-        from sglang_patches.entry.prefill_only import serve_prefill_only
-        from sglang_patches.reports.accept_rate import register_accept_rate
-        from sglang_patches.reports.usage_report import register_streamer
         from sglang_patches.step.decode import DecodeWorker
-        from sglang_patches.step.finish_hooks import register_finish_hooks
-        from sglang_patches.step.first_end import register_first_end
 
-        register_finish_hooks()
-        register_streamer()
-        register_accept_rate()
-        register_first_end()
-        serve_prefill_only()
+        _prepare_decoding()
         return host.worker_class(DecodeWorker.of(method))
+
+
+def _prepare_decoding() -> None:
+    """Makes the scheduler's process ready for a worker that verifies trees."""
+    from sglang_patches.entry.prefill_only import serve_prefill_only
+    from sglang_patches.reports.accept_rate import register_accept_rate
+    from sglang_patches.reports.usage_report import register_streamer
+    from sglang_patches.start.room import make_room_for_trees
+    from sglang_patches.step.finish_hooks import register_finish_hooks
+    from sglang_patches.step.first_end import register_first_end
+
+    make_room_for_trees()
+    register_finish_hooks()
+    register_streamer()
+    register_accept_rate()
+    register_first_end()
+    serve_prefill_only()

@@ -34,13 +34,18 @@ def _scaled(part: Part, first: DraftTree) -> DraftTree:
 
 
 def unions(
-    parts: Sequence[Sequence[Part]], trees: Sequence[DraftTree], chances: np.ndarray, nodes: int
+    parts: Sequence[Sequence[Part]],
+    trees: Sequence[DraftTree],
+    chances: np.ndarray,
+    nodes: int,
+    children: int | None = None,
 ) -> list[DraftTree]:
     """Makes each request's tree of the likeliest `nodes` nodes of its parts' paths, best first. A node that is in several parts counts
     with its largest chance, and the tree with that chance gives its estimate and source.
 
     trees: as of `whole_estimates`.
     chances: float64, estimated acceptance of all their nodes, one tree's after the other.
+    children: most of a node, None for any number.
     """
     if not parts:
         return []
@@ -55,7 +60,7 @@ def unions(
         np.empty(size, np.uint8),
     )
     counts = np.zeros(len(parts), np.int64)
-    _unite(shape, anchors, *given, chances, *found, counts)
+    _unite(shape, anchors, *given, chances, children or nodes, *found, counts)
     return [
         DraftTree(*(array[row, :count] for array in found)) if count else EMPTY_TREE
         for row, count in enumerate(counts.tolist())
@@ -64,7 +69,7 @@ def unions(
 
 @numba.njit(cache=True, nogil=True)
 def _unite(  # pragma: no cover
-    shape, anchors, tokens, parents, probs, sources, chances,
+    shape, anchors, tokens, parents, probs, sources, chances, children,
     out_tokens, out_parents, out_probs, out_sources, counts,
 ):  # fmt: skip
     """Writes the requests' trees into the arrays `out_*`, and their sizes into `counts`.
@@ -77,6 +82,7 @@ def _unite(  # pragma: no cover
     above = np.empty(total, np.int64)  # of each node of the union, -1 for the root
     union = np.empty(total, np.int64)  # the given node that stands for it: the likeliest
     place = np.empty(total, np.int64)  # of the given nodes in the union
+    room = np.empty(total + 1, np.int64)  # for children, of each node of the union; the root's comes last
     taken = np.empty(total, np.int64)  # place of the union's nodes in the result, -1 for none
     tree, begin = 0, 0
     while tree < len(shape):
@@ -100,14 +106,20 @@ def _unite(  # pragma: no cover
                 place[node] = there
             begin, tree = end, tree + 1
         taken[:size] = -1
+        room[:] = children
         for at in range(min(nodes, size)):
             best = -1
             for node in range(size):
                 if taken[node] >= 0 or (above[node] >= 0 and taken[above[node]] < 0):
                     continue
+                if room[above[node]] == 0:
+                    continue
                 if best < 0 or chances[union[node]] > chances[union[best]]:
                     best = node
+            if best < 0:
+                break
             taken[best] = at
+            room[above[best]] -= 1
             given, parent = union[best], above[best]
             out_tokens[request, at], out_sources[request, at] = tokens[given], sources[given]
             out_parents[request, at] = -1 if parent < 0 else taken[parent]

@@ -7,9 +7,10 @@ import numpy as np
 from datastore_service.protocol.tree import OTHER_TIER, Tier, tier_name
 from sglang_patches.ledger.outcome import Outcome
 
-# Who proposed a node, as a DraftTree's `sources` say it: the datastore's tiers, and a draft model.
-DRAFT_MODEL = OTHER_TIER + 1
-SOURCES = DRAFT_MODEL + 1  # numbers are below it
+# Who proposed a node, as a DraftTree's `sources` say it: the datastore's tiers, a draft model, and the target's own head.
+DRAFT_MODEL, HEAD = OTHER_TIER + 1, OTHER_TIER + 2
+SOURCES = HEAD + 1  # numbers are below it
+_NAMES = {DRAFT_MODEL: "draft_model", HEAD: "head"}
 assert max(Tier) < OTHER_TIER
 TARGET = "target"  # source of a token that nobody drafted
 UNSETTLED = (
@@ -19,7 +20,7 @@ UNSETTLED = (
 
 def source_name(source: int) -> str:
     """The name of a source, as metrics and answers show it."""
-    return "draft_model" if source == DRAFT_MODEL else tier_name(source)
+    return _NAMES.get(source) or tier_name(source)
 
 
 class Usage:

@@ -10,7 +10,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,18 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.spec_info import SpecInput
+
+
+class Callbacks(NamedTuple):
+    """What the scheduler asks to be called in a step.
+
+    publish: takes the requests' new lengths, as soon as the device will have them.
+    grammar_barrier: brings the grammars' states up to date, before they are read; None where they are.
+    """
+
+    publish: Callable[[torch.Tensor], None] | None = None
+    grammar_barrier: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -164,26 +176,31 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
         """Called before the target's forward of an extend batch; must not block."""
 
     def forward_batch_generation(
-        self, batch: ScheduleBatch, on_publish: object = None, pp_proxy_tensors: object = None
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        pp_proxy_tensors: object = None,
+        grammar_barrier: Callable[[], None] | None = None,
     ) -> GenerationBatchResult:
         stream = torch.get_device_module(self.device).current_stream()
         record_stream_for_v2_verify(batch, None, stream)
+        callbacks = Callbacks(on_publish, grammar_barrier)
         if batch.forward_mode.is_decode():
-            return self._decode(batch, on_publish)
-        return self._extend(batch, on_publish)
-
-    def _extend(self, batch: ScheduleBatch, on_publish) -> GenerationBatchResult:
+            return self._decode(batch, callbacks)
         if batch.forward_mode.is_extend():
             self.observe_prefill(batch)
+        return self._extend(batch, callbacks)
+
+    def _extend(self, batch: ScheduleBatch, callbacks: Callbacks) -> GenerationBatchResult:
         result = self.target_worker.forward_batch_generation(batch)
         new_seq_lens = batch.seq_lens.clone()
-        if on_publish is not None:
-            on_publish(new_seq_lens)
+        if callbacks.publish is not None:
+            callbacks.publish(new_seq_lens)
         lens = torch.ones(len(batch.reqs), dtype=torch.int32, device=self.device)
         tokens = result.next_token_ids
         return self._result(result, tokens, tokens.unsqueeze(1), lens, new_seq_lens, self.max_width)
 
-    def _decode(self, batch: ScheduleBatch, on_publish) -> GenerationBatchResult:
+    def _decode(self, batch: ScheduleBatch, callbacks: Callbacks) -> GenerationBatchResult:
         set_time_batch(batch.reqs, "set_spec_draft_start_time", trace_only=True)
         clock = PhaseClock(counted=self.first_rank)
         lengths = (batch.seq_lens_cpu + 1).tolist()
@@ -193,7 +210,7 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
         clock.end("draft")
         layout = lay_out(drafted.packed, np.array(step.roots, np.int64), batch.seq_lens_cpu.numpy())
         with self._verifying(layout.mask.shape[1]):
-            return self._verify(batch, drafted, layout, step, clock, on_publish)
+            return self._verify(batch, drafted, layout, step, clock, callbacks)
 
     def _verifying(self, width: int) -> contextlib.AbstractContextManager[None]:
         """The target verifies steps of this width inside the block."""
@@ -206,7 +223,7 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
         layout: TreeLayout,
         step: Step,
         clock: PhaseClock,
-        on_publish,
+        callbacks: Callbacks,
     ) -> GenerationBatchResult:
         self._prepare_verify(batch, layout)
         set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
@@ -220,7 +237,9 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
         if not self.launch_blocks:
             self.verification_launched(batch, drafted)
             clock.end("learn")
-        grammar_mask = self._grammar_mask(batch, layout) if batch.has_grammar else None
+        grammar_mask = None
+        if batch.has_grammar:
+            grammar_mask = self._grammar_mask(batch, layout, callbacks.grammar_barrier)
         predict, accept_lens, accept_index = self.verifier.verify(
             batch.spec_info, layout, batch, result.logits_output, grammar_mask, step.pending
         )
@@ -231,8 +250,8 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
             self.tokens_underway(drafted, accept_tokens, accept_lens)
         self._commit(batch, result, accept_lens, accept_index)
         new_seq_lens = batch.seq_lens + accept_lens
-        if on_publish is not None:
-            on_publish(new_seq_lens)
+        if callbacks.publish is not None:
+            callbacks.publish(new_seq_lens)
         batch.forward_mode = ForwardMode.DECODE
         width = layout.mask.shape[1]
         generated = self._result(
@@ -270,7 +289,7 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
             device=self.device,
         )
         prepare_mamba_track_for_verify(batch)
-        batch.spec_info = NgramVerifyInput(
+        batch.spec_info = self._verify_input(
             draft_token=batch.input_ids,
             custom_mask=attention_mask(layout.mask, batch.seq_lens_cpu.numpy(), self.device),
             positions=self._to_device(layout.positions),
@@ -280,10 +299,14 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
             draft_token_num=width,
         )
 
+    def _verify_input(self, **trees: object) -> SpecInput:
+        """The trees as SGLang's algorithm verifies them."""
+        return NgramVerifyInput(**trees)
+
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-    def _grammar_mask(self, batch: ScheduleBatch, layout: TreeLayout):
+    def _grammar_mask(self, batch: ScheduleBatch, layout: TreeLayout, barrier: Callable[[], None] | None):
         size, width, _ = layout.mask.shape
         tree = GrammarTree.from_host(
             torch.from_numpy(layout.next_token),
@@ -291,7 +314,11 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
             torch.from_numpy(layout.tokens).view(size, width),
         )
         return build_grammar_vocab_mask(
-            reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=self.device, barrier=None
+            reqs=batch.reqs,
+            tree=tree,
+            sampling_info=batch.sampling_info,
+            device=self.device,
+            barrier=barrier,
         )
 
     def _commit(self, batch: ScheduleBatch, result, accept_lens, accept_index) -> None:

@@ -77,7 +77,7 @@ class DecodeWorker(MethodWorker):
             follower.taken_back(taken_back)
         self._settle(states)
         depths = [self.deepest_node(length) for length in step.lengths]
-        proposed = self.sources.propose(states, depths, self.policy.wants_draft(len(states)))
+        proposed = self.sources.propose(batch, states, depths, self.policy.wants_draft(len(states)))
         trees = [tree.no_deeper(depth) for tree, depth in zip(proposed, depths, strict=True)]
         chosen = self.policy.choose(trees, [state.tenant for state in states])
         width = int(self.broadcast_from_first_rank(np.array([chosen]))[0])

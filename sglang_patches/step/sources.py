@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from sglang_patches.ledger.requests import RequestState
 from sglang_patches.step.acceptance import Acceptance
 from sglang_patches.step.courier import Courier
 
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
 States = Sequence[RequestState]
 
 
@@ -30,9 +34,12 @@ class Sources:
     followers: Sequence[Follower] = ()
     looked_up = False
 
-    def propose(self, states: States, depths: Sequence[int], wanted: bool) -> list[DraftTree]:
+    def propose(
+        self, batch: ScheduleBatch, states: States, depths: Sequence[int], wanted: bool
+    ) -> list[DraftTree]:
         """A tree for each request.
 
+        batch: the step that begins, as SGLang has it.
         depths: most levels of each. wanted: whether a draft is likely to pay in this step.
         """
         return [EMPTY_TREE] * len(states)
@@ -58,12 +65,14 @@ class DatastoreSource(Sources):
         self.feed, self.fallback = feed, fallback
         self.followers = [feed, fallback]
 
-    def propose(self, states: States, depths: Sequence[int], wanted: bool) -> list[DraftTree]:
+    def propose(
+        self, batch: ScheduleBatch, states: States, depths: Sequence[int], wanted: bool
+    ) -> list[DraftTree]:
         if wanted:
             return self._drafted(states, depths)
         if self.feed.has_news(states):
             self.feed.step(states, [NO_DRAFT] * len(states))
-        return super().propose(states, depths, wanted)
+        return super().propose(batch, states, depths, wanted)
 
     def step_took(self, seconds: float) -> None:
         self.fallback.step_took(seconds)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 ABORT = "sglang.srt.managers.scheduler._make_abort_req"
 
+HEADS = False  # retrieval can stand beside a model's own head
+
 ROWS = changed(
     v0_5_23.ROWS,
     row(ABORT, "req finished_reason", "hooked: closes the session of a request that ends while it waits"),
