@@ -15,7 +15,7 @@ from sglang_patches.entry import request_checks, request_tenants
 from sglang_patches.host.hooks import refuse_if_left_out
 from sglang_patches.host.symbols import refuse_drift
 from sglang_patches.host.versions import INSTALLED, host
-from sglang_patches.methods.registry import DEFAULT, Method
+from sglang_patches.methods.registry import DEFAULT, HEADS, Method
 from sglang_patches.options import load_options
 from sglang_patches.reports import accept_rate, ollama_stream, usage_report
 from sglang_patches.start import room, tree_attention
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-# SGLang's algorithms that retrieval can stand beside.
-HEADS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 DEFAULT_MAX_RUNNING_REQUESTS = (
     48  # as SGLang's own n-gram algorithm: KV headroom is reserved per running request
 )

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_patches.algorithm import HEADS, refuse_settings, register_around
+from sglang_patches.algorithm import refuse_settings, register_around
 from sglang_patches.host import hooks
 from sglang_patches.host.symbols import refuse_drift
 from sglang_patches.host.versions import INSTALLED, host
+from sglang_patches.methods.registry import HEADS, Method
 from sglang_patches.options import load_options
 from sglang_patches.start import tree_attention
 
@@ -37,7 +38,7 @@ _SUPPORTED = {
 }
 
 
-def register(worker_class: Callable[[ServerArgs], type]) -> None:
+def register(worker_class: Callable[[Method], type]) -> None:
     """Registers the hooks that put retrieval beside a head.
 
     worker_class: makes the scheduler's process ready and returns the class of its worker.
@@ -49,21 +50,16 @@ def register(worker_class: Callable[[ServerArgs], type]) -> None:
 
     def around_worker(original: Callable, algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
         if load_options().beside_head == "on":
-            return worker_class(server_args)
+            return worker_class(HEADS[algorithm.name])
         return original(algorithm, server_args)
 
     hooks.register({_ALGORITHM + "handle_server_args": after_handling}, HookType.AFTER)
     hooks.register({_ALGORITHM + "create_worker": around_worker}, HookType.AROUND)
 
 
-def is_head(algorithm: str | None) -> bool:
-    """Whether retrieval can stand beside SGLang's algorithm of this name."""
-    return (algorithm or "").upper() in HEADS
-
-
 def _resolve(algorithm: str, server_args: ServerArgs) -> None:
     """Refuses settings that cannot work, by name, and widens the verified tree. SGLang has resolved the head's settings."""
-    if not is_head(algorithm):
+    if algorithm not in HEADS:
         raise ValueError(
             f"{FLAG}: --speculative-algorithm {algorithm} is not supported, only {', '.join(HEADS)}"
         )

@@ -102,12 +102,11 @@ def _register_heads() -> None:
     from sglang_patches import beside_head
     from sglang_patches.host.versions import host
 
-    def worker(server_args: ServerArgs) -> type:
+    def worker(method: Method) -> type:
         from sglang_patches.head.worker import HeadWorker
-        from sglang_patches.methods.registry import DEFAULT, METHODS
 
         _prepare_decoding()
-        return HeadWorker.of(METHODS[DEFAULT])
+        return HeadWorker.of(method)
 
     if host.HEADS:
         beside_head.register(worker)

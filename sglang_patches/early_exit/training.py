@@ -99,7 +99,7 @@ class Training:
         logits = (self._logits(layer, self.states.states[layer][chosen]) for layer in self.adapters)
         loss = torch.stack([cross_entropy(of_layer, expected) for of_layer in logits]).mean()
         for group in self._optimizer.param_groups:
-            group["lr"] = RATE * _pace(self.step / self.steps)
+            group["lr"] = RATE * pace(self.step / self.steps)
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
@@ -132,6 +132,6 @@ class Training:
         }
 
 
-def _pace(done: float) -> float:
+def pace(done: float) -> float:
     """The factor of the learning rate after a share of the steps: it rises in a line, then falls in one."""
     return min(1.0, (done + 1e-3) / WARM_UP, 1.02 - done)

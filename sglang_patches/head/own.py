@@ -16,7 +16,6 @@ from datastore_service.protocol.tree import DraftTree
 from sglang_patches.ledger.usage import HEAD
 
 if TYPE_CHECKING:
-    import torch
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.managers.utils import GenerationBatchResult

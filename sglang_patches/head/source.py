@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import numpy as np
 from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import Budget
 from sglang_patches.drafting.union import Estimate, Part, unions
+from sglang_patches.head.worth import HeadWorth
 from sglang_patches.step.sources import Sources, States
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ Draft = Callable[["ScheduleBatch"], list[DraftTree]]
 
 
 class BesideHead(Sources):
-    """Retrieval is asked, the head drafts while that answers, and both trees are united.
+    """Retrieval is asked, the head drafts while that answers, and both trees are united. Where the last step's retrieval was worth a step
+    without the head's forwards, its answer is waited for first.
 
     draft: the head's, on every tensor-parallel rank.
     retrieval: what drafts without the head, on the first rank; it is called in a thread of its own.
@@ -40,21 +43,34 @@ class BesideHead(Sources):
         self._draft, self._retrieval = draft, retrieval
         self._estimate, self._agreed, self._budget = estimate, agreed, budget
         self._asker = ThreadPoolExecutor(1, "specstore-ask")
+        self._worth = HeadWorth()
         self.followers = retrieval.followers
 
     def propose(
         self, batch: ScheduleBatch, states: States, depths: Sequence[int], wanted: bool
     ) -> list[DraftTree]:
-        wanted = self._agreed(wanted)
+        tenants = [state.tenant for state in states]
         asked = self._asker.submit(self._retrieval.propose, batch, states, depths, wanted)
-        drafted = self._draft(batch) if wanted else None
+        if not self._agreed(wanted and (not self._worth.doubtful or self._pays(asked.result(), tenants))):
+            return asked.result()
+        began = time.perf_counter()
+        drafted = self._draft(batch)
+        took = time.perf_counter() - began
         retrieved = asked.result()
-        if drafted is None:
-            return retrieved
-        return self._united(drafted, retrieved, [state.tenant for state in states])
+        united = self._united(drafted, retrieved, tenants)
+        self._worth.drafted(self._tokens(retrieved, tenants), self._tokens(united, tenants), took)
+        return united
 
     def step_took(self, seconds: float) -> None:
         self._retrieval.step_took(seconds)
+        self._worth.step_took(seconds)
+
+    def _pays(self, retrieved: Sequence[DraftTree], tenants: Sequence[str]) -> bool:
+        return self._worth.pays(self._tokens(retrieved, tenants))
+
+    def _tokens(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> float:
+        """Expected of a step with these trees, a request."""
+        return 1 + float(self._estimate(trees, tenants).sum()) / len(trees)
 
     def _united(
         self, drafted: Sequence[DraftTree], retrieved: Sequence[DraftTree], tenants: Sequence[str]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from sglang_patches.methods.registry import METHODS
+from sglang_patches.methods.registry import ALGORITHMS
 
 from . import serve
 from .processes import Part, free_port, run_stack
@@ -26,9 +26,9 @@ GPU_FLAGS = ("--mem-fraction-static", "0.4")
 
 def check(settings: Settings) -> None:
     """Raises `SettingsError` for what the page cannot show."""
-    if settings.algorithm not in METHODS:
+    if settings.algorithm not in ALGORITHMS:
         raise SettingsError(
-            f"ALGORITHM={settings.algorithm}: the page compares plain decoding with one of {', '.join(METHODS)}"
+            f"ALGORITHM={settings.algorithm}: the page compares plain decoding with one of {', '.join(ALGORITHMS)}"
         )
     if settings.role:
         raise SettingsError(

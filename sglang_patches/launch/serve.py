@@ -27,7 +27,7 @@ from sglang_patches.demo.corpus import CORPUS
 from sglang_patches.demo.deepened import deepened_target
 from sglang_patches.demo.folder import DemoModelError, cache_root
 from sglang_patches.demo.model import ensure
-from sglang_patches.methods.registry import DEFAULT, METHODS
+from sglang_patches.methods.registry import ALGORITHMS, DEFAULT, HEADS, METHODS
 from sglang_patches.namespace import tokenizer_file
 
 from . import system
@@ -45,6 +45,11 @@ CPU_FLAGS = (
     *("--max-total-tokens", "16384", "--max-running-requests", "8"),
 )
 
+# A head drafts chains on a CPU; SGLang's own choice for a Llama is a tree.
+CPU_HEAD_FLAGS = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
+)
+
 # Instances that share cores must not spin while they wait: they would slow each other down tenfold and more.
 CPU_SPLIT_ENVIRONMENT = {"MOONCAKE_PROTOCOL": "tcp", "OMP_WAIT_POLICY": "PASSIVE"}
 
@@ -58,7 +63,7 @@ class Settings:
     """What the environment asks for."""
 
     model: str  # MODEL: folder or name of a model SGLang can load; "" for a demo model
-    draft_model: str  # DRAFT_MODEL: the same of the model that drafts; "" for none, or for the demo model beside a demo target
+    draft_model: str  # DRAFT_MODEL: the same of the model or the head that drafts; "" for none, or for the demo's beside a demo target
     early_exit: str  # EARLY_EXIT: file of the target's early exits; "" for none, or for the demo target's
     port: int  # PORT of the OpenAI endpoint
     algorithm: str  # ALGORITHM: any of --speculative-algorithm; NONE for plain decoding
@@ -77,9 +82,19 @@ class Settings:
         return self.algorithm in METHODS and METHODS[self.algorithm].draft_process
 
     @property
+    def has_head(self) -> bool:
+        """Whether SGLang drafts in the target's process, and retrieval stands beside that."""
+        return self.algorithm in HEADS
+
+    @property
+    def takes_draft_model(self) -> bool:
+        """Whether a model, or the weights of a head, may be given to draft with."""
+        return self.has_draft_process or self.has_head
+
+    @property
     def needs_draft_model(self) -> bool:
         """Whether the method refuses to start without one."""
-        return self.has_draft_process and METHODS[self.algorithm].needs_draft_model
+        return self.takes_draft_model and ALGORITHMS[self.algorithm].needs_draft_model
 
     @property
     def needs_early_exit(self) -> bool:
@@ -117,9 +132,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 
 
 def _check_draft_model(settings: Settings) -> None:
-    if settings.draft_model and not settings.has_draft_process:
+    if settings.draft_model and not settings.takes_draft_model:
         raise SettingsError(
-            f"DRAFT_MODEL={settings.draft_model!r}: ALGORITHM={settings.algorithm} has no draft process, leave it out"
+            f"DRAFT_MODEL={settings.draft_model!r}: ALGORITHM={settings.algorithm} drafts without a model, leave it out"
         )
     if settings.needs_draft_model and settings.model and not settings.draft_model:
         raise SettingsError(
@@ -225,7 +240,9 @@ def with_models(settings: Settings) -> Settings:
     that costs several times its draft and says the same."""
     if settings.model:
         return settings
-    if not settings.has_draft_process:
+    if settings.algorithm == "EAGLE3":
+        return replace(settings, model=str(ensure()), draft_model=settings.draft_model or _demo_head())
+    if not settings.has_draft_process and settings.algorithm != "STANDALONE":
         return replace(settings, model=str(ensure()))
     draft = settings.draft_model or str(ensure())
     return replace(
@@ -242,6 +259,13 @@ def _early_exit(settings: Settings) -> str:
     return str(deepened_exits())
 
 
+def _demo_head() -> str:
+    """The folder of the demo model's EAGLE-3 head."""
+    from .demo_head import demo_head  # imports torch
+
+    return str(demo_head())
+
+
 def engine_command(settings: Settings, prior: Path | None, extra: list[str]) -> list[str]:
     """`sglang.launch_server` with the flags of method, datastore and device; `extra` flags win. settings: with models."""
     command = [sys.executable, "-W", "ignore::UserWarning", "-m", "sglang.launch_server"]
@@ -256,6 +280,8 @@ def engine_command(settings: Settings, prior: Path | None, extra: list[str]) -> 
     if settings.algorithm != "NONE":
         command += ["--speculative-algorithm", settings.algorithm]
         command += ["--specstore-endpoint", endpoint(settings)]
+    if settings.has_head:
+        command += ["--specstore-beside-head", *(CPU_HEAD_FLAGS if settings.device == "cpu" else ())]
     if settings.draft_model:
         command += ["--speculative-draft-model-path", settings.draft_model]
     if settings.early_exit:

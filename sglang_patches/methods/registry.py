@@ -238,3 +238,33 @@ METHODS = {
     )
 }
 DEFAULT = "SSSD"  # of the launcher and the device check
+
+# SGLang's own algorithms that retrieval stands beside: the target's head drafts, or a small model in the target's process.
+HEADS = {
+    method.name: method
+    for method in (
+        Method(
+            name="EAGLE",
+            summary="the target's EAGLE head or MTP layers draft, and the datastore beside them",
+            parts=_sssd,
+            needs_draft_model=False,
+        ),
+        Method(
+            name="NEXTN",
+            summary="the target's MTP layers draft, and the datastore beside them",
+            parts=_sssd,
+            needs_draft_model=False,
+        ),
+        Method(
+            name="EAGLE3",
+            summary="the target's EAGLE-3 head drafts, and the datastore beside it",
+            parts=_sssd,
+        ),
+        Method(
+            name="STANDALONE",
+            summary="a small model in the target's process drafts, and the datastore beside it",
+            parts=_sssd,
+        ),
+    )
+}
+ALGORITHMS = METHODS | HEADS

@@ -1,4 +1,5 @@
-"""The suite's parameters: every method of the registry. A method that is added there inherits every test.
+"""The suite's parameters: every method of the registry, and two of the heads that retrieval stands beside. A method that is added there
+inherits every test.
 
 `--method NAME` runs it for one. `--draft DRAFT` takes another draft for methods that have a draft process (`drafts.py`).
 `--method-plugin FILE` takes the methods from a plugin instead: a module with METHODS. The servers have `--device cpu` and
@@ -27,7 +28,7 @@ ON_CPU = DEVICE == "cpu"
 if ON_CPU:
     os.environ |= CPU_ENVIRONMENT  # SGLang decides at import whether it serves on a CPU
 
-from sglang_patches.methods.registry import METHODS, Method  # noqa: E402
+from sglang_patches.methods.registry import HEADS, METHODS, Method  # noqa: E402
 from tests.conformance.drafts import AGREEMENTS, LYING  # noqa: E402
 from tests.e2e.services import serving  # noqa: E402
 from tests.support.servers.datastore import DatastoreService  # noqa: E402
@@ -35,11 +36,16 @@ from tests.support.servers.forked import SglangServer, running  # noqa: E402
 from tests.support.slow_proxy import SlowProxy  # noqa: E402
 from tests.support.tiny_drafts import spelling_draft  # noqa: E402
 from tests.support.tiny_exits import train_tiny_exits  # noqa: E402
+from tests.support.tiny_head import train_tiny_head  # noqa: E402
 from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E402
 
 # The first starts no server. The second forks its servers, which a process that has seen a GPU cannot do.
 collect_ignore = [] if ON_CPU else ["test_in_process.py", "test_split.py"]
 
+# A draft model in the target's process, and weights that read the target's states.
+TESTED = METHODS | {name: HEADS[name] for name in ("STANDALONE", "EAGLE3")}
+# They make a worker without SGLang's, or two that share requests.
+WITHOUT_HEADS = {"test_in_process.py", "test_split.py"}
 LYING_PLUGIN = Path(__file__).parent / "lying_plugin"
 CONTEXT = 1024
 # Seconds that a session waits for its decode instance: longer than from a prompt's first chunk to its first decode step on a
@@ -58,11 +64,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A method after the other and, of one, a setup after the other: no server is started twice. A test with the mark `draft_process` is
     for methods that have one."""
-    foreign = [
-        item
-        for item in items
-        if item.get_closest_marker("draft_process") and not item.callspec.params["method"].draft_process
-    ]
+    foreign = [item for item in items if _is_foreign(item)]
     config.hook.pytest_deselected(items=foreign)
     items[:] = [item for item in items if item not in foreign]
     methods, setups = list(_methods(config)), [None, *SETUPS]
@@ -80,9 +82,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [next(ordered) if item in ours else item for item in items]  # others stay where they are
 
 
+def _is_foreign(item: pytest.Item) -> bool:
+    """Whether the item's method has not what the test is of."""
+    method = item.callspec.params.get("method") if hasattr(item, "callspec") else None
+    if item.get_closest_marker("draft_process"):
+        return not method.draft_process
+    return method is not None and method.name in HEADS and item.path.name in WITHOUT_HEADS
+
+
 def _methods(config: pytest.Config) -> dict[str, Method]:
     plugin, name = config.getoption("--method-plugin"), config.getoption("--method")
-    methods = METHODS if plugin is None else _imported(plugin).METHODS
+    methods = TESTED if plugin is None else _imported(plugin).METHODS
     return methods if name is None else {name: methods[name]}
 
 
@@ -165,7 +175,9 @@ def spelling_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def draft_model(method, draft, spelling_model, tmp_path_factory) -> Path | None:
     """For a method that drafts with one. Nobody loads that of a draft which lies."""
-    if not method.draft_process:
+    if method.name == "EAGLE3":
+        return train_tiny_head(spelling_model, tmp_path_factory.mktemp("head"))
+    if not method.draft_process and method.name not in HEADS:
         return None
     agreement = AGREEMENTS.get(draft, 1)
     return spelling_draft(spelling_model, tmp_path_factory.mktemp("draft-model"), agreement)
@@ -285,6 +297,7 @@ def drafting_spec(
         max_running_requests=MOST_REQUESTS,
         max_total_tokens=setup.max_total_tokens,
         overlap=setup.overlap,
+        beside_head=name in HEADS,
     )
 
 

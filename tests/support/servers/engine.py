@@ -19,13 +19,14 @@ from typing import Any, Protocol, TypeVar
 import requests
 
 from sglang_patches.launch.processes import PROXIES, Child, free_port, wait_until
-from sglang_patches.methods.registry import METHODS
+from sglang_patches.methods.registry import HEADS, METHODS
 
 START_SECONDS = 600.0
 DEVICE = os.environ.get("DEVICE") or "cpu"  # of every server: cpu or cuda
 CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 CPU_FLAGS = ("--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch")
-ARCHITECTURE = "llama"  # SGLang's module for every model the tests and benchmarks start
+ARCHITECTURES = {"llama", "llama_eagle3"}  # SGLang's modules for every model the tests and benchmarks start
+HEAD_STEPS = 3  # tokens that a head drafts beside retrieval
 
 
 @functools.cache
@@ -34,14 +35,17 @@ def one_architecture() -> dict[str, str]:
     spec = importlib.util.find_spec("sglang")
     assert spec is not None and spec.submodule_search_locations
     (package,) = spec.submodule_search_locations
-    modules = {path.stem for path in Path(package, "srt", "models").glob("*.py")} - {ARCHITECTURE, "registry"}
+    modules = (
+        {path.stem for path in Path(package, "srt", "models").glob("*.py")} - ARCHITECTURES - {"registry"}
+    )
     return {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(modules))}
 
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """One SGLang configuration. algorithm: None for plain decoding. nodes: drafted tokens a step; a chain with STANDALONE, SGLang's
-    own drafting with a draft model. draft: that model, or the one of a draft process. flags: further command-line words."""
+    """One SGLang configuration. algorithm: None for plain decoding. nodes: drafted tokens a step; a chain with one of SGLang's heads alone.
+    draft: its weights, or the model of a draft process. flags: further command-line words. beside_head: whether retrieval stands beside
+    the head, which then drafts HEAD_STEPS tokens."""
 
     name: str
     model: Path
@@ -54,6 +58,7 @@ class ServerSpec:
     max_running_requests: int = 16
     max_total_tokens: int = 32768
     overlap: bool = True
+    beside_head: bool = False
 
     def command(self, port: int) -> list[str]:
         words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)]
@@ -74,20 +79,21 @@ class ServerSpec:
         rows = ["--speculative-num-draft-tokens", str(self.nodes + 1)]
         if self.algorithm == "NGRAM":
             return [*words, *rows]
-        if self.algorithm == "STANDALONE":
-            return [
-                *words,
-                *rows,
-                "--speculative-num-steps",
-                str(self.nodes),
-                "--speculative-eagle-topk",
-                "1",
-            ]
+        if self.algorithm in HEADS and not self.beside_head:
+            return [*words, *_chain(self.nodes)]
         words += ["--specstore-nodes", str(self.nodes)]
+        if self.beside_head:
+            words += ["--specstore-beside-head", *_chain(HEAD_STEPS)]
         # One GPU is enough: the draft model shares the target's.
         method = METHODS.get(self.algorithm)
         shares = DEVICE != "cpu" and self.draft and method and not method.draft_device
         return [*words, *(["--specstore-draft-device", f"{DEVICE}:0"] if shares else [])]
+
+
+def _chain(steps: int) -> list[str]:
+    """SGLang's flags of a head that drafts a chain of so many tokens."""
+    words = ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1"]
+    return [*words, "--speculative-num-draft-tokens", str(steps + 1)]
 
 
 class StreamFailedError(requests.RequestException):

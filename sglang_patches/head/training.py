@@ -1,0 +1,171 @@
+"""Trains an EAGLE-3 head on a model's own answers. The model stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.nn.functional import cross_entropy, embedding
+
+from sglang_patches.early_exit.states import LONGEST, Text
+from sglang_patches.early_exit.training import pace
+from sglang_patches.head.network import Eagle3, read_layers
+
+EPOCHS = 10
+RATE = 1e-3  # of learning, at its highest
+BATCH = 8  # texts
+UNROLLED = 2  # steps of a draft that are trained
+LATER = 0.8  # weight of a step's loss over the one before
+VOCABULARY = 8192  # tokens that the head can say, at most
+SHOWN = 3  # steps of a draft whose hits are told
+HELD_OUT = 10  # of so many texts, one tells the hits and is not trained on
+
+
+class Read(NamedTuple):
+    """A text that the target has read.
+
+    tokens: int64 [T]. states: [T, layers * H], the target's. first: place of the answer's first token.
+    """
+
+    tokens: torch.Tensor
+    states: torch.Tensor
+    first: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """A step of training.
+
+    step, steps: number and how many there are. loss: nats a token.
+    """
+
+    step: int
+    steps: int
+    loss: float
+
+
+def train_shown(model: Path, texts: Sequence[Text], out: Path, epochs: int = EPOCHS) -> None:
+    """Trains a head into the folder, with a progress line and the hits at the end."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as bars:
+        task = bars.add_task("training steps", total=None, note="the model reads its answers")
+
+        def told(step: Told) -> None:
+            bars.update(task, completed=step.step, total=step.steps, note=f"loss {step.loss:.2f}")
+
+        hits = train_head(model, texts, out, epochs, told)
+    shown = ", ".join(f"{share:.0%}" for share in hits)
+    console.print(f"of held-out tokens the head says rightly, by step of a draft: {shown}")
+
+
+def train_head(
+    model: Path, texts: Sequence[Text], out: Path, epochs: int, told: Callable[[Told], None]
+) -> list[float]:
+    """Writes a head for the model into the folder `out`. Returns the share of held-out tokens that each step of a draft says rightly, if
+    the steps before did. Raises ValueError for a model that is no Llama, or too few answers.
+
+    told: is called after each step.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if len(texts) < 2:
+        raise ValueError(f"answers: {len(texts)}, give at least 2: some are held out")
+    config = AutoConfig.from_pretrained(model)
+    if config.model_type != "llama":
+        raise ValueError(f"model: a {config.model_type}, a head is made for a llama")
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    torch.manual_seed(0)
+    layers = read_layers(target.config.num_hidden_layers)
+    read = list(_read(target, texts, layers))
+    held_out = read[HELD_OUT - 1 :: HELD_OUT] or read[:1]
+    trained = [of for of in read if not any(of is other for other in held_out)]
+    head = Eagle3.of(target, layers, _frequent(trained, target.config.vocab_size))
+    training = Training(head, target.get_input_embeddings().weight.detach())
+    training.run(trained, epochs, told)
+    head.save(out, config.dtype or torch.float32)
+    return training.hits(held_out)
+
+
+@torch.no_grad()  # what autograd may save, unlike inference mode's tensors
+def _read(target, texts: Sequence[Text], layers: Sequence[int]) -> Iterator[Read]:
+    for prompt, answer in texts:
+        tokens = torch.tensor([*prompt, *answer][:LONGEST])
+        if len(tokens) < len(prompt) + SHOWN + 1:
+            continue
+        out = target(tokens[None], output_hidden_states=True, use_cache=False, logits_to_keep=1)
+        states = torch.cat([out.hidden_states[layer][0] for layer in layers], -1)
+        yield Read(tokens, states, len(prompt))
+
+
+def _frequent(read: Sequence[Read], vocabulary: int) -> torch.Tensor:
+    """The tokens that are most frequent in the answers, ascending."""
+    counts = torch.bincount(torch.cat([of.tokens[of.first :] for of in read]), minlength=vocabulary)
+    return counts.topk(min(VOCABULARY, vocabulary)).indices.sort().values
+
+
+class Training:
+    """Trains all of the head but its output layer, which stays the target's.
+
+    embeddings: [vocabulary, H], the target's.
+    """
+
+    def __init__(self, head: Eagle3, embeddings: torch.Tensor) -> None:
+        self._head, self._embeddings = head, embeddings
+        head.lm_head.weight.requires_grad_(False)
+        self._weights = [weight for weight in head.parameters() if weight.requires_grad]
+        self._optimizer = torch.optim.AdamW(self._weights, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+        # Of the target's tokens in the head's vocabulary, -100 for one that it cannot say: cross entropy leaves that out.
+        self._said = torch.full((len(embeddings),), -100)
+        self._said[head.kept] = torch.arange(len(head.kept))
+
+    def run(self, texts: Sequence[Read], epochs: int, told: Callable[[Told], None]) -> None:
+        steps, step = epochs * -(-len(texts) // BATCH), 0
+        for epoch in range(epochs):
+            order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(epoch))
+            for chosen in order.split(BATCH):
+                for group in self._optimizer.param_groups:
+                    group["lr"] = RATE * pace(step / steps)
+                step += 1
+                told(Told(step, steps, self._take_step([texts[at] for at in chosen.tolist()])))
+
+    def _take_step(self, texts: Sequence[Read]) -> float:
+        self._optimizer.zero_grad()
+        weights = [LATER**step for step in range(UNROLLED)]
+        count = sum(len(of.tokens) - of.first for of in texts) * sum(weights)
+        total = 0.0
+        for of in texts:
+            losses = [
+                cross_entropy(self._head.logits(state), self._said[tokens], reduction="sum")
+                for state, tokens in self._drafted(of, UNROLLED)
+            ]
+            loss = sum(weight * of_step for weight, of_step in zip(weights, losses, strict=True)) / count
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
+        self._optimizer.step()
+        return total
+
+    def _drafted(self, of: Read, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each step the head's states, and the tokens that it should say; of the answer alone."""
+        embedded = embedding(of.tokens[1:-1], self._embeddings)
+        for step, state in enumerate(self._head.unroll(of.states[:-2], embedded, steps)):
+            tokens = of.tokens[2 + step :]
+            begin = max(0, of.first - 2 - step)
+            yield state[begin:], tokens[begin:]
+
+    @torch.inference_mode()
+    def hits(self, texts: Sequence[Read]) -> list[float]:
+        """The share of tokens that each of SHOWN steps says rightly, given the text up to its own."""
+        right, total = torch.zeros(2, SHOWN)
+        for of in texts:
+            for step, (state, tokens) in enumerate(self._drafted(of, SHOWN)):
+                said = self._head.kept[self._head.logits(state).argmax(-1)]
+                right[step] += (said == tokens).sum()
+                total[step] += len(tokens)
+        return (right / total).tolist()
