@@ -69,6 +69,8 @@ def _resolve(algorithm: str, server_args: ServerArgs) -> None:
     load_options().tls()
     refuse_settings(f"{algorithm} with {FLAG}", server_args, _SUPPORTED)
     register_around(server_args, verifies=True)
-    host.declare(server_args, **tree_attention.choose(algorithm, server_args))
-    own = resolved_view(server_args).speculative_num_draft_tokens
+    resolved = resolved_view(server_args)
+    if resolved.speculative_eagle_topk > 1:  # else chains will do, which any backend of a head verifies
+        host.declare(server_args, **tree_attention.choose(algorithm, server_args))
+    own = resolved.speculative_num_draft_tokens
     host.declare(server_args, speculative_num_draft_tokens=max(own, load_options().nodes + 1))

@@ -60,7 +60,7 @@ def unions(
         np.empty(size, np.uint8),
     )
     counts = np.zeros(len(parts), np.int64)
-    _unite(shape, anchors, *given, chances, children or nodes, *found, counts)
+    _unite(shape, anchors, *given, chances, children or nodes + 1, *found, counts)
     return [
         DraftTree(*(array[row, :count] for array in found)) if count else EMPTY_TREE
         for row, count in enumerate(counts.tolist())
@@ -83,6 +83,8 @@ def _unite(  # pragma: no cover
     union = np.empty(total, np.int64)  # the given node that stands for it: the likeliest
     place = np.empty(total, np.int64)  # of the given nodes in the union
     room = np.empty(total + 1, np.int64)  # for children, of each node of the union; the root's comes last
+    worth = np.empty(total, np.float64)  # of the union's nodes: the one with the largest is taken first
+    best_below = np.empty(total + 1, np.float64)
     taken = np.empty(total, np.int64)  # place of the union's nodes in the result, -1 for none
     tree, begin = 0, 0
     while tree < len(shape):
@@ -105,8 +107,15 @@ def _unite(  # pragma: no cover
                     union[there] = node
                 place[node] = there
             begin, tree = end, tree + 1
-        taken[:size] = -1
+        for node in range(size):
+            taken[node], worth[node] = -1, chances[union[node]]
         room[:] = children
+        if children == 1:  # of two branches the one whose path brings more
+            best_below[: size + 1] = 0.0
+            for node in range(size - 1, -1, -1):
+                worth[node] += best_below[node]
+                parent = above[node] if above[node] >= 0 else size
+                best_below[parent] = max(best_below[parent], worth[node])
         for at in range(min(nodes, size)):
             best = -1
             for node in range(size):
@@ -114,7 +123,7 @@ def _unite(  # pragma: no cover
                     continue
                 if room[above[node]] == 0:
                     continue
-                if best < 0 or chances[union[node]] > chances[union[best]]:
+                if best < 0 or worth[node] > worth[best]:
                     best = node
             if best < 0:
                 break

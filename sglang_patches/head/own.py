@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # SGLang says what a head drafts, not how sure it is. Each grade of a node has a value of its own, so that the rate at which nodes of the
 # grade are accepted is learned: `step/acceptance.py` learns by tenths.
+SIBLING = 2  # grades of a node behind its elder sibling; it is one behind its parent
 GRADES = np.linspace(0.95, 0.05, 10).astype(np.float32)
 
 
@@ -128,18 +129,15 @@ def trees_of(tokens: np.ndarray, next_token: np.ndarray, next_sibling: np.ndarra
 
     tokens, next_token, next_sibling: int64 [requests, rows], row 0 is the root.
     """
-    parents, ranks, depths = np.zeros((3, *tokens.shape), np.int64)
+    parents, grades = np.zeros((2, *tokens.shape), np.int64)
     requests = np.arange(len(tokens))
     for row in range(tokens.shape[1]):  # a row's links lead to later rows
-        below, beside = next_token[:, row], next_sibling[:, row]
-        has = below > 0
-        child = requests[has], below[has]
-        parents[child], depths[child] = row, depths[has, row] + 1
-        has = beside > 0
-        sibling = requests[has], beside[has]
-        parents[sibling], depths[sibling] = parents[has, row], depths[has, row]
-        ranks[sibling] = ranks[has, row] + 1
-    grades = np.minimum(depths + 2 * ranks, len(GRADES)) - 1
+        for link, behind in ((next_token[:, row], 1), (next_sibling[:, row], SIBLING)):
+            has = link > 0
+            there = requests[has], link[has]
+            parents[there] = row if behind == 1 else parents[has, row]
+            grades[there] = grades[has, row] + behind
+    grades = np.minimum(grades, len(GRADES)) - 1
     return [_tree(*rows) for rows in zip(tokens[:, 1:], parents[:, 1:], grades[:, 1:], strict=True)]
 
 

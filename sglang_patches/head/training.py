@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch.nn.functional import cross_entropy, embedding
+from torch.nn.functional import cross_entropy, embedding, linear
 
 from sglang_patches.early_exit.states import LONGEST, Text
 from sglang_patches.early_exit.training import pace
@@ -18,6 +18,7 @@ from sglang_patches.head.network import Eagle3, read_layers
 
 EPOCHS = 10
 RATE = 1e-3  # of learning, at its highest
+DECAY = 0.05  # of weights
 BATCH = 8  # texts
 UNROLLED = 2  # steps of a draft that are trained
 LATER = 0.8  # weight of a step's loss over the one before
@@ -29,11 +30,13 @@ HELD_OUT = 10  # of so many texts, one tells the hits and is not trained on
 class Read(NamedTuple):
     """A text that the target has read.
 
-    tokens: int64 [T]. states: [T, layers * H], the target's. first: place of the answer's first token.
+    tokens: int64 [T]. states: [T, layers * H], the target's. last: [T, H], what its output layer reads. first: place of the answer's
+    first token.
     """
 
     tokens: torch.Tensor
     states: torch.Tensor
+    last: torch.Tensor
     first: int
 
 
@@ -100,7 +103,7 @@ def _read(target, texts: Sequence[Text], layers: Sequence[int]) -> Iterator[Read
             continue
         out = target(tokens[None], output_hidden_states=True, use_cache=False, logits_to_keep=1)
         states = torch.cat([out.hidden_states[layer][0] for layer in layers], -1)
-        yield Read(tokens, states, len(prompt))
+        yield Read(tokens, states, out.hidden_states[-1][0], len(prompt))
 
 
 def _frequent(read: Sequence[Read], vocabulary: int) -> torch.Tensor:
@@ -110,7 +113,8 @@ def _frequent(read: Sequence[Read], vocabulary: int) -> torch.Tensor:
 
 
 class Training:
-    """Trains all of the head but its output layer, which stays the target's.
+    """Trains all of the head but its output layer, which stays the target's. The head is to expect what the target expects at each place
+    of a text, of the tokens that both know.
 
     embeddings: [vocabulary, H], the target's.
     """
@@ -119,10 +123,7 @@ class Training:
         self._head, self._embeddings = head, embeddings
         head.lm_head.weight.requires_grad_(False)
         self._weights = [weight for weight in head.parameters() if weight.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._weights, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
-        # Of the target's tokens in the head's vocabulary, -100 for one that it cannot say: cross entropy leaves that out.
-        self._said = torch.full((len(embeddings),), -100)
-        self._said[head.kept] = torch.arange(len(head.kept))
+        self._optimizer = torch.optim.AdamW(self._weights, lr=RATE, betas=(0.9, 0.95), weight_decay=DECAY)
 
     def run(self, texts: Sequence[Read], epochs: int, told: Callable[[Told], None]) -> None:
         steps, step = epochs * -(-len(texts) // BATCH), 0
@@ -137,12 +138,13 @@ class Training:
     def _take_step(self, texts: Sequence[Read]) -> float:
         self._optimizer.zero_grad()
         weights = [LATER**step for step in range(UNROLLED)]
-        count = sum(len(of.tokens) - of.first for of in texts) * sum(weights)
+        count = sum(len(of.tokens) for of in texts) * sum(weights)
         total = 0.0
         for of in texts:
+            expected = linear(of.last, self._head.lm_head.weight).softmax(-1)
             losses = [
-                cross_entropy(self._head.logits(state), self._said[tokens], reduction="sum")
-                for state, tokens in self._drafted(of, UNROLLED)
+                cross_entropy(self._head.logits(state), expected[1 + step : -1], reduction="sum")
+                for step, state in enumerate(self._drafted(of, UNROLLED))
             ]
             loss = sum(weight * of_step for weight, of_step in zip(weights, losses, strict=True)) / count
             loss.backward()
@@ -151,21 +153,19 @@ class Training:
         self._optimizer.step()
         return total
 
-    def _drafted(self, of: Read, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each step the head's states, and the tokens that it should say; of the answer alone."""
-        embedded = embedding(of.tokens[1:-1], self._embeddings)
-        for step, state in enumerate(self._head.unroll(of.states[:-2], embedded, steps)):
-            tokens = of.tokens[2 + step :]
-            begin = max(0, of.first - 2 - step)
-            yield state[begin:], tokens[begin:]
+    def _drafted(self, of: Read, steps: int) -> list[torch.Tensor]:
+        """The head's states of each step."""
+        return self._head.unroll(of.states[:-2], embedding(of.tokens[1:-1], self._embeddings), steps)
 
     @torch.inference_mode()
     def hits(self, texts: Sequence[Read]) -> list[float]:
-        """The share of tokens that each of SHOWN steps says rightly, given the text up to its own."""
+        """The share of the answers' tokens that each of SHOWN steps says rightly, given the text up to its own."""
         right, total = torch.zeros(2, SHOWN)
         for of in texts:
-            for step, (state, tokens) in enumerate(self._drafted(of, SHOWN)):
-                said = self._head.kept[self._head.logits(state).argmax(-1)]
+            for step, state in enumerate(self._drafted(of, SHOWN)):
+                begin = max(0, of.first - 2 - step)
+                tokens = of.tokens[2 + step :][begin:]
+                said = self._head.kept[self._head.logits(state[begin:]).argmax(-1)]
                 right[step] += (said == tokens).sum()
                 total[step] += len(tokens)
         return (right / total).tolist()

@@ -17,6 +17,7 @@ from sglang_patches.head.relay import TokenRelay
 from sglang_patches.head.source import BesideHead
 from sglang_patches.ledger.requests import Step
 from sglang_patches.metrics import PhaseClock
+from sglang_patches.start.tree_attention import BRANCHES, verifies_trees
 from sglang_patches.step.assembly import Launch
 from sglang_patches.step.base import Callbacks
 from sglang_patches.step.decode import DecodeWorker
@@ -53,6 +54,9 @@ class HeadWorker(DecodeWorker):
         # What the head is given of the target: STANDALONE reads no hidden states.
         self._states = CaptureHiddenMode.NULL if standalone else CaptureHiddenMode.FULL
 
+    def verifies_trees(self) -> bool:
+        return verifies_trees(self.model_runner, self.topk)
+
     def _agreed(self, answer: bool) -> bool:
         return bool(self.broadcast_from_first_rank(np.array([answer]))[0])
 
@@ -77,7 +81,8 @@ class HeadWorker(DecodeWorker):
         self.relay = TokenRelay(self.req_to_token_pool.req_to_token.shape[0], self.max_width, self.device)
 
     def init_attention_backends(self) -> None:
-        super().init_attention_backends()
+        if self.budget.children > 1:  # else it verifies chains, as the head alone does
+            super().init_attention_backends()
         self.head.worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
@@ -105,7 +110,7 @@ class HeadWorker(DecodeWorker):
             **trees,
             retrieve_cum_len=None,
             spec_steps=width - 1,
-            topk=self.topk,
+            topk=min(self.budget.children, BRANCHES),
             capture_hidden_mode=self._states,
             seq_lens_sum=None,
             seq_lens_cpu=None,

@@ -151,6 +151,18 @@ def verifies_chains_only(runner: ModelRunner) -> bool:
     return verifying_backend() == "triton" and traits_of_loaded(runner).sliding_window
 
 
+def verifies_trees(runner: ModelRunner, branches: int) -> bool:
+    """Whether the verifying backend and the layers of the loaded model get trees right.
+
+    branches: of SGLang's configuration, in a level. With one, fa3 and fa4 verify a causal chain and hybrid layers read no tree links.
+    """
+    if why_unfit(verifying_backend(), traits_of_loaded(runner), runner.page_size) is not None:
+        return False
+    if verifies_chains_only(runner):
+        return False
+    return branches > 1 or not (verifying_backend() in _PAGE_SIZE_ONE or mambaish_config(runner.model_config))
+
+
 def choose(algorithm: str, server_args: ServerArgs) -> dict[str, object]:
     """The fields to change so that the verifying backend honours trees, often none.
 

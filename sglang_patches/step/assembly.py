@@ -78,8 +78,7 @@ class MethodWorker(TreeWorker[Launch]):
         super().__init__(server_args, gpu_id, nccl_port, target_worker, self.method.verifier)
         self.options = load_options()
         nodes = self.max_width - 1
-        children = 1 if verifies_chains_only(self.model_runner) else nodes
-        self.budget = Budget(nodes, depth=nodes, children=children)
+        self.budget = Budget(nodes, depth=nodes, children=nodes if self.verifies_trees() else 1)
         widths = possible_widths(self.model_runner, self.max_width, self.options.length, self.device)
         self.width_graphs = widths.graphs
         self.policy = length_policy(widths, self.model_runner, self.device)
@@ -96,6 +95,10 @@ class MethodWorker(TreeWorker[Launch]):
         self.sources = self._make_sources() if self.first_rank else Sources()
         self.learning = Learning(self.policy.acceptance)
         self.followers: list[Follower] = [*self.sources.followers, self.learning]
+
+    def verifies_trees(self) -> bool:
+        """Whether a node may have several children."""
+        return not verifies_chains_only(self.model_runner)
 
     @property
     def vocab_size(self) -> int:
