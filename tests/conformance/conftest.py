@@ -47,6 +47,7 @@ TESTED = METHODS | {name: HEADS[name] for name in ("STANDALONE", "EAGLE3")}
 # They make a worker without SGLang's, or two that share requests.
 WITHOUT_HEADS = {"test_in_process.py", "test_split.py"}
 LYING_PLUGIN = Path(__file__).parent / "lying_plugin"
+OVERLAP_PLUGIN = Path(__file__).parent / "overlap_plugin"
 CONTEXT = 1024
 # Seconds that a session waits for its decode instance: longer than from a prompt's first chunk to its first decode step on a
 # busy machine. ENDED_SECONDS: after which no session is left, one that nobody took included.
@@ -116,6 +117,7 @@ def method_environment(request, method, draft, early_exits) -> dict[str, str]:
     plugin = request.config.getoption("--method-plugin")
     folders = [plugin.resolve().parent] if plugin is not None else []
     folders += [LYING_PLUGIN] if draft == LYING else []
+    folders += [OVERLAP_PLUGIN] if method.name in HEADS and ON_CPU else []
     return plugin_path(*folders) | exit_of(method, early_exits)
 
 
