@@ -35,12 +35,19 @@ class Row:
 # process, and one that has a draft process. Together they have both setups.
 SETUPS = {"SSSD": "overlap, gRPC", "SPECSTORE": "synchronous, embedded"}
 OTHER_SETUPS = {"SSSD": "synchronous, embedded", "SPECSTORE": "overlap, gRPC"}
+# Of the heads that retrieval stands beside, those whose conformance is shown: a draft model in the target's process, and weights that read
+# the target's states.
+TESTED_HEADS = ("STANDALONE", "EAGLE3")
 
 ROWS = [
     *(
         Row(REST, "conformance", "SPECSTORE stands for the methods with a draft process", (name,))
         for name in METHODS
         if name not in SETUPS
+    ),
+    *(
+        Row(REST, "conformance", "heads have a worker of their own, which few changes reach", (name,))
+        for name in TESTED_HEADS
     ),
     *(
         Row(

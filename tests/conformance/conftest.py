@@ -31,6 +31,7 @@ if ON_CPU:
 from sglang_patches.methods.registry import HEADS, METHODS, Method  # noqa: E402
 from tests.conformance.drafts import AGREEMENTS, LYING  # noqa: E402
 from tests.e2e.services import serving  # noqa: E402
+from tests.parts import TESTED_HEADS  # noqa: E402
 from tests.support.servers.datastore import DatastoreService  # noqa: E402
 from tests.support.servers.forked import SglangServer, running  # noqa: E402
 from tests.support.slow_proxy import SlowProxy  # noqa: E402
@@ -42,8 +43,7 @@ from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E40
 # The first starts no server. The second forks its servers, which a process that has seen a GPU cannot do.
 collect_ignore = [] if ON_CPU else ["test_in_process.py", "test_split.py"]
 
-# A draft model in the target's process, and weights that read the target's states.
-TESTED = METHODS | {name: HEADS[name] for name in ("STANDALONE", "EAGLE3")}
+TESTED = METHODS | {name: HEADS[name] for name in TESTED_HEADS}
 # They make a worker without SGLang's, or two that share requests.
 WITHOUT_HEADS = {"test_in_process.py", "test_split.py"}
 LYING_PLUGIN = Path(__file__).parent / "lying_plugin"

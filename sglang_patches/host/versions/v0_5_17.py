@@ -135,6 +135,7 @@ ROWS = changed(
         "the scheduler asks the speculative worker alone",
     ),
     without=(
+        *(each.path for each in v0_5_23.HEAD_ROWS),
         v0_5_23.ABORT,
         v0_5_23.ACCEPT_RATE,
         v0_5_23.CPU_BACKENDS,

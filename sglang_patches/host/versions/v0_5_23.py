@@ -57,7 +57,54 @@ HEADS = True  # retrieval can stand beside a model's own head
 # Fields -> the one value that all methods work with.
 ONLY_SUPPORTED = {"enable_watermark": False, "enable_pd_role_switch": False}
 
+_HEAD = "a model's own head"
+_DRAFTS = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker."
+_INPUTS = "sglang.srt.speculative.eagle_info."
+# What retrieval beside a head takes of SGLang.
+HEAD_ROWS = (
+    row(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
+        "self server_args",
+        "hooked: retrieval beside a head",
+    ),
+    row(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
+        "self server_args",
+        "hooked: retrieval beside a head",
+    ),
+    row(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.__init__",
+        "self server_args gpu_id nccl_port target_worker",
+        _HEAD,
+    ),
+    row(
+        "sglang.srt.speculative.standalone_worker_v2.StandaloneWorkerV2.__init__",
+        "self server_args gpu_id nccl_port target_worker",
+        _HEAD,
+    ),
+    row(
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._forward_prefill_batch",
+        "self batch on_publish pp_proxy_tensors coordination_plan",
+        "the head reads a prompt",
+    ),
+    row(_DRAFTS + "draft", "self batch with_topology", "the head drafts"),
+    row(
+        _DRAFTS + "_draft_extend_for_decode",
+        "self batch batch_result kv_loc_plan",
+        "the head follows what the target accepted",
+    ),
+    row(_INPUTS + "EagleDraftInput.__init__", None, "what the head goes on from"),
+    row(_INPUTS + "EagleVerifyInput.__init__", None, "the trees that are verified"),
+    row(_INPUTS + "EagleVerifyInput.tree_topk", None, "overridden: trees of any shape"),
+    row("sglang.srt.speculative.spec_utils.draft_tp_context", "layout", _HEAD),
+    row("sglang.srt.layers.moe.utils.speculative_moe_backend_context", "", _HEAD),
+    row("sglang.srt.layers.moe.utils.speculative_moe_a2a_backend_context", "", _HEAD),
+    row("sglang.srt.model_executor.forward_batch_info.CaptureHiddenMode", None, "the states that a head reads"),
+    row("sglang.srt.speculative.spec_info.SpeculativeAlgorithm.is_standalone", "self", _HEAD),
+)
+
 ROWS = (
+    *HEAD_ROWS,
     row(
         ACCEPT_RATE,
         "self bs num_correct_drafts num_accept_tokens num_block_accept_tokens num_cap_tokens",

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sglang_patches.methods.registry import METHODS
+from sglang_patches.methods.registry import ALGORITHMS
 from tests import parts
 
 TESTS = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def test_each_row_names_what_is_there():
         path = TESTS / row.path
         assert path.exists()
         for word in row.words:
-            assert word in METHODS or f'"{word}": Setup(' in conftest or f"def {word}(" in path.read_text()
+            assert word in ALGORITHMS or f'"{word}": Setup(' in conftest or f"def {word}(" in path.read_text()
 
 
 def test_a_method_of_make_test_has_one_server_there():
