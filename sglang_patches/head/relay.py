@@ -8,6 +8,7 @@ host as soon as the verification has ended: the head goes on behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 
@@ -16,13 +17,14 @@ class TokenRelay:
     """The tokens of each request's last step.
 
     size: of SGLang's pool of requests. width: most tokens of a step.
+    devices: the accelerator's module of torch, None for a CPU.
     """
 
-    def __init__(self, size: int, width: int, device: str) -> None:
-        self._devices = torch.get_device_module(device)
+    def __init__(self, size: int, width: int, device: str, devices: ModuleType | None) -> None:
         self._tokens = torch.zeros((size, width + 1), dtype=torch.int32, device=device)  # and their number
-        self._stream = None if device == "cpu" else self._devices.Stream()
-        self._kept = None if device == "cpu" else self._devices.Event()
+        self._devices = devices
+        if devices is not None:
+            self._stream, self._kept = devices.Stream(), devices.Event()
 
     def keep(self, requests: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor) -> None:
         """Keeps a step's tokens, which may still be computed on the current stream.
@@ -32,8 +34,8 @@ class TokenRelay:
         """
         self._tokens[requests, : tokens.shape[1]] = tokens.to(torch.int32)
         self._tokens[requests, -1] = counts.to(torch.int32)
-        if self._kept is not None:
-            self._kept.record()
+        if self._devices is not None:
+            self._kept.record(self._devices.current_stream())
 
     def last(self, requests: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
         """The last tokens of each request.
@@ -46,7 +48,7 @@ class TokenRelay:
         return [row[row[-1] - count : row[-1]] for row, count in zip(rows, wanted, strict=True)]
 
     def _on_host(self) -> torch.Tensor:
-        if self._stream is None:
+        if self._devices is None:
             return self._tokens
         self._stream.wait_event(self._kept)
         with self._devices.stream(self._stream):

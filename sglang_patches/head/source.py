@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,7 @@ class BesideHead(Sources):
     estimate: of the trees' acceptance.
     agreed: the first rank's answer, on all ranks.
     budget: of the united tree.
+    worth: whether a step waits for the head; None if every step does.
     """
 
     def __init__(
@@ -39,11 +40,12 @@ class BesideHead(Sources):
         estimate: Estimate,
         agreed: Callable[[bool], bool],
         budget: Budget,
+        worth: HeadWorth | None,
     ) -> None:
         self._draft, self._retrieval = draft, retrieval
         self._estimate, self._agreed, self._budget = estimate, agreed, budget
         self._asker = ThreadPoolExecutor(1, "specstore-ask")
-        self._worth = HeadWorth()
+        self._worth = worth
         self.followers = retrieval.followers
 
     def propose(
@@ -51,22 +53,27 @@ class BesideHead(Sources):
     ) -> list[DraftTree]:
         tenants = [state.tenant for state in states]
         asked = self._asker.submit(self._retrieval.propose, batch, states, depths, wanted)
-        if not self._agreed(wanted and (not self._worth.doubtful or self._pays(asked.result(), tenants))):
+        if not self._agreed(wanted and self._pays(asked, tenants)):
             return asked.result()
         began = time.perf_counter()
         drafted = self._draft(batch)
         took = time.perf_counter() - began
         retrieved = asked.result()
         united = self._united(drafted, retrieved, tenants)
-        self._worth.drafted(self._tokens(retrieved, tenants), self._tokens(united, tenants), took)
+        if self._worth is not None:
+            self._worth.drafted(self._tokens(retrieved, tenants), self._tokens(united, tenants), took)
         return united
 
     def step_took(self, seconds: float) -> None:
         self._retrieval.step_took(seconds)
-        self._worth.step_took(seconds)
+        if self._worth is not None:
+            self._worth.step_took(seconds)
 
-    def _pays(self, retrieved: Sequence[DraftTree], tenants: Sequence[str]) -> bool:
-        return self._worth.pays(self._tokens(retrieved, tenants))
+    def _pays(self, asked: Future[list[DraftTree]], tenants: Sequence[str]) -> bool:
+        """Whether the head drafts in this step. Retrieval's answer is waited for only where it may be enough."""
+        if self._worth is None or not self._worth.doubtful:
+            return True
+        return self._worth.pays(self._tokens(asked.result(), tenants))
 
     def _tokens(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> float:
         """Expected of a step with these trees, a request."""

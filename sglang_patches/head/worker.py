@@ -15,6 +15,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_patches.head.own import Head
 from sglang_patches.head.relay import TokenRelay
 from sglang_patches.head.source import BesideHead
+from sglang_patches.head.worth import HeadWorth
 from sglang_patches.ledger.requests import Step
 from sglang_patches.metrics import PhaseClock
 from sglang_patches.start.tree_attention import BRANCHES, verifies_trees
@@ -48,7 +49,12 @@ class HeadWorker(DecodeWorker):
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self.head = Head(server_args, gpu_id, nccl_port, target_worker, self.max_width)
         self.sources = BesideHead(
-            self.head.draft, self.sources, self.policy.acceptance.estimate, self._agreed, self.budget
+            self.head.draft,
+            self.sources,
+            self.policy.acceptance.estimate,
+            self._agreed,
+            self.budget,
+            HeadWorth() if self.options.length == "adaptive" else None,
         )
         standalone = SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm).is_standalone()
         # What the head is given of the target: STANDALONE reads no hidden states.
@@ -78,7 +84,9 @@ class HeadWorker(DecodeWorker):
     def alloc_memory_pool(self, **pools: object) -> None:
         super().alloc_memory_pool(**pools)
         self.head.worker.alloc_memory_pool(**pools)
-        self.relay = TokenRelay(self.req_to_token_pool.req_to_token.shape[0], self.max_width, self.device)
+        size = self.req_to_token_pool.req_to_token.shape[0]
+        devices = None if self.launch_blocks else torch.get_device_module(self.device)
+        self.relay = TokenRelay(size, self.max_width, self.device, devices)
 
     def init_attention_backends(self) -> None:
         if self.budget.children > 1:  # else it verifies chains, as the head alone does

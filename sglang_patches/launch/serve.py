@@ -138,7 +138,7 @@ def _check_draft_model(settings: Settings) -> None:
         )
     if settings.needs_draft_model and settings.model and not settings.draft_model:
         raise SettingsError(
-            f"DRAFT_MODEL='': ALGORITHM={settings.algorithm} drafts with a model, give a small one with MODEL's tokenizer"
+            f"DRAFT_MODEL='': ALGORITHM={settings.algorithm} drafts with a model, give a small one with MODEL's tokenizer, or MODEL's head"
         )
 
 

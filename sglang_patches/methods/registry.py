@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -267,4 +268,4 @@ HEADS = {
         ),
     )
 }
-ALGORITHMS = METHODS | HEADS
+ALGORITHMS = ChainMap(METHODS, HEADS)

@@ -99,7 +99,9 @@ HEAD_ROWS = (
     row("sglang.srt.speculative.spec_utils.draft_tp_context", "layout", _HEAD),
     row("sglang.srt.layers.moe.utils.speculative_moe_backend_context", "", _HEAD),
     row("sglang.srt.layers.moe.utils.speculative_moe_a2a_backend_context", "", _HEAD),
-    row("sglang.srt.model_executor.forward_batch_info.CaptureHiddenMode", None, "the states that a head reads"),
+    row(
+        "sglang.srt.model_executor.forward_batch_info.CaptureHiddenMode", None, "the states that a head reads"
+    ),
     row("sglang.srt.speculative.spec_info.SpeculativeAlgorithm.is_standalone", "self", _HEAD),
 )
 

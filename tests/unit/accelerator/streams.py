@@ -11,13 +11,18 @@ class Stream:
     def wait_stream(self, other):
         self._streams.log.append(f"{self.name} waits for {other.name}")
 
+    def wait_event(self, event):
+        assert event in self._streams.recorded
+        self._streams.log.append(f"{self.name} waits for the event on {event.stream.name}")
+
 
 class Event:
-    def __init__(self, streams):
-        self._streams, self._happened = streams, threading.Event()
+    def __init__(self, streams, blocking):
+        self._streams, self._happened, self._blocking = streams, threading.Event(), blocking
 
     def record(self, stream):
         assert stream is self._streams.current
+        self.stream = stream
         self._streams.log.append(f"event on {stream.name}")
         self._streams.recorded.append(self)
 
@@ -25,6 +30,7 @@ class Event:
         self._happened.set()
 
     def synchronize(self):
+        assert self._blocking  # else a thread that waits for it takes a core
         assert self in self._streams.recorded
         assert self._happened.wait(60)
 
@@ -39,9 +45,8 @@ class Streams:
     def Stream(self):  # noqa: N802 - torch's name
         return Stream(self, "side")
 
-    def Event(self, blocking):  # noqa: N802 - torch's name
-        assert blocking  # else a thread that waits for it takes a core
-        return Event(self)
+    def Event(self, blocking=False):  # noqa: N802 - torch's name
+        return Event(self, blocking)
 
     def current_stream(self):
         return self.current

@@ -79,9 +79,8 @@ class State:
 
 
 def beside(head, retrieved, nodes=7, children=7):
-    source = BesideHead(
-        lambda batch: head, Retrieval(retrieved), Acceptance().estimate, bool, Budget(nodes, nodes, children)
-    )
+    budget = Budget(nodes, nodes, children)
+    source = BesideHead(lambda batch: head, Retrieval(retrieved), Acceptance().estimate, bool, budget, None)
     return source.propose(None, [State()] * len(head), [nodes] * len(head), True)
 
 
@@ -109,7 +108,6 @@ def test_where_chains_are_verified_the_union_is_one():
 
 def test_a_step_in_which_no_draft_is_wanted_asks_neither():
     retrieval = Retrieval([chain([1], 2)])
-    source = BesideHead(
-        lambda batch: pytest.fail("the head drafts"), retrieval, Acceptance().estimate, bool, Budget(7, 7, 7)
-    )
+    never = lambda batch: pytest.fail("the head drafts")  # noqa: E731
+    source = BesideHead(never, retrieval, Acceptance().estimate, bool, Budget(7, 7, 7), None)
     assert source.propose(None, [State()], [7], False) == [EMPTY_TREE]

@@ -93,6 +93,7 @@ def test_only_a_cpu_gets_the_cpu_flags():
 def demo_folders(monkeypatch):
     """Where the demo's models would be made."""
     monkeypatch.setattr(serve, "ensure", lambda: Path("demo"))
+    monkeypatch.setattr(serve, "_demo_head", lambda: "head")
     monkeypatch.setattr(serve, "deepened_target", lambda: Path("deepened"))
 
 
@@ -132,9 +133,34 @@ def test_a_model_of_ones_own_needs_a_draft_of_ones_own(duet):
         settings(ALGORITHM=duet.lower(), MODEL="m")
 
 
+@pytest.mark.usefixtures("demo_folders")
+@pytest.mark.parametrize(
+    ("given", "served"),
+    [
+        ({"ALGORITHM": "eagle3"}, ("demo", "head")),
+        ({"ALGORITHM": "standalone"}, ("deepened", "demo")),
+        ({"ALGORITHM": "eagle3", "MODEL": "m", "DRAFT_MODEL": "d"}, ("m", "d")),
+        ({"ALGORITHM": "nextn", "MODEL": "m"}, ("m", None)),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_head_stands_beside_the_datastore(given, served, device):
+    command = engine_command(serve.with_models(settings(DEVICE=device, **given)), None, [])
+    assert (flag(command, "--model-path"), flag(command, "--speculative-draft-model-path")) == served
+    assert "--specstore-beside-head" in command
+    assert flag(command, "--speculative-eagle-topk") == ("1" if device == "cpu" else None)
+
+
+def test_a_head_of_a_model_of_ones_own_must_be_given():
+    with pytest.raises(SettingsError, match="^DRAFT_MODEL='': ALGORITHM=EAGLE3 drafts with a model"):
+        settings(ALGORITHM="EAGLE3", MODEL="m")
+
+
 @pytest.mark.parametrize("algorithm", ["SSSD", "NGRAM", "NONE"])
 def test_a_draft_that_nobody_would_use_is_refused(algorithm):
-    with pytest.raises(SettingsError, match=f"^DRAFT_MODEL='d': ALGORITHM={algorithm} has no draft process"):
+    with pytest.raises(
+        SettingsError, match=f"^DRAFT_MODEL='d': ALGORITHM={algorithm} drafts without a model"
+    ):
         settings(ALGORITHM=algorithm, DRAFT_MODEL="d")
 
 
