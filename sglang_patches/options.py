@@ -212,7 +212,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for option in dataclasses.fields(Options):
         choices = option.metadata["choices"]
         # A value is checked where those of the environment and the file are: SGLang's parser would print 500 lines of usage first.
-        switch = {"nargs": "?", "const": "on"} if set(choices) == {"on", "off"} else {}
+        switch: dict[str, Any] = {"nargs": "?", "const": "on"} if set(choices) == {"on", "off"} else {}
         group.add_argument(
             "--specstore-" + option.name.replace("_", "-"),
             help=f"{option.metadata['help']} (default: {option.default})",

@@ -25,7 +25,15 @@ from benchmarks.serve.cases import CASES, Case, Pool, pilots
 from benchmarks.serve.measure import bench_serving, measure, points, run
 from benchmarks.serve.prediction import Forecasts, Recent, merged
 from benchmarks.serve.summary import summarised
-from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, Settings, prepare, server_spec, services
+from benchmarks.serve.variants import (
+    VARIANTS,
+    WITH_DRAFT,
+    WITH_HEAD,
+    Settings,
+    prepare,
+    server_spec,
+    services,
+)
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, load_traces, recorded_rows
 from tests.support.servers.engine import SglangServer, exit_when_terminated, running
 
@@ -44,7 +52,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "a server each, all at once: 4.6 GB of memory with the demo model (float32 6.5), 2 GB more for NGRAM"
     )
     add("--variants", ["plain", "ngram", "sssd", "control_adaptive"], servers, choices=VARIANTS)
-    add("--draft", None, f"draft model of {' and '.join(WITH_DRAFT)}", type=Path)
+    add("--draft", None, f"draft model of {', '.join(WITH_DRAFT)}", type=Path)
+    add("--head", None, f"EAGLE-3 head of {' and '.join(WITH_HEAD)}", type=Path)
     add("--cases", ["mixed"], "what is asked", choices=CASES)
     add("--batch", [1, 8], "requests at once, of the case mixed")
     add("--case-batch", [], "of the other cases; as --batch if left out", type=number(1))
@@ -63,8 +72,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     given.case_batch = given.case_batch or given.batch
     if BASELINE not in given.variants:
         parser.error(f"--variants: {BASELINE} is what the others are compared with")
-    if given.draft is None and (needed := set(WITH_DRAFT) & set(given.variants)):
-        parser.error(f"--draft: {', '.join(sorted(needed))} cannot do without")
+    for word, names in {"draft": WITH_DRAFT, "head": WITH_HEAD}.items():
+        if getattr(given, word) is None and (needed := set(names) & set(given.variants)):
+            parser.error(f"--{word}: {', '.join(sorted(needed))} cannot do without")
     return given
 
 
@@ -151,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     loads = pilots(pool, batches)
     cases = chosen_cases(given, pool)
     corpus = Corpus([trace.output for trace in load_traces(*given.prior)], vocab_size=len(tokenizer))
-    settings = Settings(given.model, given.draft, given.dtype, given.nodes, tuple(batches))
+    settings = Settings(given.model, given.draft, given.head, given.dtype, given.nodes, tuple(batches))
     files = [*given.prompts, *given.prior]
     path = given.json.with_suffix(JOURNAL)
     journal = Journal(path, manifest("serve", files, given))

@@ -10,6 +10,9 @@ sssd_crowded       the same as sssd with four unrelated corpora beside the prior
 sssd_static        the same as sssd_cold, but always verifies the whole node budget: NGRAM's equal in rows and in what it knows
 saguaro            the same as sssd with a draft model beside the target (--draft)
 standalone         SGLang's own drafting with that draft model, a chain before each step
+standalone_beside  the same, and the embedded datastore with the prior beside it
+eagle3             SGLang's own drafting with an EAGLE-3 head (--head), a chain before each step
+eagle3_beside      the same, and the embedded datastore with the prior beside it
 control            drafts that never match, all of them verified: what verification costs
 control_adaptive   drafts that never match, rows chosen for each step: what the plugin costs where it cannot help
 """
@@ -32,17 +35,23 @@ from benchmarks.sources import SUFFIXES, source_documents
 from benchmarks.traces import recorded_rows
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from sglang_patches.launch.serve import SPECSTORE, datastore_command, datastore_healthy
-from tests.support.servers.engine import ServerSpec
+from tests.support.servers.engine import HEAD_STEPS, ServerSpec
 
 VARIANTS = (
     "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static", "saguaro",
-    "standalone", "control", "control_adaptive",
+    "standalone", "standalone_beside", "eagle3", "eagle3_beside", "control", "control_adaptive",
 )  # fmt: skip
 ALGORITHMS = {
-    "plain": None, "ngram": "NGRAM", "ngram_corpus": "NGRAM", "saguaro": "SAGUARO", "standalone": "STANDALONE"
+    "plain": None, "ngram": "NGRAM", "ngram_corpus": "NGRAM", "saguaro": "SAGUARO", "standalone": "STANDALONE",
+    "standalone_beside": "STANDALONE", "eagle3": "EAGLE3", "eagle3_beside": "EAGLE3",
 }  # fmt: skip
-WITH_DRAFT = ("saguaro", "standalone")
-STANDALONE_CHAIN = 3  # tokens; seven take longer than they gain (docs/optimisations.md)
+WITH_DRAFT = ("saguaro", "standalone", "standalone_beside")
+WITH_HEAD = ("eagle3", "eagle3_beside")
+ALONE = (
+    "standalone",
+    "eagle3",
+)  # HEAD_STEPS tokens a step; seven take longer than they gain (docs/optimisations.md)
+BESIDE = ("standalone_beside", "eagle3_beside")
 CONTROLS = ("control", "control_adaptive")
 OURS = ("sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static")  # those that draft from a datastore
 DISTRACTOR_TOKENS = 500_000  # of each unrelated corpus
@@ -59,10 +68,11 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Settings:
-    """nodes: drafted tokens a tree; the root is one row more. draft: model of WITH_DRAFT."""
+    """nodes: drafted tokens a tree; the root is one row more. draft: model of WITH_DRAFT. head: weights of WITH_HEAD."""
 
     model: Path
     draft: Path | None
+    head: Path | None
     dtype: str
     nodes: int
     batches: tuple[int, ...]
@@ -108,6 +118,7 @@ def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: d
         "ngram_corpus": (*corpus, "--speculative-ngram-external-sam-budget", half),
         "sssd": prior,
         "saguaro": prior,
+        **dict.fromkeys(BESIDE, prior),
         "sssd_static": ("--specstore-length", "static"),
         "sssd_crowded": ("--specstore-prior", str(knowledge.crowded)),
     }
@@ -116,15 +127,17 @@ def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: d
     if variant in CONTROLS:
         static = ("--specstore-length", "static") if variant == "control" else ()
         flags[variant] = (*endpoint("control"), *static)
+    drafts = {name: settings.draft for name in WITH_DRAFT} | {name: settings.head for name in WITH_HEAD}
     return ServerSpec(
         variant,
         settings.model,
         ALGORITHMS.get(variant, "SSSD"),
         settings.dtype,
-        STANDALONE_CHAIN if variant == "standalone" else settings.nodes,
-        settings.draft if variant in WITH_DRAFT else None,
+        HEAD_STEPS if variant in ALONE else settings.nodes,
+        drafts.get(variant),
         flags=(*flags.get(variant, ()), "--enable-metrics"),
         max_running_requests=max(settings.batches),
+        beside_head=variant in BESIDE,
     )
 
 

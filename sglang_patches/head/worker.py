@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -112,12 +112,11 @@ class HeadWorker(DecodeWorker):
         ]
         return self.relay.last(batch.req_pool_indices_cpu.tolist(), missing)
 
-    def _verify_input(self, **trees: object) -> EagleVerifyInput:
-        width = trees["draft_token_num"]
+    def _verify_input(self, **trees: Any) -> EagleVerifyInput:
         return UnitedTrees(
             **trees,
             retrieve_cum_len=None,
-            spec_steps=width - 1,
+            spec_steps=trees["draft_token_num"] - 1,
             topk=min(self.budget.children, BRANCHES),
             capture_hidden_mode=self._states,
             seq_lens_sum=None,

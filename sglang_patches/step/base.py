@@ -10,7 +10,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -299,7 +299,7 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
             draft_token_num=width,
         )
 
-    def _verify_input(self, **trees: object) -> SpecInput:
+    def _verify_input(self, **trees: Any) -> SpecInput:
         """The trees as SGLang's algorithm verifies them."""
         return NgramVerifyInput(**trees)
 

@@ -51,7 +51,7 @@ def test_sampled_output_is_the_same_with_every_draft(
         for draft, answers in said.items()
     }
     assert len(set(map(tuple, said[ALONE]))) == len(said[ALONE])
-    assert accepted["1"] > accepted["0.3"] > 1, accepted
+    assert accepted["1"] > accepted["0.3"] > 0, accepted
 
 
 def _spec(name: str, draft: str, model: Path, folder: Path, of_method: dict[str, str]):
@@ -67,7 +67,8 @@ def _spec(name: str, draft: str, model: Path, folder: Path, of_method: dict[str,
 def _drawn(
     server: SglangServer, prompts: list[list[int]], disturb: Callable[[], None] | None = None
 ) -> tuple[list[list[int]], float]:
-    """Answers, two of each kind, and tokens a step. Each request begins when the one before it speaks. `disturb` is called when all do."""
+    """Answers, two of each kind, and the share of the draft model's tokens that were accepted: how many come in time is the machine's. Each
+    request begins when the one before it speaks. `disturb` is called when all do."""
     streams = []
     for at, kind in enumerate(WISHES * 2):
         streams.append(server.stream(prompts[at], max_new_tokens=NEW_TOKENS, ignore_eos=True, **kind))
@@ -77,8 +78,11 @@ def _drawn(
         if disturb is not None:
             disturb()
         answers = [answer.result() for answer in answers]
-    steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
-    return [answer["output_ids"] for answer in answers], len(answers) * (NEW_TOKENS - 1) / steps
+    told = [answer["meta_info"]["specstore"] for answer in answers]
+    drafted, accepted = (
+        sum(of[which].get("draft_model", 0) for of in told) for which in ("drafted", "accepted")
+    )
+    return [answer["output_ids"] for answer in answers], accepted / max(drafted, 1)
 
 
 def _kill(server: SglangServer) -> None:

@@ -27,7 +27,7 @@ from benchmarks.serve.prediction import (
     traces_of,
 )
 from benchmarks.serve.summary import difference_rate, summarise
-from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, Knowledge, Settings, server_spec
+from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, WITH_HEAD, Knowledge, Settings, server_spec
 from sglang_patches.step.length import StepTimes
 
 VOCABULARY = 1000
@@ -131,10 +131,10 @@ def test_points_keep_the_order_of_cases_and_batches():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_arm_has_a_server(variant, tmp_path):
     knowledge = Knowledge(tmp_path / "prior", tmp_path / "crowded", tmp_path / "corpus.jsonl")
-    settings = Settings(tmp_path, tmp_path / "draft", "bfloat16", 15, (1, 8))
+    settings = Settings(tmp_path, tmp_path / "draft", tmp_path / "head", "bfloat16", 15, (1, 8))
     words = server_spec(variant, settings, knowledge, {"control": 7, "datastore": 8, "metrics": 9}).command(1)
     assert ("--speculative-algorithm" in words) == (variant != "plain")
-    assert ("--speculative-draft-model-path" in words) == (variant in WITH_DRAFT)
+    assert ("--speculative-draft-model-path" in words) == (variant in (*WITH_DRAFT, *WITH_HEAD))
     assert words[words.index("--max-running-requests") + 1] == "8"
 
 
