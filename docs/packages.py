@@ -44,9 +44,10 @@ def _datastore(x: float, *names: str) -> Box:
 # Top to bottom. A package that is new in the source needs a box here.
 LAYERS = (
     (
-        _plugin(26, "plugin", "algorithm", "entry", "reports", "disaggregation"),
-        _plugin(62, "launch", "check", "demo"),
+        _plugin(26, "plugin", "algorithm", "beside_head", "entry", "reports"),
+        _plugin(66, "launch", "check", "demo"),
     ),
+    (_plugin(26, "disaggregation", "head"),),
     (_plugin(26, "step"),),
     (_plugin(16, "draft_process"),),
     (_plugin(33, "methods"),),
