@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
     from sglang.srt.managers.utils import GenerationBatchResult
 
-RUNS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._resolve_spec_v2_tokens"
+_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
+RUNS = _PROCESSOR + "_resolve_spec_v2_tokens"
+GRAMMARS = _PROCESSOR + "advance_grammar_fsm"
 JUDGE = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
+CUT = "specstore_cut"  # attribute of a result whose runs are cut
 
 
 def tokens_through_end(req: Req, run: Sequence[int]) -> int:
@@ -45,9 +48,14 @@ def tokens_through_end(req: Req, run: Sequence[int]) -> int:
         req.finished_reason, req.finished_len, req.to_finish = state
 
 
-def _before_runs(
+def _before_grammars(
     processor: SchedulerBatchResultProcessor, result: GenerationBatchResult, batch: ScheduleBatch
 ) -> None:
+    """A head's next step may ask for the grammars' states before the scheduler has processed this one's result."""
+    if result.accept_lens is None or not batch.forward_mode.is_decode() or hasattr(result, CUT):
+        return
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
     width = result.speculative_num_draft_tokens
     tokens, lens = result.next_token_ids.view(-1, width).tolist(), result.accept_lens.tolist()
     kept = [
@@ -55,9 +63,16 @@ def _before_runs(
         for req, row, length in zip(batch.reqs, tokens, lens, strict=True)
     ]
     _cut(result, lens, kept)
+    setattr(result, CUT, True)
+
+
+def _before_runs(
+    processor: SchedulerBatchResultProcessor, result: GenerationBatchResult, batch: ScheduleBatch
+) -> None:
     # A grammar that ends before, where the request ignores the end token, cuts the run as well; SGLang would count the rest of it.
     processor.advance_grammar_fsm(result, batch)
     if result.grammar_retained_tokens is not None:
+        kept = result.accept_lens.tolist()
         runs = zip(kept, result.grammar_retained_tokens, strict=True)
         _cut(result, kept, [length if run is None else max(len(run), 1) for length, run in runs])
 
@@ -74,10 +89,10 @@ def _around_judge(judge: Callable, req: Req, new_accepted_len: int = 1) -> None:
 
 
 HOOKS: dict[HookType, dict[str, Callable]] = {
-    HookType.BEFORE: {RUNS: _before_runs},
+    HookType.BEFORE: {GRAMMARS: _before_grammars, RUNS: _before_runs},
     HookType.AROUND: {JUDGE: _around_judge},
 }
-HOOKED = (RUNS, JUDGE)
+HOOKED = (GRAMMARS, RUNS, JUDGE)
 
 
 def register_first_end() -> None:

@@ -33,8 +33,8 @@ class OrderedStreams(Streams):
     def Stream(self) -> OrderedStream:  # noqa: N802 - torch's name
         return OrderedStream(self, "side")
 
-    def Event(self, blocking: bool) -> OrderedEvent:  # noqa: N802 - torch's name
-        return OrderedEvent(self)
+    def Event(self, blocking: bool = False) -> OrderedEvent:  # noqa: N802 - torch's name
+        return OrderedEvent(self, blocking)
 
     def learn(self, who: str, clock: Clock) -> None:
         own = self.clocks[who]

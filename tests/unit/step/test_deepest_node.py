@@ -27,7 +27,7 @@ def worker() -> DecodeWorker:
     """It always verifies all rows, and its datastore always drafts the longest chain."""
     worker = object.__new__(DecodeWorker)
     worker.last_position = CONTEXT - 1
-    worker.sources = SimpleNamespace(propose=lambda states, depths, wanted: [CHAIN] * len(states))
+    worker.sources = SimpleNamespace(propose=lambda batch, states, depths, wanted: [CHAIN] * len(states))
     worker.policy = SimpleNamespace(choose=lambda trees, tenants: WIDTH, wants_draft=lambda batch: True)
     worker.followers = []
     state = SimpleNamespace(tenant="")

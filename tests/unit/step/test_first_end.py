@@ -56,12 +56,17 @@ def request(conditions: dict) -> Req:
 class Processor(SimpleNamespace):
     """What takes a step's runs from SGLang's scheduler, with grammars as SGLang has them."""
 
-    advance_grammar_fsm = SchedulerBatchResultProcessor.advance_grammar_fsm
+    def advance_grammar_fsm(self, result, batch):
+        SchedulerBatchResultProcessor.advance_grammar_fsm(self, result, batch)
+
     _accept_grammar_tokens = SchedulerBatchResultProcessor._accept_grammar_tokens
 
 
-def take(reqs: list[Req], runs: list[list[int]]) -> list[int]:
-    """A decode step that accepts these runs, as SGLang's scheduler takes it. Returns how many drafts SGLang counts as accepted."""
+def take(reqs: list[Req], runs: list[list[int]], early: bool = False) -> list[int]:
+    """A decode step that accepts these runs, as SGLang's scheduler takes it. Returns how many drafts SGLang counts as accepted.
+
+    early: whether the next step has asked for the grammars' states before.
+    """
     width = max(map(len, runs))
     result = GenerationBatchResult(
         next_token_ids=torch.tensor([token for run in runs for token in (*run, *[0] * (width - len(run)))]),
@@ -75,6 +80,8 @@ def take(reqs: list[Req], runs: list[list[int]]) -> list[int]:
     )
     constrained = any(req.grammar is not None for req in reqs)
     batch = SimpleNamespace(reqs=reqs, has_grammar=constrained, forward_mode=ForwardMode.DECODE)
+    if early:
+        processor.advance_grammar_fsm(result, batch)
     emitted = SchedulerBatchResultProcessor._resolve_spec_v2_tokens(processor, result, batch)
     for req, tokens in zip(reqs, emitted, strict=True):
         if not req.finished():
@@ -153,14 +160,15 @@ class Count:
         return self._left == 0
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["as its result is taken", "before"])
 @pytest.mark.parametrize(
     ("conditions", "tokens", "through"), [({}, 2, 2), ({"stop": ["a"]}, 2, 1), ({"stop": ["aa"]}, 3, 3)]
 )
-def test_a_run_is_cut_where_its_grammar_ends(conditions, tokens, through):
+def test_a_run_is_cut_where_its_grammar_ends(conditions, tokens, through, early):
     """The request ignores the end token, so that nothing but the grammar ends it there."""
     constrained, free = request({"ignore_eos": True} | conditions), request({"ignore_eos": True})
     constrained.grammar = Count(tokens)
-    assert take([free, constrained], [[1, 1, 1], [0, EOS, 1, 7]]) == [2, through - 1]
+    assert take([free, constrained], [[1, 1, 1], [0, EOS, 1, 7]], early) == [2, through - 1]
     assert len(constrained.output_ids) == through == constrained.kv.kv_committed_len
     assert constrained.finished() and not free.finished()
 
