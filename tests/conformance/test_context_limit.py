@@ -36,7 +36,9 @@ def _answers(server: SglangServer, prompts: list[list[int]], lengths: list[int],
 
 def _assert_right_from_every_distance(server: SglangServer, plain: SglangServer) -> None:
     distances = list(range(NEAREST, 2 * (server.spec.nodes + 1) + 8))
-    prompts = [_prompt(END - distance) for distance in distances]
+    # For EAGLE's heads SGLang keeps a step's rows free besides.
+    end = END - (server.spec.nodes + 1) * str(server.spec.algorithm).startswith("EAGLE")
+    prompts = [_prompt(end - distance) for distance in distances]
     expected = output_ids(_answers(plain, prompts, distances, 8))
     for batch in (4, 1):
         answers = _answers(server, prompts, distances, batch)

@@ -116,8 +116,10 @@ def test_a_stream_interval_hides_short_and_long_steps(server, prompts):
 
 
 @ONLY_GRPC
-def test_weights_may_be_updated_while_it_serves(server, spelling_model, prompts):
+def test_weights_may_be_updated_while_it_serves(method, server, spelling_model, prompts):
     """To the same ones, so that the answer is the same."""
+    if method.name == "EAGLE3":
+        pytest.skip("SGLang loads the target's weights into the head too, and ends")
     asked = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     before = server.generate(prompts[1], **asked)["output_ids"]
     update = {"model_path": str(spelling_model)}
