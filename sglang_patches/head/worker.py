@@ -22,6 +22,7 @@ from sglang_patches.start.tree_attention import BRANCHES, verifies_trees
 from sglang_patches.step.assembly import Launch
 from sglang_patches.step.base import Callbacks
 from sglang_patches.step.decode import DecodeWorker
+from sglang_patches.step.widths import Widths, captures_decode_graphs
 from sglang_patches.verification.layout import TreeLayout
 
 if TYPE_CHECKING:
@@ -59,6 +60,13 @@ class HeadWorker(DecodeWorker):
         standalone = SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm).is_standalone()
         # What the head is given of the target: STANDALONE reads no hidden states.
         self._states = CaptureHiddenMode.NULL if standalone else CaptureHiddenMode.FULL
+
+    def possible_widths(self) -> Widths:
+        if captures_decode_graphs(self.device):
+            return Widths(
+                (self.max_width,)
+            )  # SGLang captures the graph of the head's extension for one width
+        return super().possible_widths()
 
     def verifies_trees(self) -> bool:
         return verifies_trees(self.model_runner, self.topk)

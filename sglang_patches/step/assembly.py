@@ -37,7 +37,7 @@ from sglang_patches.step.base import Drafted, TreeWorker
 from sglang_patches.step.courier import make_courier
 from sglang_patches.step.exit_reader import ExitReader, make_server_tap
 from sglang_patches.step.sources import DatastoreSource, DraftSideSource, Sources
-from sglang_patches.step.widths import length_policy, possible_widths
+from sglang_patches.step.widths import Widths, length_policy, possible_widths
 from sglang_patches.verification.target_sampling import needs_plain_step
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class MethodWorker(TreeWorker[Launch]):
         self.options = load_options()
         nodes = self.max_width - 1
         self.budget = Budget(nodes, depth=nodes, children=nodes if self.verifies_trees() else 1)
-        widths = possible_widths(self.model_runner, self.max_width, self.options.length, self.device)
+        widths = self.possible_widths()
         self.width_graphs = widths.graphs
         self.policy = length_policy(widths, self.model_runner, self.device)
         self.book = RequestBook(
@@ -95,6 +95,10 @@ class MethodWorker(TreeWorker[Launch]):
         self.sources = self._make_sources() if self.first_rank else Sources()
         self.learning = Learning(self.policy.acceptance)
         self.followers: list[Follower] = [*self.sources.followers, self.learning]
+
+    def possible_widths(self) -> Widths:
+        """The widths that steps may have."""
+        return possible_widths(self.model_runner, self.max_width, self.options.length, self.device)
 
     def verifies_trees(self) -> bool:
         """Whether a node may have several children."""
