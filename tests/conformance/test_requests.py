@@ -202,8 +202,10 @@ def _about(value: Any) -> Any:
 
 
 @ONLY_GRPC
-def test_hidden_states_are_those_of_the_tokens_that_are_said(server, plain, prompts):
+def test_hidden_states_are_those_of_the_tokens_that_are_said(method, server, plain, prompts):
     """Those of a prompt are told as far as it is not cached."""
+    if method.name == "EAGLE3":
+        pytest.skip("SGLang tells the states that the head reads, of several layers")
     asked = generate(return_hidden_states=True)[1] | {"input_ids": prompts[0]}
     states = []
     for endpoint in (plain, server, server):
