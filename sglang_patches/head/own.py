@@ -48,11 +48,11 @@ class Head:
             self.worker: EAGLEWorkerV2 = _worker_class(server_args)(
                 server_args, gpu_id, nccl_port, target_worker
             )
-        self._verified(width)
+        self.worker.draft_worker.speculative_num_draft_tokens = width
 
     def draft(self, batch: ScheduleBatch) -> list[DraftTree]:
         """The head's tree for each request, on the host. On an accelerator this waits for the head's forwards."""
-        with self._drafting(), self._drafted_width():
+        with self._drafting(self._own_width):
             drafted = self.worker.draft_worker.draft(batch)
         links = (drafted.draft_token, drafted.retrieve_next_token, drafted.retrieve_next_sibling)
         return trees_of(*(tensor.view(-1, self._own_width).cpu().numpy() for tensor in links))
@@ -64,37 +64,23 @@ class Head:
     def extend(self, batch: ScheduleBatch, result: GenerationBatchResult) -> None:
         """Writes the head's KV of the accepted tokens, from the target's states, and fills in `result.next_draft_input`. It must run
         after every step, also one for which the head did not draft: the head would go on from states that it does not have."""
-        rows = result.speculative_num_draft_tokens
-        try:
-            self._verified(rows)
-            with self._drafting():
-                self.worker.draft_worker._draft_extend_for_decode(batch, result)
-        finally:
-            self._verified(self._width)
-
-    def _verified(self, width: int) -> None:
-        """The head's KV is written for so many rows of a request."""
-        self.worker.draft_worker.speculative_num_draft_tokens = width
+        with self._drafting(result.speculative_num_draft_tokens):
+            self.worker.draft_worker._draft_extend_for_decode(batch, result)
 
     @contextlib.contextmanager
-    def _drafted_width(self) -> Iterator[None]:
-        """The head drafts trees of its own size inside the block."""
-        self._verified(self._own_width)
+    def _drafting(self, rows: int) -> Iterator[None]:
+        """What SGLang sets around each forward of a head, for so many rows of a request."""
+        drafter = self.worker.draft_worker
+        drafter.speculative_num_draft_tokens = rows
         try:
-            yield
+            with (
+                draft_tp_context(drafter.parallel_layout),
+                speculative_moe_backend_context(),
+                speculative_moe_a2a_backend_context(),
+            ):
+                yield
         finally:
-            self._verified(self._width)
-
-    @contextlib.contextmanager
-    def _drafting(self) -> Iterator[None]:
-        """What SGLang sets around each forward of a head."""
-        layout = self.worker.draft_worker.parallel_layout
-        with (
-            draft_tp_context(layout),
-            speculative_moe_backend_context(),
-            speculative_moe_a2a_backend_context(),
-        ):
-            yield
+            drafter.speculative_num_draft_tokens = self._width
 
 
 def _worker_class(server_args: ServerArgs) -> type[EAGLEWorkerV2]:
