@@ -70,15 +70,13 @@ def train_shown(model: Path, texts: Sequence[Text], out: Path, epochs: int = EPO
 def train_head(
     model: Path, texts: Sequence[Text], out: Path, epochs: int, told: Callable[[Told], None]
 ) -> list[float]:
-    """Writes a head for the model into the folder `out`. Returns the share of held-out tokens that each step of a draft says rightly, if
-    the steps before did. Raises ValueError for a model that is no Llama, or too few answers.
+    """Writes a head for the model into the folder `out`. Returns the share of held-out tokens that each step of a draft says rightly
+    behind the right text. Raises ValueError for a model that is no Llama, or too few answers.
 
     told: is called after each step.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if len(texts) < 2:
-        raise ValueError(f"answers: {len(texts)}, give at least 2: some are held out")
     config = AutoConfig.from_pretrained(model)
     if config.model_type != "llama":
         raise ValueError(f"model: a {config.model_type}, a head is made for a llama")
@@ -86,8 +84,13 @@ def train_head(
     torch.manual_seed(0)
     layers = read_layers(target.config.num_hidden_layers)
     read = list(_read(target, texts, layers))
-    held_out = read[HELD_OUT - 1 :: HELD_OUT] or read[:1]
-    trained = [of for of in read if not any(of is other for other in held_out)]
+    if len(read) < 2:
+        raise ValueError(
+            f"answers: {len(read)} of more than {SHOWN} tokens, give at least 2: some are held out"
+        )
+    every = min(HELD_OUT, len(read))
+    held_out = read[every - 1 :: every]
+    trained = [of for at, of in enumerate(read) if at % every != every - 1]
     head = Eagle3.of(target, layers, _frequent(trained, target.config.vocab_size))
     training = Training(head, target.get_input_embeddings().weight.detach())
     training.run(trained, epochs, told)

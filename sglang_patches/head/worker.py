@@ -63,9 +63,8 @@ class HeadWorker(DecodeWorker):
 
     def possible_widths(self) -> Widths:
         if captures_decode_graphs(self.device):
-            return Widths(
-                (self.max_width,)
-            )  # SGLang captures the graph of the head's extension for one width
+            # SGLang captures the graph of the head's extension for one width.
+            return Widths((self.max_width,))
         return super().possible_widths()
 
     def verifies_trees(self) -> bool:

@@ -20,7 +20,8 @@ class HeadWorth:
         self._gains = [RunningMean(RATE, ALIKE) for _ in range(LEVELS)]
         self._draft, self._step = RunningMean(RATE, ALIKE), RunningMean(RATE, ALIKE)
         self._left_out = 0  # steps in a row
-        self._last = 0.0  # tokens of the last step's retrieval
+        self._drafted = False  # in this step
+        self._last = 1.0  # tokens of the last step's retrieval
 
     @property
     def doubtful(self) -> bool:
@@ -45,14 +46,15 @@ class HeadWorth:
         retrieved, united: tokens of the step with retrieval alone, and with both.
         seconds: that the head's forwards took.
         """
-        self._last, self._left_out = retrieved, 0
+        self._last, self._left_out, self._drafted = retrieved, 0, True
         self._gain(retrieved).add(united - retrieved)
         self._draft.add(seconds)
 
     def step_took(self, seconds: float) -> None:
-        """A step took so long, the head's forwards included if it drafted."""
-        if not self._left_out:
+        """A step took so long, the head's forwards included if it drafted: others say nothing of what those cost."""
+        if self._drafted:
             self._step.add(seconds)
+        self._drafted = False
 
     def _pays(self, retrieved: float) -> bool:
         gain, draft, step = self._gain(retrieved), self._draft.value, self._step.value

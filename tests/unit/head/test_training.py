@@ -50,6 +50,12 @@ def test_its_folder_has_what_sglang_reads(model, texts, tmp_path):
     assert weights["fc.weight"].shape == (64, 64 * len(read_layers(2)))
 
 
+def test_answers_that_are_too_few_or_too_short_are_refused(model, texts, tmp_path):
+    for given in (texts[:1], [Text([2, 3], [4])] * 5):
+        with pytest.raises(ValueError, match="^answers: . of more than 3 tokens, give at least 2"):
+            train_head(model, given, tmp_path, 1, lambda step: None)
+
+
 def test_it_reads_states_from_three_depths():
     assert read_layers(30) == [2, 15, 27] and read_layers(32) == [2, 16, 29]
     assert read_layers(2) == [0, 1]

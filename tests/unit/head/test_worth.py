@@ -40,3 +40,10 @@ def test_the_choice_is_the_faster_one():
         gain, draft, retrieved = rng.uniform(0, 4), rng.uniform(0.05, 0.9), rng.uniform(1, 8)
         faster = (retrieved + gain) / 1.0 >= retrieved / (1 - draft)
         assert learned(gain, draft, 1.0, retrieved).pays(retrieved) is bool(faster)
+
+
+def test_steps_without_a_draft_say_nothing_of_what_it_costs():
+    worth = learned(gain=0.5, draft=0.05)
+    for _ in range(200):
+        worth.step_took(0.06)
+    assert worth.pays(5.0)
