@@ -22,6 +22,9 @@ ALLOWED = (
     "SGLang 0.5.17 does not show them there",
     "SGLang 0.5.17 answers no chat of Ollama's without a stream",
     "SGLang has no watermarks",
+    # Of EAGLE3, as SGLang serves it.
+    "SGLang loads the target's weights into the head too",
+    "SGLang tells the states that the head reads",
 )
 
 
