@@ -6,8 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from sglang_patches.demo.variant import CONFIG, WEIGHTS
-from sglang_patches.demo.widened import TIMES, write_widened
+from sglang_patches.demo.variant import CONFIG, WEIGHTS, WIDENED_TIMES, write_widened
 from sglang_patches.early_exit.fingerprint import model_fingerprint
 
 SMALL_BYTES = 2 << 30  # of the weights: on a GPU a step of such a model is mostly the host's work
@@ -34,14 +33,14 @@ def early_exit(target: Path, file: Path) -> Path:
 
 def timed_target(model: Path, device: str, folder: Path) -> Path:
     """What tokens a second are measured with. On a CPU the model itself. On an accelerator a small Llama is no target to measure with:
-    it is widened (`demo.widened`) into `folder`, where that is not there yet."""
+    it is widened (`demo.variant`) into `folder`, where that is not there yet."""
     if device == "cpu" or not _is_small_llama(model):
         return model
     if not folder.exists():
         new = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        write_widened(model, new, TIMES)
+        write_widened(model, new, WIDENED_TIMES)
         new.rename(folder)
     return folder
 

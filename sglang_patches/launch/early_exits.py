@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sglang_patches.demo.deepened import TIMES, deepened_target
 from sglang_patches.demo.folder import MODEL_NAME, demo_model_dir, made_once
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.noise import own_texts
+from sglang_patches.demo.variant import DEEPENED_TIMES, deepened_target
 from sglang_patches.early_exit.adapter import EarlyExits
 from sglang_patches.early_exit.fingerprint import model_fingerprint
 from sglang_patches.early_exit.states import Text
@@ -33,17 +33,17 @@ def demo_exits() -> Path:
 
 
 def deepened_exits() -> Path:
-    """The file of the deepened target's early exits. The target has the demo model's states, each after TIMES as many layers."""
+    """The file of the deepened target's early exits. The target has the demo model's states, each after DEEPENED_TIMES as many layers."""
 
     def make(folder: Path) -> None:
         demo = EarlyExits.load(demo_exits())
         about = replace(
             demo.about,
             fingerprint=model_fingerprint(deepened_target()),
-            layers=demo.about.layers * TIMES,
-            recall={str(int(layer) * TIMES): recall for layer, recall in demo.about.recall.items()},
+            layers=demo.about.layers * DEEPENED_TIMES,
+            recall={str(int(layer) * DEEPENED_TIMES): recall for layer, recall in demo.about.recall.items()},
         )
-        adapters = {layer * TIMES: adapter for layer, adapter in demo.adapters.items()}
+        adapters = {layer * DEEPENED_TIMES: adapter for layer, adapter in demo.adapters.items()}
         EarlyExits(about, adapters).save(folder / EXITS)
 
     return made_once(deepened_target().with_name(f"{deepened_target().name}-early-exits"), make) / EXITS

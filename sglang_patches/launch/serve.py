@@ -24,9 +24,9 @@ from typing import NoReturn
 from datastore_service.endpoint import FORMS, parse_endpoints
 from datastore_service.tls import Tls
 from sglang_patches.demo.corpus import CORPUS
-from sglang_patches.demo.deepened import deepened_target
 from sglang_patches.demo.folder import DemoModelError, cache_root
 from sglang_patches.demo.model import ensure
+from sglang_patches.demo.variant import deepened_target
 from sglang_patches.methods.registry import ALGORITHMS, DEFAULT, HEADS, METHODS
 from sglang_patches.namespace import tokenizer_file
 

@@ -1,14 +1,14 @@
-"""A deepened target says what the model says that it was made from, with more blocks."""
+"""A deepened target says what the model says that it was made from, with more blocks; a widened one with more weights."""
 
 import pytest
 
-from sglang_patches.demo.deepened import deepened_target, write_deepened
 from sglang_patches.demo.noise import own_texts
+from sglang_patches.demo.variant import deepened_target, write_deepened, write_widened
 from tests.support.tiny_model import texts_of, write_tiny_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-LAYERS, TIMES = 2, 3
+LAYERS, TIMES, WIDER = 2, 3, 5
 
 
 def _load(folder):
@@ -57,3 +57,19 @@ def test_the_deepened_demo_model_answers_as_the_demo_model(demo_model):
         assert answers[0].sequences.tolist() == answers[1].sequences.tolist()
         largest = (torch.stack(answers[0].logits) - torch.stack(answers[1].logits)).abs().max()
         assert float(largest) < 1e-4  # 0 where this was written
+
+
+def test_a_widened_one_has_more_weights_and_the_same_outputs(tmp_path):
+    for name in ("model", "wide"):
+        (tmp_path / name).mkdir()
+    source = write_tiny_model(tmp_path / "model")
+    write_widened(source, tmp_path / "wide", WIDER)
+    model, wide = _load(source), _load(tmp_path / "wide")
+    assert wide.config.intermediate_size == WIDER * model.config.intermediate_size
+    for name, weight in wide.named_parameters():
+        silent = (weight == 0).float().mean()
+        assert float(silent) == (pytest.approx(1 - 1 / WIDER, abs=0.01) if "down_proj" in name else 0), name
+    for text in texts_of(source, 4, 40):
+        with torch.inference_mode():
+            first, second = (one(torch.tensor([text])).logits for one in (model, wide))
+        assert torch.allclose(first, second, atol=1e-5)
