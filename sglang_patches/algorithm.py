@@ -9,17 +9,17 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_patches import reports
 from sglang_patches.draft_process.arguments import OWN, given_of, refuse_target_s_source
 from sglang_patches.draft_process.settings import refuse_draft_devices
 from sglang_patches.entry import request_checks, request_tenants
-from sglang_patches.host.hooks import refuse_if_left_out
+from sglang_patches.host.hooks import refuse_if_left_out, targets
 from sglang_patches.host.symbols import refuse_drift
 from sglang_patches.host.versions import INSTALLED, host
 from sglang_patches.methods.registry import DEFAULT, HEADS, Method
 from sglang_patches.options import load_options
-from sglang_patches.reports import accept_rate, ollama_stream, usage_report
 from sglang_patches.start import room, tree_attention
-from sglang_patches.step import finish_hooks, first_end
+from sglang_patches.step import ends
 
 if TYPE_CHECKING:
     import torch
@@ -106,13 +106,11 @@ def register_around(server_args: ServerArgs, verifies: bool) -> None:
 
     verifies: whether the server has decode steps.
     """
-    refuse_if_left_out(room.HOOKS)
+    refuse_if_left_out(targets(room.HOOKS))
     if verifies:
-        refuse_if_left_out((*finish_hooks.HOOKS, *first_end.HOOKED))
-        refuse_if_left_out((*usage_report.SCHEDULER_HOOKS, *accept_rate.HOOKS))
-        usage_report.register_metrics()
+        refuse_if_left_out(targets(ends.HOOKS, reports.SCHEDULER_HOOKS))
+        reports.register_in_entry()
     request_checks.register()
-    ollama_stream.register()
     request_tenants.register(server_args)
 
 

@@ -135,16 +135,10 @@ def register_method(method: Method) -> None:
 
 def _prepare_decoding() -> None:
     """Makes the scheduler's process ready for a worker that verifies trees."""
-    from sglang_patches.entry.prefill_only import serve_prefill_only
-    from sglang_patches.reports.accept_rate import register_accept_rate
-    from sglang_patches.reports.usage_report import register_streamer
+    from sglang_patches import reports
     from sglang_patches.start.room import make_room_for_trees
-    from sglang_patches.step.finish_hooks import register_finish_hooks
-    from sglang_patches.step.first_end import register_first_end
+    from sglang_patches.step.ends import register_ends
 
     make_room_for_trees()
-    register_finish_hooks()
-    register_streamer()
-    register_accept_rate()
-    register_first_end()
-    serve_prefill_only()
+    register_ends()
+    reports.register_in_scheduler()

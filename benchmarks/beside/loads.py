@@ -149,7 +149,7 @@ class Run:
         """Step times of this ratio and batch size, with the first load's last prompts; at first also what each of these had of the
         draft model."""
         from sglang_patches.ledger.usage import DRAFT_MODEL, source_name
-        from sglang_patches.reports.usage_report import SUMMARY
+        from sglang_patches.reports import SUMMARY
 
         model, prompts = source_name(DRAFT_MODEL), [request.prompt for request in self._first[-batch:]]
         sampling = {"temperature": 0, "max_new_tokens": SHOWING if first else SETTLING, "ignore_eos": True}

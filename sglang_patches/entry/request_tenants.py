@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.managers.io_struct import GenerateReqInput
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_patches.host import hooks
 from sglang_patches.host.versions import host
@@ -189,11 +189,13 @@ def _caller(request: Request | None) -> str:
     return _from_header(request, _source.removeprefix(HEADER), "")
 
 
-HOOKS: dict[str, Callable] = {host.REQUEST_STATE: _before_request}
+HOOKS: hooks.ByKind = {HookType.BEFORE: {host.REQUEST_STATE: _before_request}}
 _CONTROL = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin."
-SESSION_HOOKS: dict[str, Callable] = {
-    _CONTROL + "open_session": _around_open_session,
-    _CONTROL + "close_session": _around_close_session,
+SESSION_HOOKS: hooks.ByKind = {
+    HookType.AROUND: {
+        _CONTROL + "open_session": _around_open_session,
+        _CONTROL + "close_session": _around_close_session,
+    }
 }
 
 
@@ -203,10 +205,8 @@ def register(server_args: ServerArgs) -> None:
     _source = load_options().request_tenant
     if _source:
         _refuse_ways_around(resolved_view(server_args))
-        hooks.register(SESSION_HOOKS, HookType.AROUND)
-    hooks.register(HOOKS, HookType.BEFORE)
-    hooks.refuse_if_left_out()
-    HookRegistry.apply_hooks()
+        hooks.apply(SESSION_HOOKS)
+    hooks.apply(HOOKS)
 
 
 def _refuse_ways_around(view: ServerArgs) -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ByKind = Mapping[
+    HookType, Mapping[str, Callable]
+]  # the functions to call, by the dotted path of the hooked function
 _registered: set[str] = set()  # targets
 _left_out: dict[str, str] = {}  # target -> why its hook is not in place
 
@@ -33,6 +36,20 @@ def register(hooks: Mapping[str, Callable], kind: HookType) -> None:
         else:
             _registered.add(target)
             HookRegistry.register(target, hook, kind)
+
+
+def apply(by_kind: ByKind) -> None:
+    """Hooks SGLang now, once however often it is called. For the process that has imported the hooked modules already; elsewhere the
+    hooks would import them. Raises RuntimeError where another plugin's hook keeps one out."""
+    for kind, hooks in by_kind.items():
+        register(hooks, kind)
+    refuse_if_left_out()
+    HookRegistry.apply_hooks()
+
+
+def targets(*hooked: ByKind) -> set[str]:
+    """The dotted paths of the hooked functions."""
+    return {target for by_kind in hooked for hooks in by_kind.values() for target in hooks}
 
 
 def refuse_if_left_out(coming: Iterable[str] = ()) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 import torch
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.utils import get_available_gpu_memory
 
 from sglang_patches.host import hooks
@@ -30,14 +30,12 @@ def _at_least_what_is_reserved(extra: int, *_: object) -> int:
     return max(extra, _reserved())
 
 
-HOOKS = {host.ROW_LENGTH: _at_least_what_is_reserved}
+HOOKS: hooks.ByKind = {HookType.AFTER: {host.ROW_LENGTH: _at_least_what_is_reserved}}
 
 
 def make_room_for_trees() -> None:
-    """Before the pools are allocated; for the scheduler's process alone, as `finish_hooks.register_finish_hooks`."""
-    hooks.register(HOOKS, HookType.AFTER)
-    hooks.refuse_if_left_out()
-    HookRegistry.apply_hooks()
+    """Before the pools are allocated; for the scheduler's process alone, as `hooks.apply`."""
+    hooks.apply(HOOKS)
 
 
 def check_room(row: int, context: int) -> None:
@@ -45,7 +43,7 @@ def check_room(row: int, context: int) -> None:
     if row < context + _reserved():
         raise RuntimeError(
             f"specstore: a request's row holds {row} KV slots; at the context limit of {context} a step needs "
-            f"{_reserved()} more. The hook of {', '.join(HOOKS)} was not applied"
+            f"{_reserved()} more. The hook of {', '.join(hooks.targets(HOOKS))} was not applied"
         )
 
 

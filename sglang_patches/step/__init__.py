@@ -8,5 +8,5 @@ Read the modules in this order:
 - `assembly`: what a worker is made of; `sources`: where a step's drafts come from;
 - `exit_reader`: what an early exit sees of a step;
 - `courier`: brings an accelerator's outcomes to the draft side;
-- `finish_hooks`, `first_end`: when a request ends.
+- `ends`: when a request ends.
 """

@@ -12,7 +12,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_patches.host.versions import host
 from sglang_patches.ledger.requests import RequestState, Step
 from sglang_patches.metrics import observe_step
-from sglang_patches.step import finish_hooks
+from sglang_patches.step import ends
 from sglang_patches.step.assembly import Launch, MethodWorker
 from sglang_patches.verification.layout import TreeLayout, pack
 
@@ -31,7 +31,7 @@ class DecodeWorker(MethodWorker):
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ) -> None:
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
-        finish_hooks.tell(self)
+        ends.tell(self)
         self._last_sweep = time.monotonic()
 
     # Requests come and go

@@ -315,7 +315,7 @@ OTHERS = (
     ),
     Mutant(
         "end-early",
-        "sglang_patches/step/first_end.py",
+        "sglang_patches/step/ends.py",
         "enumerate(run[:-1], start=1)",
         "enumerate(run[:-1])",
         "step/test_first_end.py",

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import itertools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -96,16 +95,17 @@ def test_every_row_says_why():
 
 
 def test_what_is_hooked_is_in_the_table():
+    from sglang_patches import reports
     from sglang_patches.cpu import draft_steps
     from sglang_patches.cpu.layers import HOOKS, WEIGHT_UPDATES
-    from sglang_patches.entry import request_tenants
-    from sglang_patches.reports import usage_report
+    from sglang_patches.entry import request_checks, request_tenants
+    from sglang_patches.host.hooks import targets
     from sglang_patches.start import room
-    from sglang_patches.step import finish_hooks, first_end
+    from sglang_patches.step import ends
 
-    assert {*HOOKS, *WEIGHT_UPDATES, *draft_steps.HOOKS, *finish_hooks.HOOKS, *room.HOOKS} <= ROWS
-    assert {*request_tenants.HOOKS, *first_end.HOOKED} <= ROWS
-    assert {*usage_report.SCHEDULER_HOOKS, *itertools.chain(*usage_report.MANAGER_HOOKS.values())} <= ROWS
+    assert {*HOOKS, *WEIGHT_UPDATES, *draft_steps.HOOKS, *request_checks.HOOKS} <= ROWS
+    assert targets(ends.HOOKS, room.HOOKS, request_tenants.HOOKS, request_tenants.SESSION_HOOKS) <= ROWS
+    assert targets(reports.SCHEDULER_HOOKS, reports.ENTRY_HOOKS) <= ROWS
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:

@@ -10,7 +10,7 @@ from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerM
 from sglang.srt.runtime_context import SpawnRanks, publish, reset_context  # noqa: E402
 
 from sglang_patches.ledger import verified  # noqa: E402
-from sglang_patches.reports.accept_rate import register_accept_rate  # noqa: E402
+from sglang_patches.reports import register_in_scheduler  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 
 NODES = 7
@@ -21,7 +21,7 @@ def reporter(plugin, model_path, monkeypatch):
     """SGLang's, as far as the function looks at it."""
     monkeypatch.setenv("SPECSTORE_NODES", str(NODES))
     publish(server_args(model_path("dense"), "ampere"), role="scheduler", ranks=SpawnRanks(0, 0))
-    register_accept_rate()
+    register_in_scheduler()
     monkeypatch.setattr(verified, "total", lambda: 0)  # other tests have counted
     yield anew(SimpleNamespace(spec_num_block_accept_tokens=0, spec_num_cap_tokens=0))
     reset_context()

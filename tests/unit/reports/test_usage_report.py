@@ -13,7 +13,7 @@ from sglang.srt.runtime_context import SpawnRanks, publish, reset_context  # noq
 
 from sglang_patches.ledger.requests import USAGE  # noqa: E402
 from sglang_patches.ledger.usage import Usage  # noqa: E402
-from sglang_patches.reports.usage_report import SUMMARY, register_metrics, register_streamer  # noqa: E402
+from sglang_patches.reports import SUMMARY, register_in_entry, register_in_scheduler  # noqa: E402
 from tests.unit.plugin.resolution import server_args  # noqa: E402
 
 NODES = 7
@@ -26,7 +26,7 @@ def manager(plugin, model_path, monkeypatch):
     monkeypatch.setenv("SPECSTORE_NODES", str(NODES))
     arguments = server_args(model_path("dense"), "ampere")
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    register_metrics()
+    register_in_entry()
     yield SimpleNamespace(_accumulate_request_meta_info=TokenizerManager._accumulate_request_meta_info)
     reset_context()
 
@@ -77,7 +77,7 @@ def request(finished, usage=True):
 
 
 def test_the_streamer_tells_of_requests_that_have_ended():
-    register_streamer()
+    register_in_scheduler()
     told = Scheduler.get_output_streamer_class(SimpleNamespace(rust_server=None))
     assert issubclass(told, SchedulerOutputStreamer) and told.has_additional_customized_info
     fields = told.build_additional_customized_info
@@ -88,6 +88,6 @@ def test_the_streamer_tells_of_requests_that_have_ended():
 
 
 def test_sglang_s_rust_server_gets_none(caplog):
-    register_streamer()
+    register_in_scheduler()
     streamer = Scheduler.get_output_streamer_class(SimpleNamespace(rust_server=object()))
     assert streamer is SchedulerOutputStreamer and "Rust server" in caplog.text

@@ -10,14 +10,14 @@ from sglang.srt.managers import scheduler  # noqa: E402
 from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
 from sglang.srt.managers.scheduler_components import batch_result_processor  # noqa: E402
 
-from sglang_patches.step.finish_hooks import register_finish_hooks, tell  # noqa: E402
+from sglang_patches.step.ends import register_ends, tell  # noqa: E402
 
 
 @pytest.fixture
 def hooked() -> SimpleNamespace:
     """A worker, after two of its kind have asked to be told; `ended`: what it was told."""
-    register_finish_hooks()
-    register_finish_hooks()
+    register_ends()
+    register_ends()
     ended: list[str] = []
     worker = SimpleNamespace(ended=ended, request_ended=lambda req: ended.append(req.rid))
     tell(worker)

@@ -18,7 +18,7 @@ from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 
-from sglang_patches.step.first_end import register_first_end, tokens_through_end  # noqa: E402
+from sglang_patches.step.ends import register_ends, tokens_through_end  # noqa: E402
 
 PIECES = ("a", "b", "ab", "", "ba", "\n", "b.", "aa")  # a token's text; special tokens have none
 EOS, VOCABULARY = 3, len(PIECES)
@@ -42,7 +42,7 @@ CONDITIONS = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module", autouse=True)
 def hooked():
-    register_first_end()
+    register_ends()
 
 
 def request(conditions: dict) -> Req:

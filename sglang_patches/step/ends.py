@@ -1,30 +1,45 @@
-"""An accepted run is cut at the first token that ends its request, as plain decoding would have ended it.
+"""Where a request ends, and who hears of it.
 
-Plain decoding judges its answer after each token. SGLang judges a run of accepted tokens as a whole: of two conditions that hold
-in the run, the one that is checked first wins, wherever it stands. So the runs are cut before SGLang counts them. What a cut run
-then brings is plain decoding's: the answer, its finish reason, its usage and its stream.
+An accepted run is cut at the first token that ends its request, as plain decoding would have ended it. Plain decoding judges its answer
+after each token. SGLang judges a run of accepted tokens as a whole: of two conditions that hold in the run, the one that is checked first
+wins, wherever it stands. So the runs are cut before SGLang counts them. What a cut run then brings is plain decoding's: the answer, its
+finish reason, its usage and its stream.
+
+SGLang tells workers of the ends that a decode step brings, and of no others. A request with max_tokens=1 ends at prefill: a health check,
+say. A retracted request whose client has left ends when it returns to the batch. A request whose client leaves while it waits ends then.
+All of them may have a session.
+
+A request with max_new_tokens=0 wants its prompt read and nothing said, to score texts for example. SGLang has a path of its own for them,
+and turns it off under any speculation, because some methods draft in a prefill. Without it such a request is answered with the
+log-probability of a token that it did not ask for, and not with those at the places that it names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_patches.host import hooks
+from sglang_patches.host.versions import host
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
     from sglang.srt.managers.utils import GenerationBatchResult
+
+    from sglang_patches.step.decode import DecodeWorker
 
 _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
 RUNS = _PROCESSOR + "_resolve_spec_v2_tokens"
 GRAMMARS = _PROCESSOR + "advance_grammar_fsm"
 JUDGE = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
 CUT = "specstore_cut"  # attribute of a result whose runs are cut
+
+_told: DecodeWorker  # once there is one
 
 
 def tokens_through_end(req: Req, run: Sequence[int]) -> int:
@@ -88,16 +103,41 @@ def _around_judge(judge: Callable, req: Req, new_accepted_len: int = 1) -> None:
     judge(req, min(new_accepted_len, 1))
 
 
-HOOKS: dict[HookType, dict[str, Callable]] = {
+def tell(worker: DecodeWorker) -> None:
+    """This process's worker hears of aborts."""
+    global _told
+    _told = worker
+
+
+def _after_abort(result: object, *call: Any, **named: Any) -> None:
+    req = host.aborted(*call, **named)
+    if req is not None:
+        _told.request_ended(req)
+
+
+def _after_batch(
+    result: None, processor: SchedulerBatchResultProcessor, batch: ScheduleBatch, *_: object
+) -> None:
+    for req in batch.reqs:
+        if req.finished():
+            processor.draft_worker.request_ended(req)
+
+
+HOOKS: hooks.ByKind = {
     HookType.BEFORE: {GRAMMARS: _before_grammars, RUNS: _before_runs},
     HookType.AROUND: {JUDGE: _around_judge},
+    HookType.AFTER: {
+        host.ABORT: _after_abort,
+        _PROCESSOR + "process_batch_result_prefill": _after_batch,
+        # A decode instance's batch of requests that were prefilled elsewhere, or retracted and back.
+        _PROCESSOR + "process_batch_result_prebuilt": _after_batch,
+        **host.SCHEDULER_HOOKS,
+    },
 }
-HOOKED = (GRAMMARS, RUNS, JUDGE)
 
 
-def register_first_end() -> None:
-    """For the scheduler's process, as `finish_hooks.register_finish_hooks`."""
-    for kind, wanted in HOOKS.items():
-        hooks.register(wanted, kind)
-    hooks.refuse_if_left_out()
-    HookRegistry.apply_hooks()
+def register_ends() -> None:
+    """For the scheduler's process, as `hooks.apply`."""
+    hooks.apply(HOOKS)
+    # A hook of SGLang's registry would make a function of the property.
+    Req.is_prefill_only = property(lambda req: req.sampling_params.max_new_tokens == 0)
