@@ -134,7 +134,7 @@ def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
             refuse_target_s_source(given_of(server_args))
     if method.early_exit and not load_options().early_exit:
         raise ValueError(
-            f"{method.name}: --specstore-early-exit is missing; `python -m sglang_patches.early_exit` makes one"
+            f"{method.name}: --specstore-early-exit is missing; `python -m sglang_patches.training exits` makes one"
         )
     refuse_settings(method.name, server_args, method.supported)
     drafts = method.draft_process and bool(view.speculative_draft_model_path)

@@ -80,7 +80,7 @@ class Options:
         f"tokens of the datastore that a draft forward checks at most, 0 to {MAX_NODES} (DOUBLE, SPECSTORE)",
     )
     early_exit: str = _option(
-        "", "file of the target's early exits, made by `python -m sglang_patches.early_exit` (MIRROR)"
+        "", "file of the target's early exits, made by `python -m sglang_patches.training exits` (MIRROR)"
     )
     early_exit_layer: int = _option(
         0,

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from transformers import AutoModelForCausalLM
 
     from benchmarks.pipeline.models import pairs_of
-    from sglang_patches.early_exit.adapter import EarlyExits
+    from sglang_patches.early_exit.file import EarlyExits
 
     load = AutoModelForCausalLM.from_pretrained
     target, draft = (load(path, dtype=torch.float32).eval() for path in (given.model, given.draft))

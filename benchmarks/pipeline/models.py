@@ -13,7 +13,7 @@ from benchmarks.pipeline.pairs import CHOICES, Choose, Pair, recorded
 from benchmarks.traces import Trace
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.noise import add_noise
-from sglang_patches.early_exit.adapter import EarlyExits
+from sglang_patches.early_exit.file import EarlyExits
 from sglang_patches.verification.shared_noise import NO_NOISE, best
 
 if TYPE_CHECKING:

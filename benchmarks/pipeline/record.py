@@ -104,8 +104,8 @@ def target_answers(given: argparse.Namespace) -> Iterator[tuple[float, list[Requ
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     from benchmarks.pipeline.models import chooser, exit_choosers, load
-    from sglang_patches.early_exit.adapter import EarlyExits
-    from sglang_patches.launch.early_exits import demo_exits
+    from sglang_patches.early_exit.file import EarlyExits
+    from sglang_patches.launch.trained import demo_exits
 
     given.out.mkdir(parents=True, exist_ok=True)
     texts = dict(target_answers(given))

@@ -1,4 +1,4 @@
 """An early exit of the target: what it expects after half of its layers (MIRROR, section 3.1).
 
-`python -m sglang_patches.early_exit` trains one.
+`python -m sglang_patches.training exits` trains one.
 """

@@ -31,7 +31,7 @@ from sglang_patches.early_exit.tap import Draws, Receiver, Tap
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_patches.early_exit.adapter import Adapter
+    from sglang_patches.early_exit.file import Adapter
 
 logger = logging.getLogger(__name__)
 

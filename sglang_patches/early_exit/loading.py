@@ -6,8 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_patches.early_exit.adapter import EarlyExits
-from sglang_patches.early_exit.fingerprint import model_fingerprint, model_folder
+from sglang_patches.early_exit.file import EarlyExits, model_fingerprint, model_folder
 from sglang_patches.early_exit.graph_tap import GraphTap
 from sglang_patches.early_exit.tap import HostTap, Tap
 

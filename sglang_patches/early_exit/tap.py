@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_patches.early_exit.adapter import Adapter
+from sglang_patches.early_exit.file import Adapter
 from sglang_patches.verification.shared_noise import NO_NOISE, best
 
 if TYPE_CHECKING:

@@ -3,10 +3,11 @@
 Read the modules in this order:
 
 - `own`: the head as SGLang runs it: drafts, and follows what the target accepted;
-- `source`: the head's tree and the datastore's as one; `worth`: whether a step waits for the head;
+- `source`: the head's tree and the datastore's as one, and whether a step waits for the head;
 - `relay`: tokens that the scheduler has not handed to the requests yet;
-- `worker`: a decode step with both;
-- `network`, `training`: an EAGLE-3 head, and how one is made (`python -m sglang_patches.head`).
+- `worker`: a decode step with both.
+
+An EAGLE-3 head is made by `sglang_patches/training`.
 
 What the operator may combine is in `sglang_patches/beside_head.py`.
 """

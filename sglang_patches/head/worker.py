@@ -14,8 +14,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_patches.head.own import Head
 from sglang_patches.head.relay import TokenRelay
-from sglang_patches.head.source import BesideHead
-from sglang_patches.head.worth import HeadWorth
+from sglang_patches.head.source import BesideHead, HeadWorth
 from sglang_patches.ledger.requests import Step
 from sglang_patches.metrics import PhaseClock
 from sglang_patches.start.tree_attention import BRANCHES, verifies_trees

@@ -149,7 +149,7 @@ def _check_early_exit(settings: Settings) -> None:
         )
     if settings.needs_early_exit and settings.model and not settings.early_exit:
         raise SettingsError(
-            f"EARLY_EXIT='': ALGORITHM={settings.algorithm} reads MODEL's early exit, make one with python -m sglang_patches.early_exit"
+            f"EARLY_EXIT='': ALGORITHM={settings.algorithm} reads MODEL's early exit, make one with python -m sglang_patches.training exits"
         )
 
 

@@ -146,7 +146,7 @@ def _eagle(target: Path, folder: Path) -> Draft:
     import torch
     from safetensors.torch import load_file
 
-    from sglang_patches.head.network import Eagle3, read_layers
+    from sglang_patches.training.heads import Eagle3, read_layers
 
     model = _load(target)
     weights = load_file(folder / "model.safetensors")

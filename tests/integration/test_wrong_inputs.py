@@ -83,7 +83,7 @@ COMMANDS = [
     ("specstore serve --listen unix:none/socket", 1, "cannot listen on unix:none/socket: none is no directory"),
     ("specstore serve --listen 0.0.0.0:0 --allow-remote", 2, "admin token: required to listen on 0.0.0.0:0"),
     ("python -m sglang_patches.demo.model --out text/model", 1, "error: ", "File exists"),
-    ("python -m sglang_patches.early_exit --model /nope --answers text --out out", 1, "error: /nope is neither a folder nor"),
+    ("python -m sglang_patches.training exits --model /nope --answers text --out out", 1, "error: /nope is neither a folder nor"),
     ("MODEL=/nope python -m sglang_patches.launch.serve", 2, "error: MODEL=/nope: no such folder"),
     ("ALGORITHM=SAGURAO MODEL=/nope python -m sglang_patches.launch.serve", 2, "ALGORITHM=SAGURAO", "did you mean SAGUARO?"),
     ("ALGORITHM=SAGUARO MODEL=model python -m sglang_patches.launch.serve", 2, "DRAFT_MODEL='': "),

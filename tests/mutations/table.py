@@ -336,7 +336,7 @@ OTHERS = (
     ),
     Mutant(
         "exit-prompt",  # the answer's first token teaches nothing
-        "sglang_patches/early_exit/states.py",
+        "sglang_patches/training/answers.py",
         "first = len(prompt) - 1",
         "first = len(prompt)",
         "early_exit/test_training.py",

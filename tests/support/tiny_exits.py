@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from sglang_patches.demo.noise import own_texts
-from sglang_patches.early_exit.states import Text
-from sglang_patches.early_exit.train import Run, train
+from sglang_patches.training.answers import Text
+from sglang_patches.training.exits import Run, train
 from tests.support.tiny_model import texts_of
 
 BEGUN = 4  # tokens of a text that are its prompt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_patches.early_exit.states import Text
-from sglang_patches.head.training import train_head
+from sglang_patches.training.answers import Text
+from sglang_patches.training.heads import train_head
 from tests.support.tiny_model import texts_of
 
 BEGUN = 4  # tokens of a text that are its prompt

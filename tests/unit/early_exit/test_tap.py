@@ -15,7 +15,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E4
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
 
 from sglang_patches.early_exit import graph_tap  # noqa: E402
-from sglang_patches.early_exit.adapter import Adapter  # noqa: E402
+from sglang_patches.early_exit.file import Adapter  # noqa: E402
 from sglang_patches.early_exit.tap import Draws, HostTap, tapped_layer  # noqa: E402
 from sglang_patches.verification.shared_noise import draw  # noqa: E402
 from tests.unit.accelerator.streams import Streams  # noqa: E402

@@ -13,7 +13,7 @@ import torch  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
 
 from sglang_patches.early_exit import graph_tap  # noqa: E402
-from sglang_patches.early_exit.adapter import Adapter  # noqa: E402
+from sglang_patches.early_exit.file import Adapter  # noqa: E402
 from sglang_patches.early_exit.tap import HostTap  # noqa: E402
 from tests.unit.accelerator.races import OrderedStreams, Races  # noqa: E402
 from tests.unit.early_exit import test_tap  # noqa: E402

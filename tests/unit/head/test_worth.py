@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sglang_patches.head.worth import ALIKE, PROBE_STEPS, HeadWorth
+from sglang_patches.head.source import ALIKE, PROBE_STEPS, HeadWorth
 
 
 def learned(gain, draft=0.4, step=1.0, retrieved=5.0):

@@ -16,8 +16,10 @@ from sglang_patches.check.engines import Engine, EngineFailedError, Engines  # n
 from sglang_patches.check.parts import Part, engine_parts, in_order, run  # noqa: E402
 from sglang_patches.check.results import OtherRunError, Result, Results  # noqa: E402
 from sglang_patches.check.setup import PLAIN, Setup, value_of  # noqa: E402
-from sglang_patches.early_exit.adapter import EarlyExits  # noqa: E402
-from sglang_patches.early_exit.fingerprint import model_fingerprint  # noqa: E402
+from sglang_patches.early_exit.file import (
+    EarlyExits,  # noqa: E402
+    model_fingerprint,  # noqa: E402
+)
 from sglang_patches.methods.registry import METHODS  # noqa: E402
 from sglang_patches.verification.shared_noise import draw  # noqa: E402
 from tests.support.tiny_model import write_tiny_model  # noqa: E402

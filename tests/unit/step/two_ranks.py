@@ -21,7 +21,7 @@ from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import get_context, get_parallel
 
-from sglang_patches.early_exit.adapter import Adapter
+from sglang_patches.early_exit.file import Adapter
 from sglang_patches.early_exit.tap import EarlyExit
 from sglang_patches.launch.processes import free_port
 from sglang_patches.verification.shared_noise import NO_NOISE

@@ -1,4 +1,4 @@
-"""Early exits of the demo's targets, made on first use."""
+"""What is trained for the demo's targets, on first use: early exits, and an EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from sglang_patches.demo.folder import MODEL_NAME, demo_model_dir, made_once
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.noise import own_texts
 from sglang_patches.demo.variant import DEEPENED_TIMES, deepened_target
-from sglang_patches.early_exit.adapter import EarlyExits
-from sglang_patches.early_exit.fingerprint import model_fingerprint
-from sglang_patches.early_exit.states import Text
-from sglang_patches.early_exit.train import Run, train
+from sglang_patches.early_exit.file import EarlyExits, model_fingerprint
+from sglang_patches.training.answers import Text
+from sglang_patches.training.exits import Run, train
+from sglang_patches.training.heads import EPOCHS, train_shown
 
 EXITS = "exits.safetensors"
 TEXTS, TOKENS = 58, 320  # all of the demo's answers
+
+
+def _answers() -> list[Text]:
+    return [Text(*text) for text in own_texts(TEXTS, TOKENS)]
 
 
 def demo_exits() -> Path:
@@ -26,8 +30,7 @@ def demo_exits() -> Path:
 
     def make(folder: Path) -> None:
         print("training early exits of the demo model: minutes, once", file=sys.stderr, flush=True)
-        texts = [Text(*text) for text in own_texts(TEXTS, TOKENS)]
-        train(Run(ensure(), texts, folder / EXITS), Console(stderr=True))
+        train(Run(ensure(), _answers(), folder / EXITS), Console(stderr=True))
 
     return made_once(demo_model_dir().with_name(f"{MODEL_NAME}-early-exits"), make) / EXITS
 
@@ -47,3 +50,13 @@ def deepened_exits() -> Path:
         EarlyExits(about, adapters).save(folder / EXITS)
 
     return made_once(deepened_target().with_name(f"{deepened_target().name}-early-exits"), make) / EXITS
+
+
+def demo_head() -> Path:
+    """The folder of the demo model's head, which is trained on its answers that ship with the package."""
+
+    def make(folder: Path) -> None:
+        print("training an EAGLE-3 head of the demo model: ten minutes, once", file=sys.stderr, flush=True)
+        train_shown(ensure(), _answers(), folder, EPOCHS, Console(stderr=True))
+
+    return made_once(demo_model_dir().with_name(f"{MODEL_NAME}-eagle3"), make)

@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.nn.functional import cross_entropy, embedding, linear
 
-from sglang_patches.early_exit.states import LONGEST, Text
-from sglang_patches.early_exit.training import pace
-from sglang_patches.head.network import Eagle3, read_layers
+from sglang_patches.training.answers import LONGEST, Text
+from sglang_patches.training.eagle3 import Eagle3, read_layers
+from sglang_patches.training.exits import bars, pace
 
 EPOCHS = 10
 RATE = 1e-3  # of learning, at its highest
@@ -52,19 +51,17 @@ class Told:
     loss: float
 
 
-def train_shown(model: Path, texts: Sequence[Text], out: Path, epochs: int = EPOCHS) -> None:
+def train_shown(model: Path, texts: Sequence[Text], out: Path, epochs: int, console: Console) -> None:
     """Trains a head into the folder, with a progress line and the hits at the end."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as bars:
-        task = bars.add_task("training steps", total=None, note="the model reads its answers")
+    with bars(console) as shown:
+        task = shown.add_task("training steps", total=None, note="the model reads its answers")
 
         def told(step: Told) -> None:
-            bars.update(task, completed=step.step, total=step.steps, note=f"loss {step.loss:.2f}")
+            shown.update(task, completed=step.step, total=step.steps, note=f"loss {step.loss:.2f}")
 
         hits = train_head(model, texts, out, epochs, told)
-    shown = ", ".join(f"{share:.0%}" for share in hits)
-    console.print(f"of held-out tokens the head says rightly, by step of a draft: {shown}")
+    by_step = ", ".join(f"{share:.0%}" for share in hits)
+    console.print(f"of held-out tokens the head says rightly, by step of a draft: {by_step}")
 
 
 def train_head(

@@ -11,9 +11,12 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from sglang_patches.early_exit.states import Text  # noqa: E402
-from sglang_patches.head.network import Eagle3, read_layers  # noqa: E402
-from sglang_patches.head.training import train_head  # noqa: E402
+from sglang_patches.training.answers import Text  # noqa: E402
+from sglang_patches.training.heads import (  # noqa: E402
+    Eagle3,
+    read_layers,
+    train_head,  # noqa: E402
+)
 from tests.support.tiny_model import SPELLING_VOCABULARY, texts_of, write_spelling_model  # noqa: E402
 
 
@@ -79,17 +82,20 @@ def test_a_chain_sees_its_text_and_its_own_steps_alone(model):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "status", "said"),
     [
-        (["--model", "nowhere", "--answers", "a", "--out", "{out}"], "nowhere"),
-        (["--model", "{model}", "--answers", "{model}/none.jsonl", "--out", "{out}"], "none.jsonl"),
-        (["--model", "{model}", "--answers", "a", "--out", "{model}"], "is not empty"),
-        (["--model", "{model}", "--answers", "a", "--out", "{out}", "--epochs", "0"], "epochs: 0 is below 1"),
+        (["--model", "nowhere", "--answers", "a", "--out", "{out}"], 1, "nowhere"),
+        (["--model", "{model}", "--answers", "{model}/none.jsonl", "--out", "{out}"], 1, "none.jsonl"),
+        (["--model", "{model}", "--answers", "a", "--out", "{model}"], 1, "is not empty"),
+        (["--model", "{model}", "--answers", "a", "--out", "{out}", "--epochs", "0"], 2, "epochs: 0 is below 1"),
     ],
 )
-def test_what_cannot_be_trained_is_said_in_a_line(model, tmp_path, words, said):
+def test_what_cannot_be_trained_is_said_in_a_line(model, tmp_path, words, status, said):
     given = [word.format(model=model, out=tmp_path / "out") for word in words]
     ended = subprocess.run(
-        [sys.executable, "-m", "sglang_patches.head", *given], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "sglang_patches.training", "head", *given],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
-    assert ended.returncode == 1 and said in ended.stderr.splitlines()[-1], ended.stderr
+    assert ended.returncode == status and said in ended.stderr.splitlines()[-1], ended.stderr
