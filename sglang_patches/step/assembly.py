@@ -35,7 +35,7 @@ from sglang_patches.start.tree_attention import verifies_chains_only
 from sglang_patches.step.acceptance import Learning
 from sglang_patches.step.base import Drafted, TreeWorker
 from sglang_patches.step.courier import make_courier
-from sglang_patches.step.exit_reader import ExitReader, make_server_tap
+from sglang_patches.step.exit_reader import ExitReader, make_tap
 from sglang_patches.step.sources import DatastoreSource, DraftSideSource, Sources
 from sglang_patches.step.widths import Widths, length_policy, possible_widths
 from sglang_patches.verification.target_sampling import needs_plain_step
@@ -114,7 +114,7 @@ class MethodWorker(TreeWorker[Launch]):
         return namespace_of(self.server_args, self.options)
 
     def make_tap(self) -> Tap:
-        return make_server_tap(self.options, self.model_runner, self.server_args)
+        return make_tap(self.options, self.model_runner, self.server_args)
 
     def start_draft(self) -> DraftChannel:
         """Starts the draft process and waits for it: the target's KV cache gets what memory it leaves."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +12,9 @@ from sglang.srt.arg_groups.overrides import resolved_view
 
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.drafting.speculation import Choices
-from sglang_patches.early_exit.loading import make_tap
-from sglang_patches.early_exit.tap import Draws, Tap
+from sglang_patches.early_exit.file import EarlyExits, model_fingerprint, model_folder
+from sglang_patches.early_exit.graph_tap import GraphTap
+from sglang_patches.early_exit.tap import Draws, HostTap, Tap
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.methods.mirror import MOST, choices_of
 from sglang_patches.options import Options
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
 
 Told = Callable[[Sequence[RequestState], np.ndarray, Choices], None]
 
@@ -56,7 +61,27 @@ class ExitReader:
         self._tap.expect(Draws.of_batch(requests, positions, rows), choices_of(len(states)), expected)
 
 
-def make_server_tap(options: Options, runner: ModelRunner, server_args: ServerArgs) -> Tap:
-    """The exit that the operator named, in this server's model."""
+def make_tap(options: Options, runner: ModelRunner, server_args: ServerArgs) -> Tap:
+    """Makes the tap of the server's early exit from the file that the operator named. Raises ValueError that names the option for a file of
+    another model or a model that has no place for it, OSError for a file that cannot be read."""
     view = resolved_view(server_args)
-    return make_tap(options, runner, options.draft_rows, MOST, view.model_path, view.revision)
+    try:
+        exits = EarlyExits.load(Path(options.early_exit))
+        _refuse_other_model(exits, view.model_path, view.revision)
+        layer = exits.layer(options.early_exit_layer)
+    except ValueError as error:
+        raise ValueError(f"specstore option early_exit: {options.early_exit}: {error}") from error
+    first, among_8 = exits.about.recall[str(layer)]
+    logger.info(
+        "specstore: early exit after %d of %d layers; in training it expected %.0f%% of the tokens, %.0f%% among its first 8",
+        layer, exits.about.layers, 100 * first, 100 * among_8,
+    )  # fmt: skip
+    if runner.device == "cpu":
+        return HostTap(runner, exits.adapters[layer], layer)
+    return GraphTap(runner, exits.adapters[layer], layer, options.draft_rows, MOST)
+
+
+def _refuse_other_model(exits: EarlyExits, model: str, revision: str | None) -> None:
+    found = model_fingerprint(model_folder(model, revision))
+    if found != exits.about.fingerprint:
+        raise ValueError(f"is of the model with fingerprint {exits.about.fingerprint}, {model} has {found}")

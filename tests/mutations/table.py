@@ -339,7 +339,7 @@ OTHERS = (
         "sglang_patches/training/answers.py",
         "first = len(prompt) - 1",
         "first = len(prompt)",
-        "early_exit/test_training.py",
+        "training/test_exits.py",
     ),
     Mutant(
         "room-counted-late",

@@ -87,7 +87,11 @@ def test_a_chain_sees_its_text_and_its_own_steps_alone(model):
         (["--model", "nowhere", "--answers", "a", "--out", "{out}"], 1, "nowhere"),
         (["--model", "{model}", "--answers", "{model}/none.jsonl", "--out", "{out}"], 1, "none.jsonl"),
         (["--model", "{model}", "--answers", "a", "--out", "{model}"], 1, "is not empty"),
-        (["--model", "{model}", "--answers", "a", "--out", "{out}", "--epochs", "0"], 2, "epochs: 0 is below 1"),
+        (
+            ["--model", "{model}", "--answers", "a", "--out", "{out}", "--epochs", "0"],
+            2,
+            "epochs: 0 is below 1",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_said_in_a_line(model, tmp_path, words, status, said):
