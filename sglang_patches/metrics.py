@@ -12,7 +12,7 @@ RETRIEVE = "retrieve"  # the part of "draft" that waits for the datastore
 PHASE_SECONDS = Counter("specstore_decode_phase_seconds", "Time of decode steps by phase", ["phase"])
 STEP_SECONDS = Summary(
     "specstore_decode_step_seconds",
-    "Time from a decode step's launch to the next one's, by requests (rounded up to a power of two) and rows of each",
+    "Time from a decode step's launch to the next one's, by requests (rounded up to a power of two) and rows of each (the mean, rounded up)",
     ["batch", "width"],
 )
 
@@ -35,9 +35,12 @@ class PhaseClock:
         self._began = now
 
 
-def observe_step(batch: int, width: int, seconds: float) -> None:
-    """A finished decode step of `batch` requests with `width` rows each."""
-    _step_seconds(batch, width).observe(seconds)
+def observe_step(batch: int, rows: int, seconds: float) -> None:
+    """A decode step of `batch` requests has finished.
+
+    rows: of all.
+    """
+    _step_seconds(batch, -(-rows // batch)).observe(seconds)
 
 
 @functools.cache  # a label's look-up costs more than the observation

@@ -376,32 +376,32 @@ class Pipeline:
         others = self._fallback.trees(states, found)
         if self._setting.hints:
             self._speculation.proposed(states, others)
-        trees, width = self._chosen(self._acceptance.better(found, others, [""] * len(states)))
+        trees, widths = self._chosen(self._acceptance.better(found, others, [""] * len(states)))
         for state, tree in zip(states, trees, strict=True):
             state.tree = tree
         self._speculation.verification_launched(states)
-        took = self._draft.times.target(len(states) * width)
+        took = self._draft.times.target(int(widths.sum()))
         launched = self._clock.now
         if self._setting.exit is not None:
             self._clock.now = launched + self._setting.exit.share * took
-            self._expect(self._setting.exit, states, trees, width)
+            self._expect(self._setting.exit, states, trees, widths)
         self._clock.now = launched + took
         self._busy.append((launched, self._clock.now))
         self._fallback.step_took(took)
         if self._setting.policy is not None:
-            self._setting.policy.times.observe(len(states), width, took)
+            self._setting.policy.times.observe(len(states), int(widths.sum()), took)
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
         self._count(outcomes, zip(at_once, found, strict=True), self._clock.now - begun, waited)
         return self._commit(outcomes)
 
     def _expect(
-        self, exit: EarlyExit, states: Sequence[RequestState], trees: Sequence[DraftTree], width: int
+        self, exit: EarlyExit, states: Sequence[RequestState], trees: Sequence[DraftTree], widths: np.ndarray
     ) -> None:
         """At a node that left the target's text the exit says what it says at the same place of it, as `PairModel` does."""
-        packed = pack(trees, width)
+        packed = pack(trees, widths)
         places = [self._places(state, parents) for state, (_, parents) in zip(states, packed, strict=True)]
         of = [self._pairs[state.session].exits[exit.layer] for state in states]
-        read = likeliest_ends(packed, pack_reached(trees, width), self._setting.draft_rows)
+        read = likeliest_ends(packed, pack_reached(trees, widths), self._setting.draft_rows)
         said = [[part[at, : exit.choices] for part in pair] for pair, at in zip(of, places, strict=True)]
         tokens, chances = (np.concatenate(parts)[read] for parts in zip(*said, strict=True))
         self._speculation.expected(states, packed, Choices(read, tokens, chances))
@@ -414,12 +414,12 @@ class Pipeline:
         begin = state.text.length - len(pair.prompt)
         return np.minimum(begin + np.array(depths), len(pair) - 1)
 
-    def _chosen(self, trees: Sequence[DraftTree]) -> tuple[list[DraftTree], int]:
+    def _chosen(self, trees: Sequence[DraftTree]) -> tuple[list[DraftTree], np.ndarray]:
         """What is verified of the trees, and each request's rows."""
         if self._setting.policy is None:
-            return list(trees), 1 + max(map(len, trees))
-        width = self._setting.policy.choose(trees, [""] * len(trees))
-        return [tree.first(width - 1) for tree in trees], width
+            return list(trees), np.full(len(trees), 1 + max(map(len, trees)))
+        widths = self._setting.policy.choose(trees, [""] * len(trees))
+        return [tree.first(width - 1) for tree, width in zip(trees, widths.tolist(), strict=True)], widths
 
     def _emitted(self, state: RequestState) -> np.ndarray:
         """The target's tokens as far as the tree has them, and one more."""

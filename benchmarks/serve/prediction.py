@@ -264,14 +264,14 @@ class Simulation:
         policy, batch = self.policy, len(places)
         budget = self._budget if policy.wants_draft(batch) else NO_DRAFT
         trees = [reply.tree for reply in self._engine.step([place.entry(budget) for place in places])]
-        width = policy.choose(trees)
+        widths = policy.choose(trees)
         gained = 0
-        for place, tree in zip(places, trees, strict=True):
+        for place, tree, width in zip(places, trees, widths.tolist(), strict=True):
             verified = tree.first(width - 1)
             accepted = place.accepted(verified)
             if width > 1:
                 policy.acceptance.of("").observe(verified.probs, verified.sources, accepted)
             gained += place.advance(int(accepted.sum()) + 1)
-        took = self._time(width, float(np.mean([place.known for place in places])))
-        policy.times.observe(batch, width, took * self._pace())
+        took = self._time(float(widths.mean()), float(np.mean([place.known for place in places])))
+        policy.times.observe(batch, int(widths.sum()), took * self._pace())
         return gained, took

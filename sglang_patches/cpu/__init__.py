@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 
 ATTENTION_BACKEND = "specstore_cpu"
+# Attribute of a verification's input: rows of each request, where they differ.
+ROWS_BY_REQUEST = "specstore_rows_by_request"
 
 _installed = False
 

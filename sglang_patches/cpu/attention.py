@@ -24,7 +24,8 @@ _QUERY_BLOCK = 4
 class Group:
     """Requests attended together: `rows` query rows each, keys padded to the longest and to whole key blocks.
 
-    requests: their indices in the batch. query_rows [b * rows]: their rows in the step's tokens, or None for all rows.
+    query_rows [b * rows]: their rows in the step's tokens, or None for all rows. A request with fewer rows has its last one again.
+    kept: which of these are not such, None for all.
     slots [b, keys]: KV slot of every key (0, SGLang's dummy slot, where padded); or a slice if they are consecutive, which
     runs on into the slots that follow.
     query_positions [b, rows], key_positions [b, keys]: sequence positions. visible [b, rows, keys]: who sees whom;
@@ -39,6 +40,7 @@ class Group:
     key_positions: torch.Tensor
     visible: torch.Tensor | None
     causal: bool = False
+    kept: torch.Tensor | None = None
     _masks: dict = field(default_factory=dict)
 
     def mask(self, window: int, fold: int, dtype: torch.dtype) -> torch.Tensor | None:
@@ -139,6 +141,22 @@ def _uniform_group(table, requests, lengths, rows, positions, tree, members, is_
     )
 
 
+def _plan_padded(table, requests, prefixes, rows, positions, tree, widths):
+    """Groups as of `_plan_uniform` for requests of which each has its own number of rows, `rows` at most.
+
+    positions: of the rows that there are.
+    """
+    counts = torch.tensor(widths).unsqueeze(1)
+    first = counts.cumsum(0) - counts
+    query_rows = first + torch.minimum(torch.arange(rows), counts - 1)
+    kept = torch.arange(rows) < counts
+    groups = _plan_uniform(table, requests, prefixes, rows, positions[query_rows.flatten()], tree)
+    for group in groups:
+        members = slice(None) if group.query_rows is None else group.query_rows[::rows] // rows
+        group.query_rows, group.kept = query_rows[members].flatten(), kept[members].flatten()
+    return groups
+
+
 def _causal_group(table, request, rows, positions):
     """A prefill without prefix."""
     req_to_token, slot_count = table
@@ -172,18 +190,20 @@ def _plan_ragged(table, requests, prefixes, rows, positions):
 
 
 def plan_step(
-    req_to_token, requests, prefixes, rows, positions, custom_mask=None, slot_count=0
+    req_to_token, requests, prefixes, rows, positions, custom_mask=None, slot_count=0, widths=None
 ) -> list[Group]:
     """What every layer of one step shares.
 
     req_to_token [requests, context]: slot table. requests [bs]: its rows. prefixes: cached tokens before the query rows.
     rows: query rows per request, one int for all (decode, verify) or a list (prefill). positions [tokens]: position of
     every query row. custom_mask: tree mask of a verify step, see `_tree_of`. slot_count: KV slots that may be read beyond a
-    request's own, 0 if none may.
+    request's own, 0 if none may. widths: query rows of each request of a verify step, the first of `rows`; None for all of them.
     """
     table = req_to_token, slot_count
     if isinstance(rows, int):
         tree = None if custom_mask is None else _tree_of(custom_mask, prefixes, rows)
+        if widths is not None:
+            return _plan_padded(table, requests, prefixes, rows, positions, tree, widths)
         return _plan_uniform(table, requests, prefixes, rows, positions, tree)
     return _plan_ragged(table, requests, prefixes, rows, positions)
 

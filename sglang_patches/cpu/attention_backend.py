@@ -6,6 +6,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
+from sglang_patches.cpu import ROWS_BY_REQUEST
 from sglang_patches.cpu.attention import Group, attend, plan_step
 
 _KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,14 +45,17 @@ class CpuTreeAttention(AttentionBackend):
         if forward_batch.encoder_lens is not None:
             _refuse("encoder-decoder models")
         self._plan_step(
-            forward_batch.req_pool_indices, *_query_layout(forward_batch), locs=forward_batch.out_cache_loc
+            forward_batch.req_pool_indices,
+            *_query_layout(forward_batch),
+            locs=forward_batch.out_cache_loc,
+            widths=getattr(forward_batch.spec_info, ROWS_BY_REQUEST, None),
         )
 
     def plan_decode(self, requests, lengths, locs):
         """Prepares a decode forward of requests with `lengths` cached tokens, whose new tokens take the slots `locs`."""
         self._plan_step(requests, lengths.tolist(), 1, lengths, None, locs=locs)
 
-    def _plan_step(self, requests, prefixes, rows, positions, custom_mask, locs):
+    def _plan_step(self, requests, prefixes, rows, positions, custom_mask, locs, widths=None):
         self.plan = plan_step(
             self.req_to_token_pool.req_to_token,
             requests,
@@ -60,6 +64,7 @@ class CpuTreeAttention(AttentionBackend):
             positions,
             custom_mask,
             slot_count=self.slot_count,
+            widths=widths,
         )
         self._window_plan = None
         window_locs = None
@@ -92,7 +97,10 @@ class CpuTreeAttention(AttentionBackend):
         out = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
         for group in plan:
             rows = group.query_rows
-            out[rows] = self._attend(query[rows], keys, values, group, layer)
+            attended = self._attend(query[rows], keys, values, group, layer)
+            if group.kept is not None:
+                rows, attended = rows[group.kept], attended[group.kept]
+            out[rows] = attended
         return out
 
     @staticmethod

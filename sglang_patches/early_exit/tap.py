@@ -45,7 +45,7 @@ class Draws(NamedTuple):
         """The draws of a batch's rows that are read.
 
         requests: temperature and seed of each; the seed is None for one that shares no noise.
-        positions: int64, of all rows; each request has as many as the others.
+        positions: int64, of all nodes, which are their rows; each request has as many as the others.
         """
         of = rows // (len(positions) // len(requests))
         warmth = [1.0 if seed is None else temperature for temperature, seed in requests]

@@ -59,7 +59,6 @@ class Launch(Drafted):
 
     states: list[RequestState]
     trees: list[DraftTree]
-    width: int
     began: float
 
 

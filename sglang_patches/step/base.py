@@ -30,6 +30,7 @@ from sglang.srt.speculative.spec_utils import (
     record_stream_for_v2_verify,
 )
 
+from sglang_patches.cpu import ROWS_BY_REQUEST
 from sglang_patches.host.symbols import drift_message
 from sglang_patches.ledger.requests import Step
 from sglang_patches.metrics import PhaseClock
@@ -64,9 +65,11 @@ class Drafted:
     """A step's trees.
 
     packed: int32 [batch, 2, width - 1] as from `layout.pack`, the same on every tensor-parallel rank.
+    widths: int64 [batch], rows of each request, as `lay_out` takes them.
     """
 
     packed: np.ndarray
+    widths: np.ndarray | None
 
 
 OfStep = TypeVar("OfStep", bound=Drafted)
@@ -208,7 +211,8 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
         step = Step(batch.reqs, lengths, pending)
         drafted = self.draft_batch(batch, step)
         clock.end("draft")
-        layout = lay_out(drafted.packed, np.array(step.roots, np.int64), batch.seq_lens_cpu.numpy())
+        roots = np.array(step.roots, np.int64)
+        layout = lay_out(drafted.packed, roots, batch.seq_lens_cpu.numpy(), drafted.widths)
         with self._verifying(layout.mask.shape[1]):
             return self._verify(batch, drafted, layout, step, clock, callbacks)
 
@@ -225,7 +229,7 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
         clock: PhaseClock,
         callbacks: Callbacks,
     ) -> GenerationBatchResult:
-        self._prepare_verify(batch, layout)
+        slots = self._prepare_verify(batch, layout)
         set_time_batch(batch.reqs, "set_spec_draft_end_time", trace_only=True)
         clock.end("prepare")
         if self.launch_blocks:
@@ -248,7 +252,8 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
         on_host = accept_tokens.device.type == "cpu"
         if not on_host:
             self.tokens_underway(drafted, accept_tokens, accept_lens)
-        self._commit(batch, result, accept_lens, accept_index)
+        batch.out_cache_loc = slots
+        self._commit(batch, result, layout, accept_lens, accept_index)
         new_seq_lens = batch.seq_lens + accept_lens
         if callbacks.publish is not None:
             callbacks.publish(new_seq_lens)
@@ -275,11 +280,13 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
             for row, count, lag in zip(tokens, counts, missing, strict=True)
         ]
 
-    def _prepare_verify(self, batch: ScheduleBatch, layout: TreeLayout) -> None:
+    def _prepare_verify(self, batch: ScheduleBatch, layout: TreeLayout) -> torch.Tensor:
+        """Returns the KV slots of the nodes, int64 [batch * width]; the batch has those of the forward's rows."""
         size, width, _ = layout.mask.shape
+        rows = slice(None) if layout.uniform else layout.rows
         batch.forward_mode = ForwardMode.TARGET_VERIFY
-        batch.input_ids = self._to_device(layout.tokens)
-        batch.out_cache_loc = assign_extend_cache_locs_func(
+        batch.input_ids = self._to_device(layout.tokens[rows])
+        slots = assign_extend_cache_locs_func(
             req_pool_indices=batch.req_pool_indices,
             req_to_token=batch.req_to_token_pool.req_to_token,
             start_offset=batch.seq_lens,
@@ -288,16 +295,20 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
             draft_token_num=width,
             device=self.device,
         )
+        batch.out_cache_loc = slots[rows]
         prepare_mamba_track_for_verify(batch)
         batch.spec_info = self._verify_input(
             draft_token=batch.input_ids,
             custom_mask=attention_mask(layout.mask, batch.seq_lens_cpu.numpy(), self.device),
-            positions=self._to_device(layout.positions),
+            positions=self._to_device(layout.positions[rows]),
             retrieve_index=self._to_device(layout.retrieve_index),
             retrieve_next_token=self._to_device(layout.next_token),
             retrieve_next_sibling=self._to_device(layout.next_sibling),
             draft_token_num=width,
         )
+        if not layout.uniform:
+            setattr(batch.spec_info, ROWS_BY_REQUEST, layout.widths.tolist())
+        return slots
 
     def _verify_input(self, **trees: Any) -> SpecInput:
         """The trees as SGLang's algorithm verifies them."""
@@ -313,15 +324,18 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
             torch.from_numpy(layout.next_sibling),
             torch.from_numpy(layout.tokens).view(size, width),
         )
-        return build_grammar_vocab_mask(
+        mask = build_grammar_vocab_mask(
             reqs=batch.reqs,
             tree=tree,
             sampling_info=batch.sampling_info,
             device=self.device,
             barrier=barrier,
         )
+        if mask is None or layout.uniform:
+            return mask
+        return mask._replace(vocab_mask=mask.vocab_mask[layout.rows])
 
-    def _commit(self, batch: ScheduleBatch, result, accept_lens, accept_index) -> None:
+    def _commit(self, batch: ScheduleBatch, result, layout: TreeLayout, accept_lens, accept_index) -> None:
         """Keeps the accepted path's KV."""
         width = batch.spec_info.draft_token_num
         commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, width)
@@ -331,9 +345,10 @@ class TreeWorker(BaseSpecWorker, Generic[OfStep]):
             )
         if result.logits_output.hidden_states is not None:
             # One row per emitted token: the scheduler expects rows of the accepted path, not of the tree.
-            result.logits_output.hidden_states = result.logits_output.hidden_states[
-                accept_index.flatten().long()
-            ]
+            accepted = accept_index.flatten().long()
+            if not layout.uniform:
+                accepted = torch.from_numpy(layout.rows_of_nodes.flatten())[accepted]
+            result.logits_output.hidden_states = result.logits_output.hidden_states[accepted]
 
     def _result(
         self, result, next_token_ids, accept_tokens, accept_lens, new_seq_lens, width

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from sglang.srt.runtime_context import get_parallel
 
@@ -79,27 +78,28 @@ class DecodeWorker(MethodWorker):
         depths = [self.deepest_node(length) for length in step.lengths]
         proposed = self.sources.propose(batch, states, depths, self.policy.wants_draft(len(states)))
         trees = [tree.no_deeper(depth) for tree, depth in zip(proposed, depths, strict=True)]
-        chosen = self.policy.choose(trees, [state.tenant for state in states])
-        width = int(self.broadcast_from_first_rank(np.array([chosen]))[0])
-        packed = self.broadcast_from_first_rank(pack(trees, width))
-        return Launch(packed, states, trees, width, time.perf_counter())
+        widths = self.policy.choose(trees, [state.tenant for state in states])
+        widths = self.broadcast_from_first_rank(widths)
+        packed = self.broadcast_from_first_rank(pack(trees, widths))
+        return Launch(packed, widths, states, trees, time.perf_counter())
 
     def verification_begins(self, drafted: Launch, layout: TreeLayout) -> None:
         """The early exit looks into steps that the draft side hears of. Tensor-parallel ranks compute it together: they cannot know what
         the first one told, and look into all."""
         if self.exit is None or not (self.sources.looked_up or get_parallel().tp_group.world_size > 1):
             return
-        rows = self.broadcast_from_first_rank(self.exit.rows_of(drafted.packed, drafted.trees))
-        self.exit.read(drafted.states, drafted.packed, rows, layout.positions, self.sources.expected)
+        nodes = self.exit.nodes_of(drafted.packed, drafted.trees, drafted.widths)
+        nodes = self.broadcast_from_first_rank(nodes)
+        self.exit.read(drafted.states, drafted.packed, nodes, layout, self.sources.expected)
 
     def verification_launched(self, batch: ScheduleBatch, drafted: Launch) -> None:
-        states, trees, width = drafted.states, drafted.trees, drafted.width
+        states, trees, widths = drafted.states, drafted.trees, drafted.widths
         self.learning.learn(self.book)
-        for state, tree in zip(states, trees, strict=True):
+        for state, tree, width in zip(states, trees, widths.tolist(), strict=True):
             state.tree = tree.first(width - 1)
         waited = self.sources.launched(states)
         finished = self.policy.step_started(
-            len(trees), width, not host.follows_idle_gap(batch), drafted.began, waited
+            len(trees), int(widths.sum()), not host.follows_idle_gap(batch), drafted.began, waited
         )
         if finished is not None and self.first_rank:
             observe_step(*finished)

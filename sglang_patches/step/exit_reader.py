@@ -18,7 +18,7 @@ from sglang_patches.early_exit.tap import Draws, HostTap, Tap
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.methods.mirror import MOST, choices_of
 from sglang_patches.options import Options
-from sglang_patches.verification.layout import likeliest_ends, pack_reached
+from sglang_patches.verification.layout import TreeLayout, likeliest_ends, pack_reached
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -31,7 +31,7 @@ Told = Callable[[Sequence[RequestState], np.ndarray, Choices], None]
 
 
 class ExitReader:
-    """Reads the rows at which a step most likely ends.
+    """Reads the nodes at which a step most likely ends.
 
     rows: most of a step. seed_of: of the noise that a request's draws share with its drafts.
     """
@@ -39,26 +39,36 @@ class ExitReader:
     def __init__(self, tap: Tap, rows: int, seed_of: Callable[[Req], int | None]) -> None:
         self._tap, self._rows, self._seed_of = tap, rows, seed_of
 
-    def rows_of(self, packed: np.ndarray, trees: Sequence[DraftTree]) -> np.ndarray:
-        """int64, which rows of the step are read."""
-        return likeliest_ends(packed, pack_reached(trees, packed.shape[2] + 1), self._rows)
+    def nodes_of(self, packed: np.ndarray, trees: Sequence[DraftTree], widths: np.ndarray) -> np.ndarray:
+        """int64, which nodes of the step are read.
+
+        widths: rows of each request.
+        """
+        return likeliest_ends(packed, pack_reached(trees, widths), self._rows)
 
     def read(
         self,
         states: Sequence[RequestState],
         packed: np.ndarray,
-        rows: np.ndarray,
-        positions: np.ndarray,
+        nodes: np.ndarray,
+        layout: TreeLayout,
         told: Told,
     ) -> None:
-        """Reads these rows in the forward that is launched next. packed: the step's trees, as from `layout.pack`. told: gets what the exit
-        expects."""
+        """Reads these nodes in the forward that is launched next.
+
+        packed: the step's trees, as from `layout.pack`.
+        layout: of the step.
+        told: gets what the exit expects.
+        """
         requests = [(state.req.sampling_params.temperature, self._seed_of(state.req)) for state in states]
 
         def expected(tokens: np.ndarray, probabilities: np.ndarray) -> None:
-            told(states, packed, Choices(rows, tokens, probabilities))
+            told(states, packed, Choices(nodes, tokens, probabilities))
 
-        self._tap.expect(Draws.of_batch(requests, positions, rows), choices_of(len(states)), expected)
+        draws = Draws.of_batch(requests, layout.positions, nodes)
+        if not layout.uniform:
+            draws = draws._replace(rows=layout.rows_of_nodes.ravel()[nodes])
+        self._tap.expect(draws, choices_of(len(states)), expected)
 
 
 def make_tap(options: Options, runner: ModelRunner, server_args: ServerArgs) -> Tap:

@@ -19,6 +19,8 @@ from datastore_service.protocol.tree import DraftTree
 from sglang_patches.step.acceptance import Acceptance
 
 CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# Drafted rows of a step of which each request has its own share.
+ROW_COUNTS = (0, *CANDIDATE_WIDTHS, *(size << doubled for doubled in range(1, 8) for size in (48, 64)))
 # Guessed costs of a step besides its linear layers, in units of the linear layers over one row: per step, per request, per
 # row, per request with a draft (verification, moving KV).
 STEP, REQUEST, ROW, DRAFT = 1.0, 0.1, 0.02, 0.05
@@ -30,17 +32,17 @@ OUTLIER = (
 DRIFT = 0.01  # change of a part's logarithm per ratio, as a standard deviation
 PLAIN_STREAK = 16  # plain steps in a row at a batch size, after which the datastore is asked only every PROBE_STEPS steps
 PROBE_STEPS = 8
-STEADY_STEPS = 48  # steps of one width in a row, after which another width is tried
+STEADY_STEPS = 48  # steps with as many rows in a row, after which another number is tried
 # Required predicted speed-up over a plain step. The largest of several noisy estimates is too large.
 MARGIN = 1.1
 
 
 class StepTimes:
-    """Relative times of decode steps by (batch, width): predicted, and corrected by measurements.
+    """Relative times of decode steps by (batch, rows): predicted, and corrected by measurements.
 
-    A machine's speed changes within seconds (clocks, neighbours, growing contexts). A choice between an old time of one width and
-    a new time of another would follow these changes. So the model learns from *ratios* of consecutive steps, which run at the
-    same speed. There are many pairs of (batch, width) and few ratios of each. So a ratio does not move a cell of a table. It moves
+    A machine's speed changes within seconds (clocks, neighbours, growing contexts). A choice between an old time of so many rows and
+    a new time of others would follow these changes. So the model learns from *ratios* of consecutive steps, which run at the
+    same speed. There are many pairs of (batch, rows) and few ratios of each. So a ratio does not move a cell of a table. It moves
     the sizes of the parts that all steps are made of. Their logarithms are held as a normal distribution (an extended Kalman
     filter).
 
@@ -56,13 +58,13 @@ class StepTimes:
         self._last: tuple[tuple[int, int], float] | None = None
         self._known: set[tuple[int, int]] = set()
 
-    def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
-        """Time of a step with this batch for each width, in one arbitrary unit."""
+    def seconds(self, batch: int, rows: Sequence[int]) -> list[float]:
+        """Time of a step with this batch for each number of rows, in one arbitrary unit."""
         sizes = np.exp(self._sizes)
-        return [float(self._parts(batch, width) @ sizes) for width in widths]
+        return [float(self._parts(batch, count) @ sizes) for count in rows]
 
-    def observe(self, batch: int, width: int, seconds: float) -> None:
-        cell = batch, width
+    def observe(self, batch: int, rows: int, seconds: float) -> None:
+        cell = batch, rows
         if cell not in self._known:  # the first step of a shape also makes what later steps reuse
             self._known.add(cell)
             self._last = None
@@ -76,9 +78,9 @@ class StepTimes:
         """The next step does not follow the last one: the machine's speed may differ."""
         self._last = None
 
-    def _guessed_parts(self, batch: int, width: int) -> np.ndarray:
+    def _guessed_parts(self, batch: int, rows: int) -> np.ndarray:
         """Seconds of each part of a step, before anything is measured; the linear layers come last."""
-        rows, drafted = batch * width, batch * (width > 1)
+        drafted = min(batch, rows - batch)  # requests with a draft, at most
         others = np.array([STEP, REQUEST * batch, ROW * rows, DRAFT * drafted]) * self._linear_seconds(1)
         return np.append(others, self._linear_seconds(rows))
 
@@ -101,23 +103,38 @@ class StepTimes:
         self._covariance += DRIFT**2 * (np.eye(len(slope)) - self._covariance / SPREAD**2)
 
 
+def _best_behind(gains: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The largest gain of each node and those behind it in its tree: a tree keeps its first nodes, so a node brings these with it."""
+    best, end = gains.copy(), 0
+    for size in sizes.tolist():
+        begin, end = end, end + size
+        best[begin:end] = np.maximum.accumulate(gains[begin:end][::-1])[::-1]
+    return best
+
+
 class LengthPolicy:
-    """Chooses each step's width and learns from its outcome. widths: allowed values, ascending. most_rows: most rows of a step,
-    unless it has the first width."""
+    """Chooses each step's rows and learns from its outcome.
+
+    widths: allowed rows of a request, ascending.
+    most_rows: most rows of a step, unless it has the first width.
+    by_request: whether each request may have its own number of rows, up to the last width; all have the same otherwise.
+    """
 
     def __init__(
         self,
         widths: Sequence[int],
         linear_seconds: Callable[[float], float],
         most_rows: float = math.inf,
+        by_request: bool = False,
     ) -> None:
         self.widths = tuple(widths)
         self._most_rows = most_rows
+        self._by_request = by_request
         self.times = StepTimes(linear_seconds)
         self.acceptance = Acceptance()
         self._started: tuple[float, int, int] | None = None
         self._plain_streak: dict[int, int] = defaultdict(int)
-        self._width, self._steady = 0, 0
+        self._rows, self._steady = 0, 0  # of the last step, and how many steps had as many
 
     def most_rows(self, batch: int) -> int:
         """The most rows that a step of at most `batch` requests has, rounded up."""
@@ -128,46 +145,68 @@ class LengthPolicy:
         streak = self._plain_streak[batch]
         return streak < PLAIN_STREAK or streak % PROBE_STEPS == 0
 
-    def choose(self, trees: Sequence[DraftTree], tenants: Sequence[str] | None = None) -> int:
-        """The width with the most expected tokens a second for this batch's trees. tenants: the tenant of each tree; None if all are the same."""
-        if len(self.widths) == 1:
-            return self.widths[0]
-        batch = len(trees)
-        sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
-        widths = self._useful(int(sizes.max(initial=0)) + 1, batch)
-        # Without a draft there is nothing to compare.
-        width = (
-            widths[0]
-            if len(widths) == 1
-            else self._most_per_second(self._tokens(trees, sizes, tenants), batch, widths)
-        )
-        self._steady = self._steady + 1 if width == self._width else 0
-        self._width = width
-        self._plain_streak[batch] = self._plain_streak[batch] + 1 if width == 1 else 0
-        return width
+    def choose(self, trees: Sequence[DraftTree], tenants: Sequence[str] | None = None) -> np.ndarray:
+        """int64 [batch]: the rows of each request with which this batch's trees bring the most expected tokens a second.
 
-    def _tokens(
-        self, trees: Sequence[DraftTree], sizes: np.ndarray, tenants: Sequence[str] | None
-    ) -> np.ndarray:
+        tenants: the tenant of each tree; None if all are the same.
+        """
+        batch = len(trees)
+        if len(self.widths) == 1:
+            return np.full(batch, self.widths[0], np.int64)
+        sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
+        choose = self._rows_by_request if self._by_request else self._one_width
+        rows = choose(trees, sizes, tenants or [""] * batch)
+        total = int(rows.sum())
+        self._steady = self._steady + 1 if total == self._rows else 0
+        self._rows = total
+        self._plain_streak[batch] = self._plain_streak[batch] + 1 if total == batch else 0
+        return rows
+
+    def _one_width(self, trees: Sequence[DraftTree], sizes: np.ndarray, tenants: Sequence[str]) -> np.ndarray:
+        batch = len(trees)
+        widths = self._useful(int(sizes.max(initial=0)) + 1, batch)
+        if len(widths) == 1:  # without a draft there is nothing to compare
+            return np.full(batch, widths[0], np.int64)
+        tokens = self._tokens(trees, sizes, tenants)
+        expected = tokens[np.minimum(widths, len(tokens)) - 1]
+        best = self._most_per_second(expected, batch, [batch * width for width in widths])
+        return np.full(batch, widths[best], np.int64)
+
+    def _tokens(self, trees: Sequence[DraftTree], sizes: np.ndarray, tenants: Sequence[str]) -> np.ndarray:
         """Expected of a step, by width - 1 up to the largest tree's."""
-        gains = self.acceptance.estimate(trees, tenants or [""] * len(trees))
+        gains = self.acceptance.estimate(trees, tenants)
         places = np.arange(len(gains)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within the tree
         return np.cumsum(np.append(len(trees), np.bincount(places, gains)))
 
-    def _most_per_second(self, tokens: np.ndarray, batch: int, widths: list[int]) -> int:
-        """The width with the most expected tokens a second. After STEADY_STEPS steps of one width it is another one, to be measured.
+    def _rows_by_request(
+        self, trees: Sequence[DraftTree], sizes: np.ndarray, tenants: Sequence[str]
+    ) -> np.ndarray:
+        """Gives rows to the nodes that are likeliest to be accepted, whose trees they may be of."""
+        batch, nodes = len(trees), int(sizes.sum())
+        if not nodes:
+            return np.ones(batch, np.int64)
+        gains = self.acceptance.estimate(trees, tenants)
+        owners = np.repeat(np.arange(batch), sizes)
+        order = np.argsort(-_best_behind(gains, sizes), kind="stable")
+        counts = [count for count in ROW_COUNTS if count < nodes] + [nodes]
+        expected = batch + np.append(0.0, np.cumsum(gains[order]))[counts]
+        best = counts[self._most_per_second(expected, batch, [batch + count for count in counts])]
+        return 1 + np.bincount(owners[order[:best]], minlength=batch)
 
-        tokens: as of `_tokens`.
-        widths: at least two.
+    def _most_per_second(self, expected: np.ndarray, batch: int, rows: Sequence[int]) -> int:
+        """Which number of rows brings the most expected tokens a second. After STEADY_STEPS steps with as many it is another one, to be
+        measured.
+
+        expected: tokens with each number of rows.
+        rows: at least two, ascending, the first without a draft.
         """
-        seconds = np.array(self.times.seconds(batch, widths))
+        seconds = np.array(self.times.seconds(batch, rows))
         seconds[1:] *= MARGIN
-        expected = tokens[np.minimum(widths, len(tokens)) - 1]
         best = int(np.argmax(expected / seconds))
         if self._steady < STEADY_STEPS:
-            return widths[best]
-        # Only other widths give ratios: now and then a plain step, or the narrowest draft.
-        return widths[0 if best else 1]
+            return best
+        # Only other numbers of rows give ratios: now and then a plain step, or the smallest draft.
+        return 0 if best else 1
 
     def _useful(self, longest: int, batch: int) -> list[int]:
         """Widths up to the first that holds the largest tree. Wider ones would only verify padding."""
@@ -178,24 +217,24 @@ class LengthPolicy:
     def step_started(
         self,
         batch: int,
-        width: int,
+        rows: int,
         comparable: bool = True,
         at: float | None = None,
         waited: float = 0.0,
     ) -> tuple[int, int, float] | None:
         """Called after a decode step's forward was launched. The time since the previous launch is the previous step's time.
         comparable: False if something else ran in between (a prefill, an idle gap). at: time of the launch by perf_counter,
-        None for now. waited: seconds before it in which the draft side was waited for, which say nothing of a width. Returns the
-        previous step's batch, width and seconds, waiting and all, if they count."""
+        None for now. waited: seconds before it in which the draft side was waited for, which say nothing of its rows. Returns the
+        previous step's batch, rows and seconds, waiting and all, if they count."""
         now = time.perf_counter() if at is None else at
         finished = None
         if not comparable:
             self.times.interrupted()
         elif self._started is not None:
-            started, last_batch, last_width = self._started
-            finished = last_batch, last_width, now - started
-            self.times.observe(last_batch, last_width, now - started - waited)
-        self._started = (now, batch, width)
+            started, last_batch, last_rows = self._started
+            finished = last_batch, last_rows, now - started
+            self.times.observe(last_batch, last_rows, now - started - waited)
+        self._started = (now, batch, rows)
         return finished
 
     def interrupted(self) -> None:

@@ -1,9 +1,12 @@
 """Draft trees of a batch as the static arrays that one target forward verifies.
 
-Every request gets `width` rows: row 0 is the root (its last accepted token), then the nodes depth first, the rest is
+Every request has `width` nodes: node 0 is the root (its last accepted token), then the tree depth first, the rest is
 padding. Depth first, the most probable path lies in consecutive KV slots as in plain decoding: a bfloat16 sum over keys rounds
 by their places.
-No walk reaches a padding row, because nothing links to it. It has the root's position and attends only to the root and itself.
+No walk reaches padding, because nothing links to it. It has the root's position and attends only to the root and itself.
+
+The forward has a row for every node, padding too, where all requests must have the same number of rows. Where they need not
+(`TreeLayout.rows`), each request has as many rows as it was given.
 """
 
 from __future__ import annotations
@@ -20,9 +23,12 @@ from datastore_service.protocol.tree import DraftTree
 PADDING = -2
 
 
-def pack(trees: Sequence[DraftTree], width: int) -> np.ndarray:
+def pack(trees: Sequence[DraftTree], width: int | np.ndarray) -> np.ndarray:
     """int32 [batch, 2, width - 1]: tokens and parents of each tree's first nodes, depth first; padding has parent
-    PADDING."""
+    PADDING.
+
+    width: of all, or int64 [batch], of each request; the widest one's is then that of the array.
+    """
     return _packed([tree.tokens for tree in trees], trees, width)
 
 
@@ -31,29 +37,30 @@ def pack_reached(trees: Sequence[DraftTree], width: int) -> np.ndarray:
     return _packed([tree.probs.view(np.int32) for tree in trees], trees, width)[:, 0].view(np.float32)
 
 
-def _packed(values: Sequence[np.ndarray], trees: Sequence[DraftTree], width: int) -> np.ndarray:
+def _packed(values: Sequence[np.ndarray], trees: Sequence[DraftTree], width: int | np.ndarray) -> np.ndarray:
     """Packs values and parents in the order of `pack`.
 
     values: int32 [nodes] of each tree, in the tokens' place.
     """
-    packed = np.zeros((len(trees), 2, width - 1), dtype=np.int32)
+    most = np.broadcast_to(np.asarray(width, np.int64) - 1, len(trees))
+    packed = np.zeros((len(trees), 2, most.max(initial=0)), dtype=np.int32)
     packed[:, 1] = PADDING
     sizes = np.array([len(tree.tokens) for tree in trees], np.int64)
-    if width > 1 and sizes.any():
+    if packed.shape[2] and sizes.any():
         parents = np.concatenate([tree.parents for tree in trees])
-        _pack(np.concatenate(values), parents, sizes, packed)
+        _pack(np.concatenate(values), parents, sizes, np.ascontiguousarray(most), packed)
     return packed
 
 
 @numba.njit(cache=True, nogil=True)
-def _pack(values, parents, sizes, packed):  # pragma: no cover
+def _pack(values, parents, sizes, most, packed):  # pragma: no cover
     """Packs several trees.
 
-    values, parents: of the trees, one after the other.
+    values, parents: of the trees, one after the other. sizes, most: int64 [trees], their nodes and how many of these are packed.
     """
     begin = 0
     for tree in range(len(sizes)):
-        end = begin + min(sizes[tree], packed.shape[2])
+        end = begin + min(sizes[tree], most[tree])
         _depth_first(values[begin:end], parents[begin:end], packed[tree])
         begin += sizes[tree]
 
@@ -85,10 +92,11 @@ def _depth_first(values, parents, out):  # pragma: no cover
 
 @dataclass(frozen=True, slots=True)
 class TreeLayout:
-    """Arrays of one verification, all on the host.
+    """Arrays of one verification, all on the host. A node's number is request * width + its place.
 
-    tokens, positions: int64 [batch * width]. mask: bool [batch, width, width], row attends to column.
+    tokens, positions: int64 [batch * width], by node. mask: bool [batch, width, width], node attends to node.
     retrieve_index, next_token, next_sibling: int64 [batch, width], SGLang's first-child / next-sibling links, -1 ends.
+    widths: int64 [batch], nodes of each request that the forward has a row for.
     """
 
     tokens: np.ndarray
@@ -97,14 +105,39 @@ class TreeLayout:
     retrieve_index: np.ndarray
     next_token: np.ndarray
     next_sibling: np.ndarray
+    widths: np.ndarray
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every node has a row, of its own number."""
+        return bool((self.widths == self.mask.shape[1]).all())
+
+    @property
+    def rows(self) -> np.ndarray:
+        """int64 [rows of the forward]: the node of each."""
+        return np.flatnonzero(np.arange(self.mask.shape[1]) < self.widths[:, None])
+
+    @property
+    def first_rows(self) -> np.ndarray:
+        """int64 [batch]: the row of each request's root. Its other nodes' rows follow in their order."""
+        return np.cumsum(self.widths) - self.widths
+
+    @property
+    def rows_of_nodes(self) -> np.ndarray:
+        """int64 [batch, width]: the row of each node; for one without, its request's last."""
+        places = np.minimum(np.arange(self.mask.shape[1]), self.widths[:, None] - 1)
+        return self.first_rows[:, None] + places
 
 
-def lay_out(packed: np.ndarray, roots: np.ndarray, seq_lens: np.ndarray) -> TreeLayout:
+def lay_out(
+    packed: np.ndarray, roots: np.ndarray, seq_lens: np.ndarray, widths: np.ndarray | None = None
+) -> TreeLayout:
     """Lays out the packed trees for one verification.
 
     packed: from `pack`.
     roots: int64 [batch], the last accepted tokens.
     seq_lens: int64 [batch], cached KV lengths, which are also the roots' positions.
+    widths: int64 [batch], rows of each request, its whole tree among them; None for a row of every node.
     """
     batch, _, nodes = packed.shape
     width = nodes + 1
@@ -115,6 +148,7 @@ def lay_out(packed: np.ndarray, roots: np.ndarray, seq_lens: np.ndarray) -> Tree
         retrieve_index=np.arange(batch * width, dtype=np.int64).reshape(batch, width),
         next_token=np.full((batch, width), -1, np.int64),
         next_sibling=np.full((batch, width), -1, np.int64),
+        widths=np.full(batch, width, np.int64) if widths is None else widths,
     )
     _fill(
         packed,

@@ -40,7 +40,7 @@ def penalise(
     pending: Sequence[Sequence[int]] | None,
     layout: TreeLayout,
 ) -> None:
-    """Changes logits ``[requests * nodes, vocab]`` in place, without a host synchronisation.
+    """Changes logits ``[rows, vocab]`` in place, without a host synchronisation.
 
     pending: per request, accepted tokens that are not in ``req.output_ids`` yet (overlap scheduling: the last step's); None if
     there are none.
@@ -63,20 +63,31 @@ def penalise(
     ]
     parts = [shared, paths, np.concatenate(stops)]
     table = _to_device(np.concatenate(parts), logits.device)
-    _apply(logits.view(*layout.next_token.shape, -1), *table.split([len(part) for part in parts]))
+    parts = table.split([len(part) for part in parts])
+    if layout.uniform:
+        by_request = torch.arange(len(logits), device=logits.device).view(layout.next_token.shape)
+    else:
+        by_request = torch.from_numpy(layout.rows_of_nodes).to(logits.device)
+    _apply(logits, by_request, *parts)
 
 
-def _apply(by_tree: torch.Tensor, shared: torch.Tensor, paths: torch.Tensor, stops: torch.Tensor) -> None:
+def _apply(
+    logits: torch.Tensor,
+    by_request: torch.Tensor,
+    shared: torch.Tensor,
+    paths: torch.Tensor,
+    stops: torch.Tensor,
+) -> None:
     """Changes the logits in place, by the three tables. Places of `shared` are requests, of the others rows.
 
-    by_tree: ``[requests, nodes, vocab]``.
+    by_request: int64 ``[requests, nodes]``, rows; some may stand twice.
     """
-    logits = by_tree.flatten(0, 1)
     rows, tokens = _where(paths)
     # Read before the tokens of the output are penalised: some stand in both tables.
     on_path = _penalised(logits[rows, tokens], paths)
     requests, ids = _where(shared)
-    by_tree[requests, :, ids] = _penalised(by_tree[requests, :, ids].T, shared).T
+    everywhere = by_request[requests].T, ids
+    logits[everywhere] = _penalised(logits[everywhere], shared)
     logits[rows, tokens] = on_path
     logits[_where(stops)] = float("-inf")
 
@@ -137,6 +148,8 @@ def _counted(
         penalties,
         layout.tokens.reshape(size, width),
         layout.mask,
+        layout.widths,
+        layout.first_rows,
         np.full(vocab_size, -1, np.int32),
         shared,
         shared[:, _ADDITIVE:].view(np.float32),
@@ -148,10 +161,21 @@ def _counted(
 
 @numba.njit(cache=True, nogil=True)
 def _count(
-    generated, sizes, requests, penalties, tokens, mask, found, shared, shared_reals, paths, paths_reals
+    generated,
+    sizes,
+    requests,
+    penalties,
+    tokens,
+    mask,
+    widths,
+    first_rows,
+    found,
+    shared,
+    shared_reals,
+    paths,
+    paths_reals,
 ):  # pragma: no cover
     """Fills the tables; returns their sizes. found: -1 for each id of the vocabulary."""
-    width = tokens.shape[1]
     # Frequency penalties, summed term by term as plain decoding adds them.
     sums = np.zeros(len(shared), np.float32)
     entries, on_paths, begin = 0, 0, 0
@@ -168,7 +192,7 @@ def _count(
         begin += sizes[i]
         for entry in range(first, entries):
             shared_reals[entry, 0], shared_reals[entry, 1] = -sums[entry] - presence, scale
-        for node in range(1, width):
+        for node in range(1, widths[request]):
             for above in range(1, node + 1):  # what a node attends to is its path
                 token = tokens[request, above]
                 if not mask[request, node, above] or _is_earlier(tokens, mask, request, node, above):
@@ -177,7 +201,7 @@ def _count(
                 for same in range(above, node + 1):
                     if mask[request, node, same] and tokens[request, same] == token:
                         total += frequency
-                paths[on_paths, 0], paths[on_paths, 1] = request * width + node, token
+                paths[on_paths, 0], paths[on_paths, 1] = first_rows[request] + node, token
                 paths_reals[on_paths, 0], paths_reals[on_paths, 1] = -total - presence, scale
                 on_paths += 1
         for entry in range(first, entries):
@@ -196,12 +220,11 @@ def _is_earlier(tokens, mask, request, node, place):  # pragma: no cover
 
 def _too_early(req: Req, request: int, generated: int, layout: TreeLayout, vocab_size: int) -> np.ndarray:
     """Table of the ids that would end the request at nodes where it must not end yet."""
-    nodes = np.flatnonzero(
-        generated + layout.mask[request, :, 1:].sum(axis=1) < req.sampling_params.min_new_tokens
-    )
+    depths = layout.mask[request, : layout.widths[request], 1:].sum(axis=1)
+    nodes = np.flatnonzero(generated + depths < req.sampling_params.min_new_tokens)
     stop_ids = _stop_token_ids(req, vocab_size) if len(nodes) else []
     table = np.zeros((len(nodes) * len(stop_ids), _COLUMNS), np.int32)
-    table[:, _PLACE] = np.repeat(request * layout.mask.shape[1] + nodes, len(stop_ids))
+    table[:, _PLACE] = np.repeat(layout.first_rows[request] + nodes, len(stop_ids))
     table[:, _TOKEN] = np.tile(np.array(stop_ids, np.int32), len(nodes))
     return table
 

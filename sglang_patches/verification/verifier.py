@@ -65,8 +65,8 @@ class Verifier(ABC):
                 Nodes not linked from the root are padding and never accepted.
             layout: the same trees on the host.
             batch: the verified batch (``forward_mode`` target-verify or idle).
-            logits_output: the verify forward's output, logits ``[requests * nodes, vocab]``, which may be overwritten.
-            grammar_mask: from ``build_grammar_vocab_mask``, or None.
+            logits_output: the verify forward's output, logits ``[rows, vocab]``, which may be overwritten.
+            grammar_mask: from ``build_grammar_vocab_mask`` for each row of the forward, or None.
             pending: per request, accepted tokens not yet in ``req.output_ids`` (needed with overlap scheduling, where
                 the last step's result is processed late; None otherwise). Read only for requests with penalties.
 
@@ -133,7 +133,7 @@ class TargetDraws(Verifier):
 
 @dataclass(frozen=True)
 class HostTrees:
-    """The batch's draft trees on the host; all lists are ``[requests][nodes]``."""
+    """The batch's draft trees on the host; all lists are ``[requests][nodes]``. rows: of logits."""
 
     rows: list[list[int]]
     tokens: list[list[int]]
@@ -143,7 +143,7 @@ class HostTrees:
     @classmethod
     def of(cls, layout: TreeLayout) -> HostTrees:
         return cls(
-            rows=layout.retrieve_index.tolist(),
+            rows=layout.rows_of_nodes.tolist(),
             tokens=layout.tokens.reshape(layout.next_token.shape).tolist(),
             first_child=layout.next_token.tolist(),
             next_sibling=layout.next_sibling.tolist(),
@@ -186,9 +186,9 @@ def _pack(trees: HostTrees, accepted: list[list[int]], emitted: list[list[int]],
     predict = np.zeros(len(accepted) * num_nodes, np.int32)
     accept_index = np.full((len(accepted), num_nodes), -1, np.int32)
     for r, (nodes, tokens) in enumerate(zip(accepted, emitted, strict=True)):
-        rows = [trees.rows[r][node] for node in nodes]
-        predict[rows] = tokens
-        accept_index[r, : len(nodes)] = rows
+        numbers = [r * num_nodes + node for node in nodes]
+        predict[numbers] = tokens
+        accept_index[r, : len(nodes)] = numbers
     accept_lens = np.array([len(tokens) for tokens in emitted], np.int32)
     return tuple(torch.from_numpy(array).to(device) for array in (predict, accept_lens, accept_index))
 

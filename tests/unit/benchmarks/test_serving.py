@@ -245,8 +245,8 @@ class KnownTimes(StepTimes):
         super().__init__(lambda rows: 1.0)
         self._true = true
 
-    def seconds(self, batch: int, widths: Sequence[int]) -> list[float]:
-        return [self._true(width, 0.0) for width in widths]
+    def seconds(self, batch: int, rows: Sequence[int]) -> list[float]:
+        return [self._true(count / batch, 0.0) for count in rows]
 
 
 def paces() -> Iterator[float]:

@@ -221,14 +221,19 @@ def verify_input_of(trees, requests):
     )
 
 
-def layout_of(trees, requests):
-    """The same trees on the host, as the worker has them."""
+def layout_of(trees, requests, by_request=False):
+    """The same trees on the host, as the worker has them.
+
+    by_request: whether each request has rows for its own nodes alone.
+    """
+    widths = np.array([len(t.tokens) for t in trees]) if by_request else None
     size = max(len(t.tokens) for t in trees)
     trees = [t.padded(size) for t in trees]
     parents = [[PADDING if p is None else p - 1 for p in t.parents[1:]] for t in trees]
     packed = np.array([[t.tokens[1:], p] for t, p in zip(trees, parents, strict=True)], np.int32)
     lengths = np.array([len(q.origin_input_ids) + len(q.output_ids) - 1 for q in requests])
-    return lay_out(packed.reshape(len(trees), 2, size - 1), np.array([t.tokens[0] for t in trees]), lengths)
+    packed = packed.reshape(len(trees), 2, size - 1)
+    return lay_out(packed, np.array([t.tokens[0] for t in trees]), lengths, widths)
 
 
 def tree_logits(model, trees, requests):
@@ -243,14 +248,19 @@ def tree_logits(model, trees, requests):
     return logits.flatten(0, 1)
 
 
-def verify(model, scheme, trees, requests, grammar_mask=None, return_logprob=False):
+def verify(model, scheme, trees, requests, grammar_mask=None, return_logprob=False, by_request=False):
     """One step of a verifier, of `TargetDraws` if it is given a sampler; returns (emitted tokens per request, logits_output)."""
     scheme = TargetDraws(scheme) if isinstance(scheme, Sampler) else scheme
     verify_input, logits = verify_input_of(trees, requests), tree_logits(model, trees, requests)
+    layout = layout_of(trees, requests, by_request)
+    if by_request:  # as a forward with these rows leaves them
+        verify_input.positions, logits = verify_input.positions[layout.rows], logits[layout.rows]
+        if grammar_mask is not None:
+            grammar_mask = grammar_mask._replace(vocab_mask=grammar_mask.vocab_mask[layout.rows])
     batch = Batch(requests, model.vocab, return_logprob)
     batch.sampling_info = batch.sampling_info.copy_for_forward()
     output = LogitsProcessorOutput(next_token_logits=logits)
-    result = scheme.verify(verify_input, layout_of(trees, requests), batch, output, grammar_mask)
+    result = scheme.verify(verify_input, layout, batch, output, grammar_mask)
     return emitted_tokens(*result), output
 
 

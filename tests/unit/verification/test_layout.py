@@ -119,3 +119,20 @@ def test_full_mask_is_cached_tokens_then_tree():
         assert (rows[:, seq_len:] == layout.mask[request]).all()
         start += rows.size
     assert start == flat.size
+
+
+def test_rows_of_each_request_are_its_own_nodes():
+    rng = np.random.default_rng(8)
+    trees, widths = [_random_tree(rng, size) for size in (4, 9, 0, 2)], np.array([5, 3, 1, 2])
+    packed, roots, lengths = pack(trees, widths), np.arange(4), np.full(4, 7)
+    layout, whole = lay_out(packed, roots, lengths, widths), lay_out(packed, roots, lengths)
+    assert whole.uniform and not layout.uniform and layout.mask.shape == (4, 5, 5)
+    assert whole.rows.tolist() == whole.rows_of_nodes.ravel().tolist() == list(range(20))
+    own = [request * 5 + place for request, width in enumerate(widths) for place in range(width)]
+    assert layout.rows.tolist() == own and layout.first_rows.tolist() == [0, 5, 8, 9]
+    assert layout.rows_of_nodes.ravel()[own].tolist() == list(range(11))
+    assert layout.rows_of_nodes[2].tolist() == [8] * 5, "a node without a row has one of its request's"
+    for request, (tree, width) in enumerate(zip(trees, widths.tolist(), strict=True)):
+        alone = pack([tree], width)[0]
+        assert np.array_equal(packed[request, :, : width - 1], alone)
+        assert (packed[request, 1, width - 1 :] == PADDING).all()

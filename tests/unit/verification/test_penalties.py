@@ -85,23 +85,24 @@ def _linked(tree):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocabulary_is_padded", [False, True])
-def test_every_node_is_penalised_as_alone(dtype, vocabulary_is_padded):
+@pytest.mark.parametrize("by_request", [False, True])
+def test_every_node_is_penalised_as_alone(dtype, vocabulary_is_padded, by_request):
     rng = np.random.default_rng(0)
     model = RandomModel(VOCAB)
     for most in (2, 12, 400):  # 400: a token stands there some 16 times
         requests = _requests(rng, most)
         pending = [rng.integers(0, VOCAB, rng.integers(0, 4)).tolist() for _ in requests]
         trees = [random_tree(rng, model, r, rng.integers(1, 12)) for r in requests]
-        layout = layout_of(trees, requests)
-        size = layout.next_token.shape[1]
-        room = torch.randn(len(trees) * size, VOCAB + (5 if vocabulary_is_padded else 0)).to(dtype)
+        layout = layout_of(trees, requests, by_request)
+        first = layout.first_rows
+        room = torch.randn(layout.widths.sum(), VOCAB + (5 if vocabulary_is_padded else 0)).to(dtype)
         logits = room[:, :VOCAB]
         expected, beyond = logits.clone(), room[:, VOCAB:].clone()
         for r, (request, tree) in enumerate(zip(requests, trees, strict=True)):
             for node in _linked(tree) if has_penalties(request) else ():
-                SlowPenalties(request, pending[r]).apply(expected[r * size + node], tree.path(node))
+                SlowPenalties(request, pending[r]).apply(expected[first[r] + node], tree.path(node))
         penalise(logits, requests, pending, layout)
-        rows = [r * size + node for r, tree in enumerate(trees) for node in _linked(tree)]
+        rows = [first[r] + node for r, tree in enumerate(trees) for node in _linked(tree)]
         assert torch.equal(logits[rows], expected[rows])
         assert torch.equal(room[:, VOCAB:], beyond)
 

@@ -1,5 +1,6 @@
 """Exactness of tree verification, node by node, against plain decoding (`plain_decoding`)."""
 
+import functools
 import random
 
 import numpy as np
@@ -31,9 +32,9 @@ from tests.unit.verification.plain_decoding import (
     random_tree,
     sampler_on_cpu,
     tree_logits,
-    verify,
     verify_input_of,
 )
+from tests.unit.verification.plain_decoding import verify as verify_trees
 
 VOCAB = 24
 
@@ -62,13 +63,18 @@ def tree_kernel_on_cpu(predicts, accept_index, accept_token_num, topk, **tree):
     return predicts, accept_index, accept_token_num
 
 
-@pytest.fixture(params=["walking", "all nodes"])
+@pytest.fixture(params=["walking", "walking, rows by request", "all nodes"])
 def strategy(request, monkeypatch):
-    """Both ways to verify; the one for devices runs here with the CPU's tree operator in the kernel's place."""
+    """The ways to verify; the one for devices runs here with the CPU's tree operator in the kernel's place."""
     if request.param == "all nodes":
         monkeypatch.setattr(verifier, "_verify_walking", verifier._verify_all_nodes)
         monkeypatch.setattr(verifier, "verify_tree_greedy_func", tree_kernel_on_cpu)
     return request.param
+
+
+@pytest.fixture
+def verify(strategy):
+    return functools.partial(verify_trees, by_request="by request" in strategy)
 
 
 def random_requests(rng, params):
@@ -85,7 +91,7 @@ def assert_emits_plain_tokens(model, sampler, trees, requests, emitted):
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_greedy_equals_plain_decoding_on_random_ragged_trees(sampler, strategy, feature):
+def test_greedy_equals_plain_decoding_on_random_ragged_trees(sampler, verify, feature):
     rng = np.random.default_rng(0)
     accepted = 0
     for trial in range(4):
@@ -97,7 +103,7 @@ def test_greedy_equals_plain_decoding_on_random_ragged_trees(sampler, strategy, 
     assert accepted > 5  # the trees were worth drafting, so paths were tested, not only roots
 
 
-def test_greedy_requests_of_different_features_share_a_batch(sampler, strategy):
+def test_greedy_requests_of_different_features_share_a_batch(sampler, verify):
     rng = np.random.default_rng(1)
     model = RandomModel(VOCAB, seed=11)
     requests = random_requests(rng, [GREEDY | f for f in FEATURES.values()])
@@ -106,7 +112,7 @@ def test_greedy_requests_of_different_features_share_a_batch(sampler, strategy):
     assert_emits_plain_tokens(model, sampler, trees, requests, emitted)
 
 
-def test_greedy_request_beside_sampling_ones_stays_greedy(sampler, strategy):
+def test_greedy_request_beside_sampling_ones_stays_greedy(sampler, verify):
     rng = np.random.default_rng(2)
     model = RandomModel(VOCAB, seed=5)
     hot = dict(temperature=5.0)
@@ -121,7 +127,7 @@ def test_greedy_request_beside_sampling_ones_stays_greedy(sampler, strategy):
         assert_emits_plain_tokens(model, sampler, *picked)
 
 
-def test_penalties_count_accepted_tokens_that_are_still_pending(sampler, strategy):
+def test_penalties_count_accepted_tokens_that_are_still_pending(sampler, verify):
     rng = np.random.default_rng(3)
     model = RandomModel(VOCAB, seed=7)
     requests = [
@@ -165,7 +171,7 @@ def test_shapes_and_types_are_those_the_scheduler_reads(sampler, strategy):
     assert predict.shape == (8,)
 
 
-def test_padding_is_never_accepted(sampler, strategy):
+def test_padding_is_never_accepted(sampler, verify):
     model = RandomModel(VOCAB)
     request = make_request(logit_bias={"0": 100.0}, **GREEDY)
     emitted, _ = verify(model, sampler, [Tree([5], [None]).padded(4)], [request])
@@ -200,7 +206,7 @@ class OnlyEvenTokens(CustomLogitProcessor):
         return logits
 
 
-def test_custom_logit_processor_is_asked_once_about_the_root_only(sampler, strategy):
+def test_custom_logit_processor_is_asked_once_about_the_root_only(sampler, verify):
     model = RandomModel(VOCAB, seed=3)
     processor = OnlyEvenTokens.to_str()
     requests = [make_request(**GREEDY), make_request(processor=processor, **GREEDY), make_request(**GREEDY)]
@@ -219,7 +225,7 @@ def test_custom_logit_processor_is_asked_once_about_the_root_only(sampler, strat
 
 @pytest.mark.parametrize("scheme", [verifier.TargetDraws, SharedNoise])
 @pytest.mark.parametrize("params", [GREEDY, dict(temperature=0.7, top_k=3, repetition_penalty=1.3)])
-def test_logprobs_are_those_plain_decoding_reports(sampler, strategy, scheme, params):
+def test_logprobs_are_those_plain_decoding_reports(sampler, verify, scheme, params):
     scheme = scheme(sampler)
     scheme._source = random.Random(0)
     model = RandomModel(VOCAB, seed=9)
@@ -289,7 +295,7 @@ def grammar_tokens(model, sampler, request, count):
 
 
 @pytest.mark.usefixtures("grammars_on_a_cpu")
-def test_grammar_constrains_every_node_as_plain_decoding(sampler, strategy):
+def test_grammar_constrains_every_node_as_plain_decoding(sampler, verify):
     rng = np.random.default_rng(6)
     accepted = 0
     for trial in range(6):

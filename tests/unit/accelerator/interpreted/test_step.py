@@ -42,7 +42,7 @@ class Worker(TreeWorker):
             self.courier.send(accept_tokens, accept_lens, self.receiver)
 
     def draft_batch(self, batch, step):
-        return Drafted(self.trees)
+        return Drafted(self.trees, None)
 
     def observe_prefill(self, batch):
         raise NotImplementedError
