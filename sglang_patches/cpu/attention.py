@@ -43,6 +43,13 @@ class Group:
     kept: torch.Tensor | None = None
     _masks: dict = field(default_factory=dict)
 
+    def place(self, out: torch.Tensor, attended: torch.Tensor) -> None:
+        """Writes what the group attended, [b * rows, heads * d], to the places of its rows in the step's."""
+        rows = self.query_rows
+        if self.kept is not None:
+            rows, attended = rows[self.kept], attended[self.kept]
+        out[rows] = attended
+
     def mask(self, window: int, fold: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Additive mask [b, 1, fold * rows in whole query blocks, keys]; `window` >= 0 hides keys more than that many
         positions back."""
@@ -141,19 +148,34 @@ def _uniform_group(table, requests, lengths, rows, positions, tree, members, is_
     )
 
 
-def _plan_padded(table, requests, prefixes, rows, positions, tree, widths):
-    """Groups as of `_plan_uniform` for requests of which each has its own number of rows, `rows` at most.
+def _row_classes(widths: list[int]) -> list[list[int]]:
+    """Requests grouped so that padding to the most rows of a group at most makes them four times as many."""
+    classes: dict[int, list[int]] = {}
+    for i, width in enumerate(widths):
+        classes.setdefault(((width - 1).bit_length() + 1) // 2, []).append(i)
+    return list(classes.values())
+
+
+def _plan_by_request(table, requests, prefixes, positions, tree, widths):
+    """Groups as of `_plan_uniform` for requests of which each has its own number of rows.
 
     positions: of the rows that there are.
     """
     counts = torch.tensor(widths).unsqueeze(1)
     first = counts.cumsum(0) - counts
-    query_rows = first + torch.minimum(torch.arange(rows), counts - 1)
-    kept = torch.arange(rows) < counts
-    groups = _plan_uniform(table, requests, prefixes, rows, positions[query_rows.flatten()], tree)
-    for group in groups:
-        members = slice(None) if group.query_rows is None else group.query_rows[::rows] // rows
-        group.query_rows, group.kept = query_rows[members].flatten(), kept[members].flatten()
+    groups = []
+    for members in _row_classes(widths):
+        index, rows = torch.tensor(members), max(widths[i] for i in members)
+        query_rows = first[index] + torch.minimum(torch.arange(rows), counts[index] - 1)
+        kept = torch.arange(rows) < counts[index]
+        own = [prefixes[i] for i in members]
+        of_class = _plan_uniform(
+            table, requests[index], own, rows, positions[query_rows.flatten()], tree[index, :rows, :rows]
+        )
+        for group in of_class:
+            at = slice(None) if group.query_rows is None else group.query_rows
+            group.query_rows, group.kept = query_rows.flatten()[at], kept.flatten()[at]
+        groups += of_class
     return groups
 
 
@@ -203,7 +225,7 @@ def plan_step(
     if isinstance(rows, int):
         tree = None if custom_mask is None else _tree_of(custom_mask, prefixes, rows)
         if widths is not None:
-            return _plan_padded(table, requests, prefixes, rows, positions, tree, widths)
+            return _plan_by_request(table, requests, prefixes, positions, tree, widths)
         return _plan_uniform(table, requests, prefixes, rows, positions, tree)
     return _plan_ragged(table, requests, prefixes, rows, positions)
 

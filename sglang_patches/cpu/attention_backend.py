@@ -96,11 +96,7 @@ class CpuTreeAttention(AttentionBackend):
             return self._attend(query, keys, values, plan[0], layer)
         out = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
         for group in plan:
-            rows = group.query_rows
-            attended = self._attend(query[rows], keys, values, group, layer)
-            if group.kept is not None:
-                rows, attended = rows[group.kept], attended[group.kept]
-            out[rows] = attended
+            group.place(out, self._attend(query[group.query_rows], keys, values, group, layer))
         return out
 
     @staticmethod

@@ -6,6 +6,7 @@ import functools
 import itertools
 import random
 from collections import Counter
+from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
@@ -97,16 +98,25 @@ def test_greedy_output_is_plain_decodings(workbench, model, lags, setting, batch
         assert scheduler.tokens_per_step > 1.2
 
 
+def any_share(trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
+    """Rows by request, as a policy might choose them: of each tree some nodes, none or all of them."""
+    draw = np.random.default_rng([len(trees), *map(len, trees)])
+    return 1 + draw.integers(0, [len(tree) + 1 for tree in trees])
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["cpu", "accelerator"])
-def test_requests_of_all_kinds_in_one_batch(workbench, model, lags, late):
+@pytest.mark.parametrize("share", [False, True], ids=["equal rows", "rows by request"])
+def test_requests_of_all_kinds_in_one_batch(workbench, model, lags, late, share):
     kinds = [*GREEDY.values(), {"max_new_tokens": 1}, {"max_new_tokens": 2}, {"ignore_eos": True}] * 2
     prompts = _prompts(len(kinds))
     noise = [request(p, VOCABULARY, temperature=1.0) for p in prompts[:4]]
     with workbench.scheduler(model, lags=lags, size=12, late=late) as scheduler:
+        if share:
+            scheduler.worker.policy.choose = any_share
         asked = [request(p, VOCABULARY, **kind) for p, kind in zip(prompts, kinds, strict=True)]
         answers = scheduler.answers([*noise, *asked])[len(noise) :]
     assert answers == [plain_answer(model, p, **kind) for p, kind in zip(prompts, kinds, strict=True)]
-    assert [kind for kind, req in zip(kinds, asked, strict=True) if not _was_drafted_for(req)] == []
+    assert share or [kind for kind, req in zip(kinds, asked, strict=True) if not _was_drafted_for(req)] == []
 
 
 def _was_drafted_for(req: Req) -> bool:
@@ -157,6 +167,8 @@ def test_whatever_sglang_takes_back(workbench, model, lags, late, seed):
     replaced: list[Req] = []
 
     with workbench.scheduler(model, lags=lags, late=late) as scheduler:
+        if seed:
+            scheduler.worker.policy.choose = any_share
 
         def meddle() -> None:
             if replaced and draw.random() < 0.3:
@@ -238,7 +250,9 @@ def test_the_datastore_hears_all_but_the_text_of_requests_that_want_no_draft(wor
         worker, wants = scheduler.worker, [True]
         step = worker.sources.feed.step
         worker.policy.wants_draft = lambda batch: wants[0]
-        worker.policy.choose = lambda trees, tenants: worker.max_width if any(map(len, trees)) else 1
+        worker.policy.choose = lambda trees, tenants: np.full(
+            len(trees), worker.max_width if any(map(len, trees)) else 1
+        )
 
         def noted(states, budgets) -> list[DraftTree]:
             heard.append(wants[0])

@@ -35,6 +35,7 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from transformers import PretrainedConfig
 
 from datastore_service.client import Datastore, open_datastore
+from sglang_patches.cpu import ROWS_BY_REQUEST
 from sglang_patches.draft_side.side import DraftParts
 from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.early_exit.tap import HostTap
@@ -212,7 +213,12 @@ class Target:
     def _verify(self, batch: ScheduleBatch) -> GenerationBatchResult:
         given, size = batch.spec_info, len(batch.reqs)
         shape = size, given.draft_token_num
-        tokens, positions = batch.input_ids.view(shape), given.positions.view(shape)
+        widths = torch.tensor(getattr(given, ROWS_BY_REQUEST, [shape[1]] * size))
+        there = torch.arange(shape[1]) < widths[:, None]  # nodes that have a row
+        assert len(batch.input_ids) == len(given.positions) == len(batch.out_cache_loc) == there.sum()
+        assert not (given.retrieve_next_token >= widths[:, None]).any(), "a node of a tree has no row"
+        tokens, positions = torch.zeros((2, *shape), dtype=torch.int64)
+        tokens[there], positions[there] = batch.input_ids, given.positions
         mask = given.custom_mask.view(*shape, -1)
         self._check_cache(batch, tokens)
         self._check_trees(given, tokens, positions, mask, batch.seq_lens)
@@ -222,9 +228,9 @@ class Target:
         others = mask & ~torch.eye(shape[1], dtype=torch.bool)
         parents = (others * (positions[:, None] + 1)).argmax(dim=2)
         before = torch.where(others.any(dim=2), tokens.gather(1, parents), before_root[:, None])
-        logits = self._model.logits(before.flatten(), tokens.flatten())
+        logits = self._model.logits(before[there], tokens[there])
         # After one layer the target takes each token for its neighbour, wherever it has read an odd one.
-        odd = (tokens.flatten() % 2 == 1)[:, None]
+        odd = (tokens[there] % 2 == 1)[:, None]
         self.model_runner.model.run(torch.where(odd, logits.roll(1, dims=1), logits), batch)
         output = LogitsProcessorOutput(next_token_logits=logits.clone())
         return GenerationBatchResult(logits_output=output, can_run_cuda_graph=False)

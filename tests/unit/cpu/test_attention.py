@@ -24,10 +24,13 @@ class Cache:
 
 
 def _run(cache, query, plan, **layer):
-    out = torch.zeros(query.shape[0], query.shape[1] * DIM)
+    out = torch.zeros(query.shape[0], query.shape[1] * DIM, dtype=query.dtype)
     for group in plan:
-        rows = slice(None) if group.query_rows is None else group.query_rows
-        out[rows] = attend(query[rows], cache.keys, cache.values, group, DIM**-0.5, **layer)
+        if group.query_rows is None:
+            out[:] = attend(query, cache.keys, cache.values, group, DIM**-0.5, **layer)
+        else:
+            own = query[group.query_rows]
+            group.place(out, attend(own, cache.keys, cache.values, group, DIM**-0.5, **layer))
     return out.view(query.shape)
 
 
@@ -136,6 +139,23 @@ def test_verification_of_trees(query_heads, kv_heads, layer, full, prefixes):
     plan = plan_step(cache.table, torch.arange(len(prefixes)), prefixes, ROWS, positions, custom)
     want = _dense_tree(cache, prefixes, masks, depths, query, layer.get("window", -1), layer.get("cap", 0.0))
     torch.testing.assert_close(_run(cache, query, plan, **layer), want, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prefixes", [[11, 40, 7], [300, 4, 690]])
+@pytest.mark.parametrize("widths", [[5, 1, 3], [1, 1, 4], [2, 2, 2]])
+def test_rows_by_request_are_those_of_a_step_in_which_all_have_as_many(dtype, prefixes, widths):
+    """Bit for bit: what a request's rows are does not depend on the rows that others have."""
+    cache = Cache(3, 2)
+    cache.keys, cache.values = cache.keys.to(dtype), cache.values.to(dtype)
+    query = torch.randn(3 * ROWS, 6, DIM).to(dtype)
+    mask, depths = _tree_masks(TREES), torch.tensor([[0, 1, 2, 3, 4], [0, 1, 1, 1, 1], [0, 1, 1, 2, 3]])
+    positions = (torch.tensor(prefixes).unsqueeze(1) + depths).flatten()
+    requests = torch.arange(3)
+    whole = _run(cache, query, plan_step(cache.table, requests, prefixes, ROWS, positions, mask.flatten()))
+    kept = (torch.arange(ROWS) < torch.tensor(widths).unsqueeze(1)).flatten()
+    plan = plan_step(cache.table, requests, prefixes, ROWS, positions[kept], mask.flatten(), widths=widths)
+    assert torch.equal(_run(cache, query[kept], plan), whole[kept])
 
 
 def test_lengths_far_apart_are_not_padded_to_the_longest():
