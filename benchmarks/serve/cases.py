@@ -3,13 +3,14 @@
 mixed       all categories in one batch
 tasks       one category of prompts a group: code and other languages are among them
 repeated    as mixed, and every server has answered each prompt once before it is timed
+halves      as repeated, but every second prompt is new
 sampled     as mixed, at temperature 0.7
 followup    the recorded answer stands in the prompt, and a second question is about it
 long        texts of several prompts in one, LONG tokens, to be summarized
 unrelated   random words in, sampled at temperature 1: nothing recurs, no draft can help
 streamed    as mixed, every token sent as it comes: the case for times between tokens
 
-Servers learn from what they answer, so mixed, tasks, repeated, sampled and streamed never ask one prompt twice, in whatever case and batch size. A group
+Servers learn from what they answer, so mixed, tasks, repeated, halves, sampled and streamed never ask one prompt twice, in whatever case and batch size. A group
 is one steady load (benchmarks.serve.measure).
 """
 
@@ -50,14 +51,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Case:
-    """groups: of each batch size. sampling: parameters of the requests. seen: each group is answered once untimed. chunk:
+    """groups: of each batch size. sampling: parameters of the requests. seen: of a group, every so many prompts one is answered once
+    untimed; 0 for none. chunk:
     tokens that a server sends together. One is what users get, but it costs a tenth of plain decoding's throughput at batch
     8 on two cores and less where steps yield more, which would flatter speculation."""
 
     name: str
     groups: dict[int, list[list[Request]]]
     sampling: dict[str, object] = field(default_factory=lambda: {"temperature": 0.0})
-    seen: bool = False
+    seen: int = 0
     chunk: int = 8
 
     @property
@@ -180,7 +182,8 @@ def pilots(pool: Pool, batches: Sequence[int]) -> tuple[Case, Case]:
 
 
 CASES: dict[str, Callable[[Pool, Sequence[int], int], Case]] = {
-    "mixed": partial(pooled, "mixed"), "tasks": tasks, "repeated": partial(pooled, "repeated", seen=True),
+    "mixed": partial(pooled, "mixed"), "tasks": tasks, "repeated": partial(pooled, "repeated", seen=1),
+    "halves": partial(pooled, "halves", seen=2),
     "sampled": partial(pooled, "sampled", sampling={"temperature": 0.7}), "followup": followup, "long": long,
     "unrelated": unrelated, "streamed": partial(pooled, "streamed", chunk=1),
 }  # fmt: skip

@@ -165,7 +165,7 @@ def measure(
     prompts = [request.prompt for request in group]
     waited = first_tokens(server, group, batch)
     if case.seen:
-        server.generate_many(prompts, batch, **sampling)
+        server.generate_many(prompts[:: case.seen], batch, **sampling)
     before = Counters.of(server, service_port)
     load = steady_load(server, prompts, batch, stream_interval=case.chunk, **sampling)
     spent = Counters.of(server, service_port).since(before)

@@ -7,6 +7,7 @@ sssd               embedded datastore with the prior; chooses the rows of each s
 sssd_cold          the same as sssd with an empty datastore
 sssd_grpc          the same as sssd with the datastore as a service
 sssd_crowded       the same as sssd with four unrelated corpora beside the prior
+sssd_one_width     the same as sssd, but all requests of a step have as many rows
 sssd_static        the same as sssd_cold, but always verifies the whole node budget: NGRAM's equal in rows and in what it knows
 saguaro            the same as sssd with a draft model beside the target (--draft)
 standalone         SGLang's own drafting with that draft model, a chain before each step
@@ -30,6 +31,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.one_width import one_width
 from benchmarks.services import add_never_matching, service
 from benchmarks.sources import SUFFIXES, source_documents
 from benchmarks.traces import recorded_rows
@@ -38,8 +40,8 @@ from sglang_patches.launch.serve import SPECSTORE, datastore_command, datastore_
 from tests.support.servers.engine import HEAD_STEPS, ServerSpec
 
 VARIANTS = (
-    "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static", "saguaro",
-    "standalone", "standalone_beside", "eagle3", "eagle3_beside", "control", "control_adaptive",
+    "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_one_width",
+    "sssd_static", "saguaro", "standalone", "standalone_beside", "eagle3", "eagle3_beside", "control", "control_adaptive",
 )  # fmt: skip
 ALGORITHMS = {
     "plain": None, "ngram": "NGRAM", "ngram_corpus": "NGRAM", "saguaro": "SAGUARO", "standalone": "STANDALONE",
@@ -53,7 +55,14 @@ ALONE = (
 )  # HEAD_STEPS tokens a step; seven take longer than they gain (docs/optimisations.md)
 BESIDE = ("standalone_beside", "eagle3_beside")
 CONTROLS = ("control", "control_adaptive")
-OURS = ("sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_static")  # those that draft from a datastore
+OURS = (
+    "sssd",
+    "sssd_cold",
+    "sssd_grpc",
+    "sssd_crowded",
+    "sssd_one_width",
+    "sssd_static",
+)  # those that draft from a datastore
 DISTRACTOR_TOKENS = 500_000  # of each unrelated corpus
 
 
@@ -117,6 +126,7 @@ def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: d
     flags: dict[str, tuple[str, ...]] = {
         "ngram_corpus": (*corpus, "--speculative-ngram-external-sam-budget", half),
         "sssd": prior,
+        "sssd_one_width": prior,
         "saguaro": prior,
         **dict.fromkeys(BESIDE, prior),
         "sssd_static": ("--specstore-length", "static"),
@@ -138,6 +148,7 @@ def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: d
         flags=(*flags.get(variant, ()), "--enable-metrics"),
         max_running_requests=max(settings.batches),
         beside_head=variant in BESIDE,
+        environment=one_width() if variant == "sssd_one_width" else {},
     )
 
 
