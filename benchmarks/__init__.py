@@ -10,6 +10,7 @@
     python -m benchmarks.host_time      time of a decode step on the host before the forward pass
     python -m benchmarks.pipeline       throughput of drafting beside the target, on a virtual clock
     python -m benchmarks.beside         the same on real servers, beside what the simulation says before
+    python -m benchmarks.rows           rows by request against one width, on a virtual clock
     python -m benchmarks.roofline       cost of verification on a GPU that is not at hand, by calculation
     python -m benchmarks.record         answers of a served model, which replay and serve need
     python -m benchmarks.report         page and plots from what the others wrote

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.report.markdown import columns, table
-from benchmarks.report.statistics import ratio_of_sums
+from benchmarks.report.statistics import Interval, ratio_of_sums
 
 MIB = 1 << 20
 MOMENTS = 10  # of a run, that the table of its memory has
@@ -149,3 +149,15 @@ def roofline(record: dict) -> list[str]:
     }
     cost = {length: lambda row, length=length: f"{row['cost'][length]:.2f}" for length in rows[0]["cost"]}
     return ["## What verification costs on a GPU", "", text, "", *columns(rows, cells | cost)]
+
+
+def rows(record: dict) -> list[str]:
+    settings = record["manifest"]["settings"]
+    text = (
+        f"{settings['known']:.0%} of a batch's answers are known to the datastore. Tokens a second on a virtual clock that is a GPU's"
+        f" roofline ({settings['teraflops']:g} TFLOP/s, {settings['bandwidth']:g} TB/s), {settings['groups']} groups, 95% intervals."
+    )
+    shown = {
+        "batch": "{batch}", "": "{of}", "over": "{over}", "ratio": lambda row: str(Interval(row["value"], row["low"], row["high"])),
+    }  # fmt: skip
+    return ["## Rows by request", "", text, "", *columns(record["results"], shown)]

@@ -25,6 +25,7 @@ from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import NO_DRAFT, Budget, Opening
 from sglang_patches.step.length import CANDIDATE_WIDTHS, LengthPolicy
+from tests.support.servers.engine import DEVICE
 
 TRIE = 2_000_000  # nodes: more than a run's answers need, and 1.5 GB less than the server's beside it
 REPLAYED: dict[str, Factory] = {
@@ -183,8 +184,9 @@ def expectation(
 ) -> Expectation | None:
     """What a variant makes of one group after the other; None for one that cannot be replayed. time: as it starts. replayed: the
     method, where it verifies whole drafts."""
-    if variant in ("sssd", "sssd_cold", "sssd_grpc"):
-        return Simulation(corpus, batch, nodes, time).load_at
+    if variant in ("sssd", "sssd_cold", "sssd_grpc", "sssd_one_width"):
+        by_request = DEVICE == "cpu" and variant != "sssd_one_width"
+        return Simulation(corpus, batch, nodes, time, by_request=by_request).load_at
     if variant in ("plain", "control_adaptive"):
         return partial(fixed_load, lambda traces: 1.0, batch, 1)
     if variant == "control":
@@ -215,7 +217,8 @@ def fixed_load(
 class Simulation:
     """SSSD's worker without a model: the engine drafts, the policy chooses, recorded answers accept, the pilot's times pass.
 
-    linear_seconds: what the policy is told of the linear layers. pace: how much slower than it is each step looks to it."""
+    linear_seconds: what the policy is told of the linear layers. pace: how much slower than it is each step looks to it.
+    by_request: whether each request of a step may have its own number of rows."""
 
     def __init__(
         self,
@@ -225,12 +228,13 @@ class Simulation:
         time: StepTime,
         linear_seconds: Callable[[float], float] | None = None,
         pace: Callable[[], float] = lambda: 1.0,
+        by_request: bool = False,
     ) -> None:
         self._engine, self._budget = Engine(corpus.vocab_size, corpus.segments), Budget(nodes)
         self._batch, self._time, self._pace = batch, time, pace
         widths = [*(width for width in CANDIDATE_WIDTHS if width <= nodes), nodes + 1]
         by_rows = linear_seconds or (lambda rows: time(max(1, round(rows / batch)), time.context))
-        self.policy = LengthPolicy(widths, by_rows)
+        self.policy = LengthPolicy(widths, by_rows, by_request=by_request)
         self._names = count()
 
     def load_at(self, traces: Sequence[Trace], time: StepTime) -> Expected:

@@ -19,8 +19,8 @@ from datastore_service.protocol.tree import DraftTree
 from sglang_patches.step.acceptance import Acceptance
 
 CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# Drafted rows of a step of which each request has its own share.
-ROW_COUNTS = (0, *CANDIDATE_WIDTHS, *(size << doubled for doubled in range(1, 8) for size in (48, 64)))
+# Drafted rows of a step in which each request has its own: steps of an eighth to a quarter, so that shapes recur.
+ROW_COUNTS = (*range(8), *(size << doubled for doubled in range(8) for size in range(8, 16)))
 # Guessed costs of a step besides its linear layers, in units of the linear layers over one row: per step, per request, per
 # row, per request with a draft (verification, moving KV).
 STEP, REQUEST, ROW, DRAFT = 1.0, 0.1, 0.02, 0.05
@@ -188,7 +188,7 @@ class LengthPolicy:
         gains = self.acceptance.estimate(trees, tenants)
         owners = np.repeat(np.arange(batch), sizes)
         order = np.argsort(-_best_behind(gains, sizes), kind="stable")
-        counts = [count for count in ROW_COUNTS if count < nodes] + [nodes]
+        counts = [count for count in ROW_COUNTS if count <= nodes]
         expected = batch + np.append(0.0, np.cumsum(gains[order]))[counts]
         best = counts[self._most_per_second(expected, batch, [batch + count for count in counts])]
         return 1 + np.bincount(owners[order[:best]], minlength=batch)
