@@ -19,7 +19,7 @@ from datastore_service.protocol.tree import DraftTree
 from sglang_patches.step.acceptance import Acceptance
 
 CANDIDATE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# Drafted rows of a step in which each request has its own: steps of an eighth to a quarter, so that shapes recur.
+# Drafted rows of a step in which each request has its own, an eighth apart at most: so shapes recur.
 ROW_COUNTS = (*range(8), *(size << doubled for doubled in range(8) for size in range(8, 16)))
 # Guessed costs of a step besides its linear layers, in units of the linear layers over one row: per step, per request, per
 # row, per request with a draft (verification, moving KV).
@@ -32,7 +32,7 @@ OUTLIER = (
 DRIFT = 0.01  # change of a part's logarithm per ratio, as a standard deviation
 PLAIN_STREAK = 16  # plain steps in a row at a batch size, after which the datastore is asked only every PROBE_STEPS steps
 PROBE_STEPS = 8
-STEADY_STEPS = 48  # steps with as many rows in a row, after which another number is tried
+STEADY_STEPS = 48  # steps of one kind in a row, after which another is tried
 # Required predicted speed-up over a plain step. The largest of several noisy estimates is too large.
 MARGIN = 1.1
 
@@ -134,7 +134,7 @@ class LengthPolicy:
         self.acceptance = Acceptance()
         self._started: tuple[float, int, int] | None = None
         self._plain_streak: dict[int, int] = defaultdict(int)
-        self._rows, self._steady = 0, 0  # of the last step, and how many steps had as many
+        self._kind, self._steady = 0, 0  # of the last step, and how many were of its kind in a row
 
     def most_rows(self, batch: int) -> int:
         """The most rows that a step of at most `batch` requests has, rounded up."""
@@ -157,8 +157,10 @@ class LengthPolicy:
         choose = self._rows_by_request if self._by_request else self._one_width
         rows = choose(trees, sizes, tenants or [""] * batch)
         total = int(rows.sum())
-        self._steady = self._steady + 1 if total == self._rows else 0
-        self._rows = total
+        # Where all have one width, steps of other widths teach what a draft costs.
+        kind = min(total, batch + 1) if self._by_request else total
+        self._steady = self._steady + 1 if kind == self._kind else 0
+        self._kind = kind
         self._plain_streak[batch] = self._plain_streak[batch] + 1 if total == batch else 0
         return rows
 
@@ -194,7 +196,7 @@ class LengthPolicy:
         return 1 + np.bincount(owners[order[:best]], minlength=batch)
 
     def _most_per_second(self, expected: np.ndarray, batch: int, rows: Sequence[int]) -> int:
-        """Which number of rows brings the most expected tokens a second. After STEADY_STEPS steps with as many it is another one, to be
+        """Which number of rows brings the most expected tokens a second. After STEADY_STEPS steps of one kind it is one of another, to be
         measured.
 
         expected: tokens with each number of rows.
@@ -205,8 +207,8 @@ class LengthPolicy:
         best = int(np.argmax(expected / seconds))
         if self._steady < STEADY_STEPS:
             return best
-        # Only other numbers of rows give ratios: now and then a plain step, or the smallest draft.
-        return 0 if best else 1
+        # Only other numbers of rows give ratios: now and then a plain step, or a small draft for each request.
+        return 0 if best else min(int(np.searchsorted(rows, 2 * batch)), len(rows) - 1)
 
     def _useful(self, longest: int, batch: int) -> list[int]:
         """Widths up to the first that holds the largest tree. Wider ones would only verify padding."""

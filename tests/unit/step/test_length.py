@@ -314,8 +314,8 @@ def test_rows_go_to_the_request_that_has_the_likelier_nodes():
 
 
 def test_free_rows_take_all_trees_and_no_padding():
-    trees = [_chain([0.9] * size) for size in (6, 2, 0, 15)]
-    assert by_request().choose(trees).tolist() == [7, 3, 1, 16]
+    trees = [_chain([0.9] * size) for size in (7, 2, 0, 15)]
+    assert by_request().choose(trees).tolist() == [8, 3, 1, 16]
 
 
 def test_rows_of_each_request_that_cost_in_proportion_leave_no_draft():
@@ -361,3 +361,18 @@ def test_rows_of_requests_that_are_always_chosen_are_compared_now_and_then():
     for _ in range(4 * STEADY_STEPS):
         seen.append(int(policy.choose([_chain([0.9] * 7)] * 2).sum()))
     assert set(seen) == {2, 16} and 2 <= seen.count(2) <= 4
+
+
+def test_rows_of_requests_that_do_not_pay_are_compared_with_a_draft_for_each_now_and_then():
+    """One row more than a plain step's would say nothing of what a row costs."""
+    policy, seen = by_request(float), []
+    for _ in range(4 * STEADY_STEPS):
+        seen.append(int(policy.choose([_chain([0.3] * 7)] * 8).sum()))
+    assert set(seen) == {8, 16} and 2 <= seen.count(16) <= 4
+
+
+def test_rows_that_differ_from_step_to_step_are_compared_with_a_plain_step_too():
+    policy, seen = by_request(), []
+    for step in range(4 * STEADY_STEPS):
+        seen.append(int(policy.choose([_chain([0.9] * (3 + step % 5))] * 2).sum()))
+    assert 2 <= seen.count(2) <= 4 and len(set(seen)) > 3
