@@ -14,13 +14,13 @@ from pathlib import Path
 from benchmarks.beside.costs import DraftTimes, TargetTimes, Watch
 from benchmarks.beside.forecast import Forecaster, with_first_token
 from benchmarks.beside.servers import ALGORITHMS, BESIDE, KV_TOKENS, Setup, all_running, rotated, say
+from benchmarks.beside.tables import FORECASTS
 from benchmarks.beside.window import Course, decode, window
 from benchmarks.emulated_latency import AdjustableLatency
 from benchmarks.pipeline.methods import policy_of
 from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.simulation import EarlyExit
 from benchmarks.replay.methods import Corpus
-from benchmarks.report.beside import FORECASTS
 from benchmarks.report.records import JOURNAL, Journal, finish, manifest
 from benchmarks.serve.variants import prepare
 from sglang_patches.options import Options

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.beside.servers import VARIANTS
+from benchmarks.beside.tables import FORECASTS
 from benchmarks.pipeline.experiments import break_even
-from benchmarks.report.beside import FORECASTS
 from benchmarks.report.records import journalled
 from benchmarks.report.statistics import ratio_of_sums, throughput_ratio
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.options import Parser
-from benchmarks.report.pipelining import EXITS, SECTIONS, STORES
+from benchmarks.pipeline.tables import EXITS, SECTIONS, STORES
 from benchmarks.report.records import finish
 from benchmarks.traces import SHIPPED_LANGUAGE, SHIPPED_PRIOR
 from sglang_patches.options import Options

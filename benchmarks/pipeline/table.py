@@ -14,7 +14,7 @@ from benchmarks.pipeline import drafts, experiments, methods
 from benchmarks.pipeline.experiments import Case, Question, break_even
 from benchmarks.pipeline.pairs import Pair, load, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
-from benchmarks.report.pipelining import CEILING, EXITS, METHODS, SHAPES, STORES
+from benchmarks.pipeline.tables import CEILING, EXITS, METHODS, SHAPES, STORES
 from benchmarks.serve.prediction import StepTime
 from benchmarks.traces import load_traces
 from datastore_service.client import Datastore
@@ -151,7 +151,7 @@ class Asked:
         }
 
 
-# By the names and in the order of `benchmarks.report.pipelining.SECTIONS`, which says whose figures they are; None: not of these pairs.
+# By the names and in the order of `benchmarks.pipeline.tables.SECTIONS`, which says whose figures they are; None: not of these pairs.
 EXPERIMENTS: dict[str, Callable[[Asked], object]] = {
     "forecast": lambda a: experiments.forecast(a.question, a.cases, a.batches),
     "misses": lambda a: experiments.misses(a.question, a.middle),

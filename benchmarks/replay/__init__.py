@@ -2,5 +2,5 @@
 
 Greedy decoding's output does not depend on the draft, so a recorded answer decides what any draft gets accepted. `method`
 is the interface, `methods` has ours and names all, `retrieval` and `peers` the others', `experiments` the questions;
-benchmarks.report has tables and plots.
+`tables` shows what came out, benchmarks.report draws it.
 """

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.replay.method import Method
 from benchmarks.replay.peers import SglangNgram, SuffixDecoding, installed
 from benchmarks.replay.retrieval import PromptLookup, Rest
-from benchmarks.report.replaying import OURS
+from benchmarks.replay.tables import OURS
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.fusion import CLASSES, FusionWeights, Policy
 from datastore_service.engine.limits import Limits

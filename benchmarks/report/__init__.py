@@ -1,6 +1,6 @@
-"""Tables, plots and pages of all benchmarks.
+"""Plots and pages of all benchmarks.
 
 A benchmark ends with `records.finish`, which prints its tables and writes its results. `python -m benchmarks.report` makes a page and
-plots from a folder of such files. `statistics` has the intervals, `records` says what a run was made with, the other modules
-know each benchmark's tables, `plots` draws them, `markdown` and `page` put them together.
+plots from a folder of such files. `statistics` has the intervals, `records` says what a run was made with, `markdown` writes tables,
+`plots` draws, `page` puts together. A benchmark of several modules has its tables beside them (`tables`); `costs` has the others'.
 """

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report import beside, costs, pipelining, replaying, serving
+from benchmarks.beside import tables as beside
+from benchmarks.pipeline import tables as pipelining
+from benchmarks.replay import tables as replaying
+from benchmarks.report import costs
 from benchmarks.report.markdown import in_order
 from benchmarks.report.statistics import FEW
+from benchmarks.serve import tables as serving
 
 # By the benchmark; those whose record is more than one plot put the pictures into their tables.
 COSTS = {

@@ -10,11 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.beside.tables import FORECASTS, NAMES
 from benchmarks.prompts import ALL
-from benchmarks.report.beside import FORECASTS, NAMES
+from benchmarks.replay.tables import OURS, is_ours
 from benchmarks.report.markdown import in_order
-from benchmarks.report.replaying import OURS, is_ours
-from benchmarks.report.serving import BASELINE
+from benchmarks.serve.tables import BASELINE
 
 DPI = 110
 COLUMNS = 4

@@ -20,11 +20,11 @@ from rich.progress import track
 from benchmarks.options import NEEDED, Parser, add_dtype, number
 from benchmarks.replay.methods import Corpus
 from benchmarks.report.records import JOURNAL, Journal, finish, manifest
-from benchmarks.report.serving import BASELINE
 from benchmarks.serve.cases import CASES, Case, Pool, pilots
 from benchmarks.serve.measure import bench_serving, measure, points, run
 from benchmarks.serve.prediction import Forecasts, Recent, merged
 from benchmarks.serve.summary import summarised
+from benchmarks.serve.tables import BASELINE
 from benchmarks.serve.variants import (
     VARIANTS,
     WITH_DRAFT,

@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.prompts import ALL, SPEC_BENCH
 from benchmarks.report.records import journalled
-from benchmarks.report.serving import BASELINE
 from benchmarks.report.statistics import ratio_of_sums, throughput_ratio
 from benchmarks.serve.measure import breakdown
+from benchmarks.serve.tables import BASELINE
 
 
 def difference_rate(rows: Sequence[dict], base: Sequence[dict]) -> float:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.beside import tables
 from benchmarks.beside import window as timing
 from benchmarks.beside.__main__ import length_of, parse
 from benchmarks.beside.costs import DraftTimes, TargetTimes, since
@@ -19,14 +20,13 @@ from benchmarks.beside.models import by_length
 from benchmarks.beside.run import forecast_options
 from benchmarks.beside.servers import BESIDE, VARIANTS, WITH_DRAFT, Setup, check_room, server_spec
 from benchmarks.beside.summary import cells_of, summarise
+from benchmarks.beside.tables import FORECASTS
 from benchmarks.beside.window import Course, decode, window
 from benchmarks.pipeline.methods import policy_of
 from benchmarks.pipeline.models import pairs_of
 from benchmarks.pipeline.pairs import Pair, synthetic
 from benchmarks.replay.methods import Corpus
-from benchmarks.report import beside as tables
 from benchmarks.report import plots
-from benchmarks.report.beside import FORECASTS
 from benchmarks.report.records import Journal, dumps, journalled
 from benchmarks.traces import SHIPPED, Trace
 from sglang_patches.options import Options, add_flags

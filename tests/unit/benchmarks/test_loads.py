@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.beside import tables as beside
 from benchmarks.beside.loads import LOADS, LONG_TOKENS, known_answers, long, parse, requests_of
 from benchmarks.beside.summary import summarise_loads
-from benchmarks.report import beside
 from benchmarks.report.records import Journal, dumps
 from benchmarks.serve.cases import Pool
 from benchmarks.traces import SHIPPED, recorded_rows

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.pipeline import __main__ as command
 from benchmarks.pipeline import record, simulation, theory
+from benchmarks.pipeline import tables as pipelining
 from benchmarks.pipeline.experiments import (
     BOTH,
     FAN_OUT,
@@ -34,7 +35,6 @@ from benchmarks.pipeline.simulation import (
     rate_of,
 )
 from benchmarks.pipeline.theory import chain_tokens
-from benchmarks.report import pipelining
 from benchmarks.report.records import dumps
 from benchmarks.report.statistics import Interval
 from datastore_service.client.embedded import EmbeddedDatastore

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks import roofline
+from benchmarks.replay.tables import strongest
 from benchmarks.report import plots
 from benchmarks.report.__main__ import main
 from benchmarks.report.page import Run, command, page, tables_of
 from benchmarks.report.records import PROJECT, dumps, finish
-from benchmarks.report.replaying import strongest
 from benchmarks.report.statistics import Interval, throughput_ratio
 
 RUNS = PROJECT / "docs" / "benchmarks"

@@ -13,7 +13,6 @@ from benchmarks.prompts import SPEC_BENCH
 from benchmarks.replay.methods import Corpus
 from benchmarks.report.__main__ import main as report
 from benchmarks.report.records import JOURNAL, Journal
-from benchmarks.report.serving import SAMPLED
 from benchmarks.serve.__main__ import left_out
 from benchmarks.serve.cases import CASES, Case, Pool, Request, deal, pilots, prompts_for
 from benchmarks.serve.measure import Counters, breakdown, points
@@ -27,6 +26,7 @@ from benchmarks.serve.prediction import (
     traces_of,
 )
 from benchmarks.serve.summary import difference_rate, summarise
+from benchmarks.serve.tables import SAMPLED
 from benchmarks.serve.variants import VARIANTS, WITH_DRAFT, WITH_HEAD, Knowledge, Settings, server_spec
 from sglang_patches.step.length import StepTimes
 
