@@ -1,4 +1,4 @@
-"""Where a request ends, and who hears of it.
+"""The ends of requests, and who hears of them.
 
 An accepted run is cut at the first token that ends its request, as plain decoding would have ended it. Plain decoding judges its answer
 after each token. SGLang judges a run of accepted tokens as a whole: of two conditions that hold in the run, the one that is checked first

@@ -41,7 +41,11 @@ def arguments() -> argparse.Namespace:
 
 
 def _add_common(parser: argparse.ArgumentParser, out: str, epochs: int) -> None:
-    """out: what --out is. epochs: by default."""
+    """Adds the options of both kinds.
+
+    out: what --out is.
+    epochs: by default.
+    """
     parser.add_argument("--model", required=True, help="the target: a folder, or a name in the hub's cache")
     parser.add_argument(
         "--answers", required=True, nargs="+", type=Path, help="JSONL files with `prompt` and `answer`"
