@@ -33,8 +33,15 @@ HEADER = "header:"
 NOT_DIVIDED = ("mm_hashes", "mm_content_hashes", "kv_hints")
 FLAG = "--specstore-request-tenant"
 # The fields of `custom_params.specstore`: their types, as Python and as a client has them.
-_NAME, _SWITCH = (str, "a string"), (bool, "true or false")
-WISHES = {"conversation": _NAME, "publish": _SWITCH, "sources": _SWITCH, "tenant": _NAME}
+_NAME, _SWITCH, _COUNT = (str, "a string"), (bool, "true or false"), (int, "a whole number of at least 0")
+WISHES = {
+    "conversation": _NAME,
+    "draft": _SWITCH,
+    "nodes": _COUNT,
+    "publish": _SWITCH,
+    "sources": _SWITCH,
+    "tenant": _NAME,
+}
 
 _source = ""  # the option's value, in the process that answers requests
 
@@ -82,7 +89,7 @@ def _check_wishes(wishes: dict[str, Any]) -> None:
             known = ", ".join(WISHES)
             raise ValueError(f"custom_params.specstore: {reprlib.repr(name)} is none of {known}")
         kind, title = WISHES[name]
-        if value is not None and not isinstance(value, kind):
+        if value is not None and (type(value) is not kind or (kind is int and value < 0)):
             raise ValueError(f"custom_params.specstore.{name}: {reprlib.repr(value)} is not {title}")
 
 

@@ -59,7 +59,7 @@ class RequestState:
     session: its name with the datastore and the draft side. tenant: that the request named, "" for the server's own. plain_reason: why nothing may be drafted for it, None if it may.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
     known. confirmed: leading tokens that were SGLang's when a step began. ended: its session is closed. ends: tokens that end it. usage: what
-    its answer says of its steps. Overlap scheduling may launch a request once more after the step that ended it.
+    its answer says of its steps. most_nodes: most drafted tokens that it wants verified in a step, None if it does not say. Overlap scheduling may launch a request once more after the step that ended it.
     """
 
     req: Req
@@ -76,10 +76,15 @@ class RequestState:
     last_seen: float = 0.0
     ends: frozenset[int] = frozenset()
     usage: Usage = field(default_factory=Usage)
+    most_nodes: int | None = None
+
+    def within_wish(self, tree: DraftTree) -> DraftTree:
+        """As much of the tree as the request wants verified."""
+        return tree if self.most_nodes is None else tree.first(self.most_nodes)
 
 
 def _wishes(req: Req) -> dict:
-    """`custom_params["specstore"]`: {"conversation": name, "publish": bool, "sources": bool, "tenant": name}."""
+    """`custom_params["specstore"]`: {"conversation": name, "draft": bool, "nodes": count, "publish": bool, "sources": bool, "tenant": name}."""
     wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
     if not isinstance(wishes, dict):
         _report_no_object()
@@ -103,6 +108,13 @@ def request_opening(req: Req, publish: bool) -> Opening:
         publish=publish and wishes.get("publish", True) is True,  # what is no wish to publish is none
         prompt_length=len(req.origin_input_ids),
     )
+
+
+def most_nodes(req: Req) -> int | None:
+    """The most drafted tokens that the request wants verified in a step, None if it does not say."""
+    wishes = _wishes(req)
+    nodes = 0 if wishes.get("draft") is False else wishes.get("nodes")
+    return nodes if isinstance(nodes, int) and nodes >= 0 else None  # what is no number is no wish
 
 
 def tenants_of(options: Options) -> Callable[[Req], str]:
@@ -242,7 +254,7 @@ class RequestBook:
         return self._states.get(id(req))
 
     def _open(self, req: Req, length: int, pending: Sequence[int] = ()) -> RequestState:
-        opening = request_opening(req, self._publish)
+        opening, nodes = request_opening(req, self._publish), most_nodes(req)
         begun = self._begun_elsewhere(req)
         if begun and any(state.session == begun for state in self._states.values()):
             begun = None  # several samples of one prompt
@@ -251,7 +263,7 @@ class RequestBook:
             begun or self._own_session(req.rid),
             opening,
             self._tenant_of(req),
-            self._needs_plain_step(req),
+            self._needs_plain_step(req) or ("its own wish" if nodes == 0 else None),
             expected=opening.prompt_length if begun else 0,
             text=Text(self._in_vocabulary(_listed(req, 0, length, pending))),
             settled=length,
@@ -260,6 +272,7 @@ class RequestBook:
             last_seen=time.monotonic(),
             ends=end_tokens(req),
             usage=Usage(opening.prompt_length, bool(_wishes(req).get("sources", False))),
+            most_nodes=nodes,
         )
         setattr(req, USAGE, state.usage)
         if not state.ended:

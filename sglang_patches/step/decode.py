@@ -77,7 +77,10 @@ class DecodeWorker(MethodWorker):
         self._settle(states)
         depths = [self.deepest_node(length) for length in step.lengths]
         proposed = self.sources.propose(batch, states, depths, self.policy.wants_draft(len(states)))
-        trees = [tree.no_deeper(depth) for tree, depth in zip(proposed, depths, strict=True)]
+        trees = [
+            state.within_wish(tree.no_deeper(depth))
+            for state, tree, depth in zip(states, proposed, depths, strict=True)
+        ]
         widths = self.policy.choose(trees, [state.tenant for state in states])
         widths = self.broadcast_from_first_rank(widths)
         packed = self.broadcast_from_first_rank(pack(trees, widths))

@@ -125,6 +125,25 @@ def _was_drafted_for(req: Req) -> bool:
     return said <= 2 or bool(getattr(req, USAGE).summary(said)["drafted"])
 
 
+@pytest.mark.parametrize("share", [False, True], ids=["equal rows", "rows by request"])
+def test_a_request_says_how_much_is_drafted_for_it(workbench, model, lags, share):
+    wishes = [{"draft": False}, {"nodes": 0}, {"nodes": 2}, {"draft": True, "nodes": 1000}, {}]
+    prompts = _prompts(len(wishes))
+    asked = [
+        request(prompt, VOCABULARY, custom_params={"specstore": wish}, **LONG)
+        for prompt, wish in zip(prompts, wishes, strict=True)
+    ]
+    with workbench.scheduler(model, lags=lags) as scheduler:
+        if share:
+            scheduler.worker.policy.choose = any_share
+        answers = scheduler.answers(asked)
+    assert answers == [plain_answer(model, prompt, **LONG) for prompt in prompts]
+    told = [getattr(req, USAGE).summary(len(output_of(req))) for req in asked]
+    drafted = [sum(of["drafted"].values()) for of in told]
+    assert drafted[:2] == [0, 0] and 0 < drafted[2] <= 2 * told[2]["steps"]
+    assert min(drafted[3:]) > drafted[2]
+
+
 @pytest.mark.parametrize("nodes", [1, 31, 63])
 def test_any_width(workbench, model, lags, nodes):
     prompts = _prompts(4)

@@ -149,7 +149,14 @@ WRONG_WISHES = [
     ({"sources": "yes"}, "sources: 'yes' is not true or false"),
     ({"conversation": 7}, "conversation: 7 is not a string"),
     ({"conversation": ["c"]}, "conversation: .* is not a string"),
-    ({"conversations": "c"}, "'conversations' is none of conversation, publish, sources, tenant"),
+    ({"draft": "no"}, "draft: 'no' is not true or false"),
+    ({"nodes": -1}, "nodes: -1 is not a whole number of at least 0"),
+    ({"nodes": 1.5}, "nodes: 1.5 is not a whole number"),
+    ({"nodes": True}, "nodes: True is not a whole number"),
+    (
+        {"conversations": "c"},
+        "'conversations' is none of conversation, draft, nodes, publish, sources, tenant",
+    ),
 ]
 
 
