@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PORTS_VARIABLE = "SPECSTORE_PORTS"  # FIRST-LAST: where `free_port` looks, of who runs beside others that do
 
@@ -29,8 +29,9 @@ def _shuffled_ports(wanted: str) -> Iterator[int]:
 
 _ports = _shuffled_ports(os.environ.get(PORTS_VARIABLE, ""))
 
-# An argument of `requests`: a proxy of the environment could not reach a loopback address.
-PROXIES = {"no_proxy": "*"}
+# An argument of `requests`: a proxy of the environment could not reach a loopback address. (With its `no_proxy` in this place it sets an
+# environment variable for a moment, which breaks whoever reads the environment in another thread.)
+PROXIES: dict[str, Any] = {"http": None, "https": None, "all": None}
 STOP_SECONDS = 15
 TAIL_LINES = 25
 LOG_SECONDS = 10  # for the rest of a log; a child of the one that ended may keep it open

@@ -12,6 +12,9 @@ All of them may have a session.
 A request with max_new_tokens=0 wants its prompt read and nothing said, to score texts for example. SGLang has a path of its own for them,
 and turns it off under any speculation, because some methods draft in a prefill. Without it such a request is answered with the
 log-probability of a token that it did not ask for, and not with those at the places that it names.
+
+A grammar may allow no token: its text cannot be written with the model's vocabulary, or min_new_tokens forbids its end. SGLang ends such a
+request with an error once it has a token that the grammar refuses, but to draw one from nothing ends the server.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
     from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
     from sglang_patches.step.decode import DecodeWorker
 
@@ -37,6 +41,7 @@ _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.Sc
 RUNS = _PROCESSOR + "_resolve_spec_v2_tokens"
 GRAMMARS = _PROCESSOR + "advance_grammar_fsm"
 JUDGE = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
+BIAS = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.apply_logits_bias"
 CUT = "specstore_cut"  # attribute of a result whose runs are cut
 
 _told: DecodeWorker  # once there is one
@@ -67,6 +72,9 @@ def _before_grammars(
     processor: SchedulerBatchResultProcessor, result: GenerationBatchResult, batch: ScheduleBatch
 ) -> None:
     """A head's next step may ask for the grammars' states before the scheduler has processed this one's result."""
+    if batch.is_prefill_only:  # its tokens stand for none
+        result.grammar_advanced = True
+        return
     if result.accept_lens is None or not batch.forward_mode.is_decode() or hasattr(result, CUT):
         return
     if result.copy_done is not None:
@@ -103,6 +111,12 @@ def _around_judge(judge: Callable, req: Req, new_accepted_len: int = 1) -> None:
     judge(req, min(new_accepted_len, 1))
 
 
+def _after_bias(result: None, info: SamplingBatchInfo, logits: torch.Tensor) -> None:
+    """Lets any token be drawn where the grammar allows none: it refuses that, which ends the request."""
+    if info.grammar_mask is not None:
+        logits.masked_fill_(logits.amax(dim=-1, keepdim=True) == float("-inf"), 0.0)
+
+
 def tell(worker: DecodeWorker) -> None:
     """This process's worker hears of aborts."""
     global _told
@@ -128,6 +142,7 @@ HOOKS: hooks.ByKind = {
     HookType.AROUND: {JUDGE: _around_judge},
     HookType.AFTER: {
         host.ABORT: _after_abort,
+        BIAS: _after_bias,
         _PROCESSOR + "process_batch_result_prefill": _after_batch,
         # A decode instance's batch of requests that were prefilled elsewhere, or retracted and back.
         _PROCESSOR + "process_batch_result_prebuilt": _after_batch,

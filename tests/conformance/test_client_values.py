@@ -75,6 +75,19 @@ def naming(ids, field: str, name: str) -> dict[str, Any]:
     return greedy_request(ids, sampling_params=wishes)
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_grammar_that_allows_no_token_ends_its_request_alone(server, plain, prompts, temperature):
+    """The model has no such character. SGLang's own draw from nothing ends the server."""
+    impossible = {"regex": "\u202e+", "temperature": temperature}
+    expected = plain.generate(prompts[0], temperature=0, max_new_tokens=12)["output_ids"]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = [greedy_request(ids, sampling_params=impossible) for ids in prompts[:4]]
+        failed = [pool.submit(post, server, "/generate", body) for body in asked]
+        neighbour = pool.submit(post, server, "/generate", greedy_request(prompts[0]))
+        assert neighbour.result().json()["output_ids"] == expected
+        assert {answer.result().status_code for answer in failed} <= {400, 500}
+
+
 VOCAB_BEYOND = 1 << 20
 REFUSED = {
     "prompt: it has no tokens": {"text": ""},

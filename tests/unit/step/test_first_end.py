@@ -16,6 +16,7 @@ from sglang.srt.managers.scheduler_components.batch_result_processor import (  #
 )
 from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 
 from sglang_patches.step.ends import register_ends, tokens_through_end  # noqa: E402
@@ -79,7 +80,9 @@ def take(reqs: list[Req], runs: list[list[int]], early: bool = False) -> list[in
         model_worker=SimpleNamespace(on_verify_complete_cpu=lambda *_, **__: None),
     )
     constrained = any(req.grammar is not None for req in reqs)
-    batch = SimpleNamespace(reqs=reqs, has_grammar=constrained, forward_mode=ForwardMode.DECODE)
+    batch = SimpleNamespace(
+        reqs=reqs, has_grammar=constrained, forward_mode=ForwardMode.DECODE, is_prefill_only=False
+    )
     if early:
         processor.advance_grammar_fsm(result, batch)
     emitted = SchedulerBatchResultProcessor._resolve_spec_v2_tokens(processor, result, batch)
@@ -189,3 +192,32 @@ def test_what_a_grammar_says_is_asked_of_whole_runs_alone():
     req.grammar = SimpleNamespace(is_terminated=lambda: True)
     assert tokens_through_end(req, [0, 1, 2]) == 3
     assert req.grammar is not None and not req.output_ids and not req.finished()
+
+
+def test_a_prompt_that_is_read_alone_advances_no_grammar():
+    """SGLang gives such a batch a token in place of each that it does not draw."""
+    taken = []
+    req = SimpleNamespace(
+        grammar=SimpleNamespace(accept_token=taken.append),
+        is_retracted=False,
+        inflight_middle_chunks=0,
+        finished=lambda: False,
+    )
+    result = GenerationBatchResult(next_token_ids=torch.tensor([0]))
+    batch = SimpleNamespace(
+        reqs=[req], has_grammar=True, forward_mode=ForwardMode.EXTEND, is_prefill_only=True
+    )
+    Processor().advance_grammar_fsm(result, batch)
+    assert taken == [] and result.grammar_advanced
+
+
+def test_where_a_grammar_allows_no_token_one_is_drawn_all_the_same():
+    info = SimpleNamespace(
+        grammar_mask=SimpleNamespace(apply=lambda logits: logits[1].fill_(float("-inf"))),
+        _apply_pre_grammar_logits_transforms=lambda logits: None,
+        _apply_post_grammar_logits_transforms=lambda logits: None,
+    )
+    logits = torch.tensor([[1.0, float("-inf")], [3.0, 4.0]])
+    SamplingBatchInfo.apply_logits_bias(info, logits)
+    assert logits.tolist() == [[1.0, float("-inf")], [0.0, 0.0]]
+    torch.multinomial(logits.softmax(-1), 1)
