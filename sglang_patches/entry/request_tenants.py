@@ -89,7 +89,7 @@ def _check_wishes(wishes: dict[str, Any]) -> None:
             known = ", ".join(WISHES)
             raise ValueError(f"custom_params.specstore: {reprlib.repr(name)} is none of {known}")
         kind, title = WISHES[name]
-        if value is not None and (type(value) is not kind or (kind is int and value < 0)):
+        if value is not None and (type(value) is not kind or (isinstance(value, int) and value < 0)):
             raise ValueError(f"custom_params.specstore.{name}: {reprlib.repr(value)} is not {title}")
 
 

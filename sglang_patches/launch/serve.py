@@ -254,14 +254,14 @@ def _early_exit(settings: Settings) -> str:
     """The early exit's file for the demo's target: the given one, else one that is made on first use. Empty where the method reads none."""
     if settings.early_exit or not settings.needs_early_exit:
         return settings.early_exit
-    from .early_exits import deepened_exits  # imports torch
+    from .trained import deepened_exits  # imports torch
 
     return str(deepened_exits())
 
 
 def _demo_head() -> str:
     """The folder of the demo model's EAGLE-3 head."""
-    from .demo_head import demo_head  # imports torch
+    from .trained import demo_head  # imports torch
 
     return str(demo_head())
 

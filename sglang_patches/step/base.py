@@ -69,7 +69,7 @@ class Drafted:
     """
 
     packed: np.ndarray
-    widths: np.ndarray | None
+    widths: np.ndarray
 
 
 OfStep = TypeVar("OfStep", bound=Drafted)

@@ -32,7 +32,7 @@ def pack(trees: Sequence[DraftTree], width: int | np.ndarray) -> np.ndarray:
     return _packed([tree.tokens for tree in trees], trees, width)
 
 
-def pack_reached(trees: Sequence[DraftTree], width: int) -> np.ndarray:
+def pack_reached(trees: Sequence[DraftTree], width: int | np.ndarray) -> np.ndarray:
     """float32 [batch, width - 1]: the nodes' probabilities in the order of `pack`; padding has 0."""
     return _packed([tree.probs.view(np.int32) for tree in trees], trees, width)[:, 0].view(np.float32)
 

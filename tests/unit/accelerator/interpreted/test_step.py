@@ -42,7 +42,7 @@ class Worker(TreeWorker):
             self.courier.send(accept_tokens, accept_lens, self.receiver)
 
     def draft_batch(self, batch, step):
-        return Drafted(self.trees, None)
+        return Drafted(self.trees, np.full(len(self.trees), self.trees.shape[2] + 1))
 
     def observe_prefill(self, batch):
         raise NotImplementedError
