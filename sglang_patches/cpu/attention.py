@@ -45,10 +45,12 @@ class Group:
 
     def place(self, out: torch.Tensor, attended: torch.Tensor) -> None:
         """Writes what the group attended, [b * rows, heads * d], to the places of its rows in the step's."""
-        rows = self.query_rows
-        if self.kept is not None:
-            rows, attended = rows[self.kept], attended[self.kept]
-        out[rows] = attended
+        if self.query_rows is None:
+            out[:] = attended
+        elif self.kept is None:
+            out[self.query_rows] = attended
+        else:
+            out[self.query_rows[self.kept]] = attended[self.kept]
 
     def mask(self, window: int, fold: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Additive mask [b, 1, fold * rows in whole query blocks, keys]; `window` >= 0 hides keys more than that many

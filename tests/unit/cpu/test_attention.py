@@ -26,11 +26,8 @@ class Cache:
 def _run(cache, query, plan, **layer):
     out = torch.zeros(query.shape[0], query.shape[1] * DIM, dtype=query.dtype)
     for group in plan:
-        if group.query_rows is None:
-            out[:] = attend(query, cache.keys, cache.values, group, DIM**-0.5, **layer)
-        else:
-            own = query[group.query_rows]
-            group.place(out, attend(own, cache.keys, cache.values, group, DIM**-0.5, **layer))
+        own = query if group.query_rows is None else query[group.query_rows]
+        group.place(out, attend(own, cache.keys, cache.values, group, DIM**-0.5, **layer))
     return out.view(query.shape)
 
 
