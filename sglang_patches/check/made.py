@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from sglang_patches.demo.variant import CONFIG, WEIGHTS, WIDENED_TIMES, write_widened
-from sglang_patches.early_exit.file import model_fingerprint
+from sglang_patches.early_exit.fingerprint import model_fingerprint
 
 SMALL_BYTES = 2 << 30  # of the weights: on a GPU a step of such a model is mostly the host's work
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from sglang_patches.early_exit.file import model_fingerprint
+from sglang_patches.early_exit.fingerprint import model_fingerprint
 from sglang_patches.methods.registry import DEFAULT, METHODS
 
 PLAIN = "plain"  # in the place of a method's name

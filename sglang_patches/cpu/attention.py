@@ -18,6 +18,7 @@ _FOLD_ROWS = 32
 # a chain and in any batch (found by trial with torch 2.14 and AVX-512; tests/unit/cpu checks it).
 _KEY_BLOCK = 32
 _QUERY_BLOCK = 4
+_FEW_ROWS = 8  # of a request, that another group is not worth
 
 
 @dataclass
@@ -151,10 +152,11 @@ def _uniform_group(table, requests, lengths, rows, positions, tree, members, is_
 
 
 def _row_classes(widths: list[int]) -> list[list[int]]:
-    """Requests grouped so that padding to the most rows of a group at most makes them four times as many."""
+    """Requests grouped by their rows: up to `_FEW_ROWS` together, because another group costs more than their padding does, and beyond
+    that so that padding at most doubles them."""
     classes: dict[int, list[int]] = {}
     for i, width in enumerate(widths):
-        classes.setdefault(((width - 1).bit_length() + 1) // 2, []).append(i)
+        classes.setdefault(((width - 1) // _FEW_ROWS).bit_length(), []).append(i)
     return list(classes.values())
 
 

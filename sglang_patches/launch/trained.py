@@ -12,7 +12,8 @@ from sglang_patches.demo.folder import MODEL_NAME, demo_model_dir, made_once
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.noise import own_texts
 from sglang_patches.demo.variant import DEEPENED_TIMES, deepened_target
-from sglang_patches.early_exit.file import EarlyExits, model_fingerprint
+from sglang_patches.early_exit.file import EarlyExits
+from sglang_patches.early_exit.fingerprint import model_fingerprint
 from sglang_patches.training.answers import Text
 from sglang_patches.training.exits import Run, train
 from sglang_patches.training.heads import EPOCHS, train_shown

@@ -79,7 +79,7 @@ class RequestState:
     most_nodes: int | None = None
 
     def within_wish(self, tree: DraftTree) -> DraftTree:
-        """As much of the tree as the request wants verified."""
+        """The part of the tree that the request wants verified."""
         return tree if self.most_nodes is None else tree.first(self.most_nodes)
 
 

@@ -12,7 +12,8 @@ from sglang.srt.arg_groups.overrides import resolved_view
 
 from datastore_service.protocol.tree import DraftTree
 from sglang_patches.drafting.speculation import Choices
-from sglang_patches.early_exit.file import EarlyExits, model_fingerprint, model_folder
+from sglang_patches.early_exit.file import EarlyExits
+from sglang_patches.early_exit.fingerprint import model_fingerprint, model_folder
 from sglang_patches.early_exit.graph_tap import GraphTap
 from sglang_patches.early_exit.tap import Draws, HostTap, Tap
 from sglang_patches.ledger.requests import RequestState

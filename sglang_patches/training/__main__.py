@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sglang_patches.early_exit.file import EarlyExits, model_folder
+from sglang_patches.early_exit.file import EarlyExits
+from sglang_patches.early_exit.fingerprint import model_folder
 from sglang_patches.training import exits, heads
 from sglang_patches.training.answers import Text, read_answers
 

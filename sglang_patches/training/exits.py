@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.nn.functional import cross_entropy, linear
 
-from sglang_patches.early_exit.file import About, Adapter, EarlyExits, model_fingerprint
+from sglang_patches.early_exit.file import About, Adapter, EarlyExits
+from sglang_patches.early_exit.fingerprint import model_fingerprint
 from sglang_patches.training.answers import States, Text, collect
 
 DEPTHS = (0.25, 0.5, 0.75)  # of the target, as in the paper

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from sglang_patches.early_exit.__main__ import main
 from transformers import AutoTokenizer
 
-from sglang_patches.early_exit.__main__ import main
 from sglang_patches.launch.processes import ChildDiedError
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import running

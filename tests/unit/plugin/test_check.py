@@ -16,10 +16,8 @@ from sglang_patches.check.engines import Engine, EngineFailedError, Engines  # n
 from sglang_patches.check.parts import Part, engine_parts, in_order, run  # noqa: E402
 from sglang_patches.check.results import OtherRunError, Result, Results  # noqa: E402
 from sglang_patches.check.setup import PLAIN, Setup, value_of  # noqa: E402
-from sglang_patches.early_exit.file import (
-    EarlyExits,  # noqa: E402
-    model_fingerprint,  # noqa: E402
-)
+from sglang_patches.early_exit.file import EarlyExits  # noqa: E402
+from sglang_patches.early_exit.fingerprint import model_fingerprint  # noqa: E402
 from sglang_patches.methods.registry import METHODS  # noqa: E402
 from sglang_patches.verification.shared_noise import draw  # noqa: E402
 from tests.support.tiny_model import write_tiny_model  # noqa: E402
@@ -296,7 +294,7 @@ def test_an_untrained_exit_belongs_to_the_target(tiny_model, tmp_path):
 
 
 def test_a_small_model_is_widened_once_for_a_gpu(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(made, "TIMES", 3)
+    monkeypatch.setattr(made, "WIDENED_TIMES", 3)
     assert made.timed_target(tiny_model, "cpu", tmp_path / "wide") == tiny_model
     wide = made.timed_target(tiny_model, "cuda", tmp_path / "wide")
     assert json.loads((wide / "config.json").read_text())["intermediate_size"] == 3 * 128
