@@ -28,9 +28,11 @@ def worker() -> DecodeWorker:
     worker = object.__new__(DecodeWorker)
     worker.last_position = CONTEXT - 1
     worker.sources = SimpleNamespace(propose=lambda batch, states, depths, wanted: [CHAIN] * len(states))
-    worker.policy = SimpleNamespace(choose=lambda trees, tenants: WIDTH, wants_draft=lambda batch: True)
+    worker.policy = SimpleNamespace(
+        choose=lambda trees, tenants: np.full(len(trees), WIDTH), wants_draft=lambda batch: True
+    )
     worker.followers = []
-    state = SimpleNamespace(tenant="")
+    state = SimpleNamespace(tenant="", within_wish=lambda tree: tree)
     worker.book = SimpleNamespace(read=lambda step: ([state] * len(step.reqs), []), settle=lambda states: [])
     worker.broadcast_from_first_rank = lambda array: array
     return worker
