@@ -274,8 +274,8 @@ OTHERS = (
     Mutant(
         "ends-late",
         "sglang_patches/verification/penalties.py",
-        "sum(axis=1) < req.sampling_params.min_new_tokens",
-        "sum(axis=1) <= req.sampling_params.min_new_tokens",
+        "generated + depths < req.sampling_params.min_new_tokens",
+        "generated + depths <= req.sampling_params.min_new_tokens",
         "verification/test_penalties.py",
     ),
     Mutant(
@@ -295,8 +295,8 @@ OTHERS = (
     Mutant(
         "waited-counted",
         "sglang_patches/step/length.py",
-        "last_width, now - started - waited)",
-        "last_width, now - started)",
+        "last_rows, now - started - waited)",
+        "last_rows, now - started)",
         "step/test_length.py",
     ),
     Mutant(
