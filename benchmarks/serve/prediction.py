@@ -25,7 +25,6 @@ from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import NO_DRAFT, Budget, Opening
 from sglang_patches.step.length import CANDIDATE_WIDTHS, LengthPolicy
-from tests.support.servers.engine import DEVICE
 
 TRIE = 2_000_000  # nodes: more than a run's answers need, and 1.5 GB less than the server's beside it
 REPLAYED: dict[str, Factory] = {
@@ -184,8 +183,8 @@ def expectation(
 ) -> Expectation | None:
     """What a variant makes of one group after the other; None for one that cannot be replayed. time: as it starts. replayed: the
     method, where it verifies whole drafts."""
-    if variant in ("sssd", "sssd_cold", "sssd_grpc", "sssd_one_width"):
-        by_request = DEVICE == "cpu" and variant != "sssd_one_width"
+    if variant in ("sssd", "sssd_cold", "sssd_grpc", "sssd_by_request"):
+        by_request = variant == "sssd_by_request"
         return Simulation(corpus, batch, nodes, time, by_request=by_request).load_at
     if variant in ("plain", "control_adaptive"):
         return partial(fixed_load, lambda traces: 1.0, batch, 1)

@@ -7,7 +7,7 @@ sssd               embedded datastore with the prior; chooses the rows of each s
 sssd_cold          the same as sssd with an empty datastore
 sssd_grpc          the same as sssd with the datastore as a service
 sssd_crowded       the same as sssd with four unrelated corpora beside the prior
-sssd_one_width     the same as sssd, but all requests of a step have as many rows
+sssd_by_request    the same as sssd, but each request of a step has its own rows (on a CPU)
 sssd_static        the same as sssd_cold, but always verifies the whole node budget: NGRAM's equal in rows and in what it knows
 saguaro            the same as sssd with a draft model beside the target (--draft)
 standalone         SGLang's own drafting with that draft model, a chain before each step
@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.one_width import one_width
+from benchmarks.by_request import rows_by_request
 from benchmarks.services import add_never_matching, service
 from benchmarks.sources import SUFFIXES, source_documents
 from benchmarks.traces import recorded_rows
@@ -40,7 +40,7 @@ from sglang_patches.launch.serve import SPECSTORE, datastore_command, datastore_
 from tests.support.servers.engine import HEAD_STEPS, ServerSpec
 
 VARIANTS = (
-    "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_one_width",
+    "plain", "ngram", "ngram_corpus", "sssd", "sssd_cold", "sssd_grpc", "sssd_crowded", "sssd_by_request",
     "sssd_static", "saguaro", "standalone", "standalone_beside", "eagle3", "eagle3_beside", "control", "control_adaptive",
 )  # fmt: skip
 ALGORITHMS = {
@@ -60,7 +60,7 @@ OURS = (
     "sssd_cold",
     "sssd_grpc",
     "sssd_crowded",
-    "sssd_one_width",
+    "sssd_by_request",
     "sssd_static",
 )  # those that draft from a datastore
 DISTRACTOR_TOKENS = 500_000  # of each unrelated corpus
@@ -126,7 +126,7 @@ def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: d
     flags: dict[str, tuple[str, ...]] = {
         "ngram_corpus": (*corpus, "--speculative-ngram-external-sam-budget", half),
         "sssd": prior,
-        "sssd_one_width": prior,
+        "sssd_by_request": prior,
         "saguaro": prior,
         **dict.fromkeys(BESIDE, prior),
         "sssd_static": ("--specstore-length", "static"),
@@ -148,7 +148,7 @@ def server_spec(variant: str, settings: Settings, knowledge: Knowledge, ports: d
         flags=(*flags.get(variant, ()), "--enable-metrics"),
         max_running_requests=max(settings.batches),
         beside_head=variant in BESIDE,
-        environment=one_width() if variant == "sssd_one_width" else {},
+        environment=rows_by_request() if variant == "sssd_by_request" else {},
     )
 
 

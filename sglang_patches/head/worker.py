@@ -64,8 +64,7 @@ class HeadWorker(DecodeWorker):
         if captures_decode_graphs(self.device):
             # SGLang captures the graph of the head's extension for one width.
             return Widths((self.max_width,))
-        # Its extension has as many rows for each request.
-        return super().possible_widths()._replace(by_request=False)
+        return super().possible_widths()
 
     def verifies_trees(self) -> bool:
         return verifies_trees(self.model_runner, self.topk)

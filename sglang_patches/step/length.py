@@ -117,7 +117,8 @@ class LengthPolicy:
 
     widths: allowed rows of a request, ascending.
     most_rows: most rows of a step, unless it has the first width.
-    by_request: whether each request may have its own number of rows, up to the last width; all have the same otherwise.
+    by_request: whether each request may have its own number of rows; all have the same otherwise, as on every server so far
+        (docs/optimisations.md).
     """
 
     def __init__(

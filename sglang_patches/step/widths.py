@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.runtime_context import get_context, get_exec, get_spec
 from sglang.srt.utils.common import get_available_gpu_memory
 
 from sglang_patches.start.row_cost import measure_row_seconds
-from sglang_patches.start.tree_attention import ANY_WIDTH_BACKENDS, CPU_BACKEND, verifying_backend
+from sglang_patches.start.tree_attention import ANY_WIDTH_BACKENDS, verifying_backend
 from sglang_patches.step.length import CANDIDATE_WIDTHS, LengthPolicy
 
 if TYPE_CHECKING:
@@ -38,13 +37,11 @@ class Widths(NamedTuple):
     values: ascending.
     most_rows: of a step with any width but the first.
     graphs: CUDA graphs of each width, None where none are captured.
-    by_request: whether each request of a step may have its own.
     """
 
     values: tuple[int, ...]
     most_rows: float = math.inf
     graphs: WidthGraphs | None = None
-    by_request: bool = False
 
 
 def possible_widths(runner: ModelRunner, max_width: int, length: str, device: str) -> Widths:
@@ -57,11 +54,8 @@ def possible_widths(runner: ModelRunner, max_width: int, length: str, device: st
     if captures_decode_graphs(device):
         graphs = WidthGraphs(runner, max_width)
         return Widths(graphs.widths, MOST_ROWS, graphs)
-    if (backend := verifying_backend()) in ANY_WIDTH_BACKENDS:
-        values = (*(w for w in CANDIDATE_WIDTHS if w < max_width), max_width)
-        return Widths(
-            values, by_request=backend == CPU_BACKEND and mambaish_config(runner.model_config) is None
-        )
+    if verifying_backend() in ANY_WIDTH_BACKENDS:
+        return Widths((*(w for w in CANDIDATE_WIDTHS if w < max_width), max_width))
     return Widths((max_width,))
 
 
@@ -73,7 +67,6 @@ def length_policy(widths: Widths, runner: ModelRunner, device: str) -> LengthPol
         widths.values,
         measure_row_seconds(runner.model, runner.dtype, device),
         widths.most_rows,
-        widths.by_request,
     )
 
 

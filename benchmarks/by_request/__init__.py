@@ -1,4 +1,4 @@
-"""A server whose steps give each request as many rows, as they must on an accelerator: what rows by request are compared with."""
+"""A server whose steps give each request its own rows: an experiment, as no server does so yet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from pathlib import Path
 PLUGIN = Path(__file__).with_name("plugin")
 
 
-def one_width() -> dict[str, str]:
-    """Environment of the server."""
+def rows_by_request() -> dict[str, str]:
+    """Environment of the server, which must be on a CPU."""
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH", ""))))}
