@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from sglang_patches.early_exit.__main__ import main
 from transformers import AutoTokenizer
 
 from sglang_patches.launch.processes import ChildDiedError
+from sglang_patches.training.__main__ import main
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import running
 from tests.support.servers.metrics import metric
@@ -39,7 +39,7 @@ def exits(model, tmp_path_factory):
             print(json.dumps({"prompt": prompt, "answer": answer, "tokens": text[BEGUN:]}), file=file)
     given = ["--model", model, "--answers", answers, "--out", out, "--epochs", 1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["early_exit", *map(str, given)])
+        patch.setattr(sys, "argv", ["training", "exits", *map(str, given)])
         assert main() == 0
     return out
 

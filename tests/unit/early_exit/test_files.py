@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
-from sglang_patches.early_exit.file import FORMAT, About, Adapter, EarlyExits  # noqa: E402  # noqa: E402
-from sglang_patches.early_exit.fingerprint import model_fingerprint, model_folder  # noqa: E402  # noqa: E402
+from sglang_patches.early_exit.file import FORMAT, About, Adapter, EarlyExits  # noqa: E402
+from sglang_patches.early_exit.fingerprint import model_fingerprint, model_folder  # noqa: E402
 
 ABOUT = About("f" * 32, 30, 16, {"8": (0.2, 0.5), "15": (0.3, 0.6)})
 

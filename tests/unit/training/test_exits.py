@@ -12,8 +12,8 @@ from rich.console import Console  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 from sglang_patches.training import exits as module  # noqa: E402
-from sglang_patches.training.answers import States, Text, collect, read_answers  # noqa: E402  # noqa: E402
-from sglang_patches.training.exits import OtherRunError, Run, Training, train  # noqa: E402  # noqa: E402
+from sglang_patches.training.answers import States, Text, collect, read_answers  # noqa: E402
+from sglang_patches.training.exits import OtherRunError, Run, Training, train  # noqa: E402
 from tests.support.tiny_exits import train_tiny_exits  # noqa: E402
 from tests.support.tiny_model import write_spelling_model  # noqa: E402
 
