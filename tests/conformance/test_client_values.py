@@ -78,7 +78,7 @@ def naming(ids, field: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_grammar_that_allows_no_token_ends_its_request_alone(server, plain, prompts, temperature):
     """The model has no such character. SGLang's own draw from nothing ends the server."""
-    impossible = {"regex": "\u202e+", "temperature": temperature}
+    impossible = {"regex": "\u202e+", "temperature": temperature, "ignore_eos": True}
     expected = plain.generate(prompts[0], temperature=0, max_new_tokens=12)["output_ids"]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         asked = [greedy_request(ids, sampling_params=impossible) for ids in prompts[:4]]
