@@ -15,12 +15,18 @@ def _load(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+def _made(folder, write, times):
+    """A tiny model's folder, and that of its variant."""
+    for name in ("model", "variant"):
+        (folder / name).mkdir()
+    source = write_tiny_model(folder / "model")
+    write(source, folder / "variant", times)
+    return source, folder / "variant"
+
+
 def test_it_has_more_blocks_and_the_same_outputs(tmp_path):
-    for name in ("model", "deep"):
-        (tmp_path / name).mkdir()
-    source = write_tiny_model(tmp_path / "model")
-    write_deepened(source, tmp_path / "deep", TIMES)
-    model, deep = _load(source), _load(tmp_path / "deep")
+    source, variant = _made(tmp_path, write_deepened, TIMES)
+    model, deep = _load(source), _load(variant)
     assert deep.config.num_hidden_layers == len(deep.model.layers) == LAYERS * TIMES
     for text in texts_of(source, 4, 40):
         with torch.inference_mode():
@@ -30,10 +36,8 @@ def test_it_has_more_blocks_and_the_same_outputs(tmp_path):
 
 def test_every_added_block_computes(tmp_path):
     """None of its inputs' weights is zero, and no two blocks share a tensor."""
-    for name in ("model", "deep"):
-        (tmp_path / name).mkdir()
-    write_deepened(write_tiny_model(tmp_path / "model"), tmp_path / "deep", TIMES)
-    for at, block in enumerate(_load(tmp_path / "deep").model.layers):
+    _, variant = _made(tmp_path, write_deepened, TIMES)
+    for at, block in enumerate(_load(variant).model.layers):
         silent = {name for name, weight in block.named_parameters() if not weight.any()}
         expected = {"self_attn.o_proj.weight", "mlp.down_proj.weight"} if at % TIMES else set()
         assert silent == expected
@@ -60,11 +64,8 @@ def test_the_deepened_demo_model_answers_as_the_demo_model(demo_model):
 
 
 def test_a_widened_one_has_more_weights_and_the_same_outputs(tmp_path):
-    for name in ("model", "wide"):
-        (tmp_path / name).mkdir()
-    source = write_tiny_model(tmp_path / "model")
-    write_widened(source, tmp_path / "wide", WIDER)
-    model, wide = _load(source), _load(tmp_path / "wide")
+    source, variant = _made(tmp_path, write_widened, WIDER)
+    model, wide = _load(source), _load(variant)
     assert wide.config.intermediate_size == WIDER * model.config.intermediate_size
     for name, weight in wide.named_parameters():
         silent = (weight == 0).float().mean()
