@@ -16,7 +16,7 @@ help:
 	echo "make test    the tests of every change, in two lanes side by side (ARGS='tests/unit -k name' for some)"
 	echo "make test-all   these, and then what they leave out: what CI runs"
 	echo "make test-rest  only what they leave out"
-	echo "make test-long  all of them and what takes hours: a report under var/tests/long"
+	echo "make test-long  all of them and what takes hours: a report under var/tests/long (RUNS='units versions' for some)"
 	echo "make lint    ruff, import contracts, mypy"
 	echo "make bench   drafting methods replayed, then plain decoding, NGRAM and SSSD served"
 	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks"
@@ -41,7 +41,7 @@ test-all:
 	first=0; $(MAKE) --no-print-directory test ARGS= || first=$$?; $(MAKE) --no-print-directory test-rest && exit $$first
 
 test-long:
-	$(IN_ENV) python -m tests.lanes long
+	$(IN_ENV) python -m tests.lanes long $(RUNS)
 
 lint:
 	$(IN_ENV) && export PATH && ruff check . && ruff format --check . && lint-imports && mypy

@@ -1,4 +1,6 @@
-"""`python -m tests.lanes [rest|long]`: the tests of a part, in two lanes side by side; one summary, and reports under var/.
+"""`python -m tests.lanes [rest|long] [RUN ...]`: the tests of a part, in two lanes side by side; one summary, and reports under var/.
+
+A part that takes hours can be run in several sittings, each with some of its runs: the report has the last of each.
 
 A lane that is free takes the next run, the longest first. Each lane gets one core: two OpenMP processes that spin on two cores slow
 each other down tenfold and more. Each lane has its own ports, for servers that bind theirs long after they have chosen it.
@@ -14,7 +16,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -237,14 +239,30 @@ def seconds_of(part: str, last: ElementTree.Element | None) -> dict[str, float]:
 
 
 def runs_of(part: str, seconds: dict[str, float]) -> dict[str, list[str]]:
-    """The words of each run of pytest, the longest first, and last the one of what has strict limits of time."""
+    """The words of pytest for each run in `seconds`, the longest first, and last the one of what has strict limits of time."""
     runs = RUNS | LONG
     in_order = sorted((name for name in seconds if name != CLOCK), key=lambda name: -seconds[name])
     words = {name: [*runs[name], "-m", f"not {CLOCK}", *PARTS[part]] for name in in_order}
     marked = [
         str(file) for file in (ROOT / "tests").rglob("test_*.py") if f"mark.{CLOCK}" in file.read_text()
     ]
-    return words | ({CLOCK: [*sorted(marked), "-m", CLOCK, *PARTS[part]]} if marked else {})
+    return words | (
+        {CLOCK: [*sorted(marked), "-m", CLOCK, *PARTS[part]]} if marked and CLOCK in seconds else {}
+    )
+
+
+def earlier_results(folder: Path, names: Iterable[str]) -> list[Result]:
+    """What earlier sittings reported of these runs."""
+    reports = {name: read(folder / f"{name}.xml") for name in names}
+    return [Result(name, 0, report) for name, report in reports.items() if report is not None]
+
+
+def clear(folder: Path, names: Iterable[str]) -> None:
+    """Removes what earlier sittings left of these runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        for kind in ("xml", "txt", "progress"):
+            (folder / f"{name}.{kind}").unlink(missing_ok=True)
 
 
 def counts_of(results: list[Result]) -> Counter:
@@ -293,33 +311,67 @@ def last_line(counts: Counter, seconds: float, left: int = 0) -> str:
     return f" {told or 'no tests ran'} in {seconds:.2f}s ({clock}){more} ".center(100, "=")
 
 
-def main() -> None:
+def last_lines(counted: list[tuple[str, Counter, float]], left: int) -> list[str]:
+    """Each sum of the groups up to one. counted: words before the sum, tests by outcome and seconds of each group."""
+    lines: list[str] = []
+    counts, seconds = Counter(), 0.0
+    for words, more, took in counted:
+        counts, seconds = counts + more, seconds + took
+        lines += [words] * bool(words)
+        lines.append(last_line(counts, seconds, left if words == counted[-1][0] else 0))
+    return lines
+
+
+def spent(report: ElementTree.Element | None) -> float:
+    """Seconds that a whole report took, in all its sittings."""
+    return 0.0 if report is None else float(report.get("time", 0))
+
+
+def arguments() -> tuple[str, list[str]]:
+    """The part, and the names of its runs that were asked for: all if none was."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "part", nargs="?", choices=PARTS, default=TEST, help="what else `make test` leaves out"
     )
-    part = parser.parse_args().part
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="only these of the part; the report keeps others"
+    )
+    args = parser.parse_args()
+    names = list(seconds_of(args.part, None))
+    if unknown := set(args.runs) - set(names):
+        parser.error(f"{args.part} has no run {', '.join(sorted(unknown))}; it has {', '.join(names)}")
+    return args.part, args.runs or names
+
+
+def main() -> None:
+    part, names = arguments()
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job inherits that SIGINT is ignored
         signal.signal(number, signal.default_int_handler)
     folder = REPORTS / part
-    seconds = seconds_of(part, read(folder / "report.xml"))
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    last = read(folder / "report.xml")
+    known = seconds_of(part, last)
+    seconds = {name: known[name] for name in names}
+    clear(folder, names)
+    earlier = earlier_results(folder, known.keys() - seconds)
     began = time.monotonic()
     runs = runs_of(part, seconds)
     results = run(runs, folder, Teller({name: seconds[name] for name in runs}))
     took = time.monotonic() - began
-    write_report(results, took, folder / "report.xml")
-    counts, lines = counts_of(results), [summary(results)]
+    write_report([*earlier, *results], took + (spent(last) if earlier else 0.0), folder / "report.xml")
+    counted = [("", counts_of(results), took)]
+    if earlier:
+        told = ", ".join(sorted(result.name for result in earlier))
+        counted.append((f"with the last of {told}:", counts_of(earlier), spent(last)))
     if part == REST and (before := read(REPORTS / TEST / "report.xml")) is not None:
-        lines += [last_line(counts, took), "with those of the last `make test`:"]
-        counts += Result(TEST, 0, before).counts + Counter(error=int(before.get("errors", 0)))
-        took += float(before.get("time", 0))
-    lines.append(last_line(counts, took, sum(result.left for result in results)))
+        others = Result(TEST, 0, before).counts + Counter(error=int(before.get("errors", 0)))
+        counted.append(("with those of the last `make test`:", others, spent(before)))
+    missing = known.keys() - seconds - {result.name for result in earlier}
+    lines = [summary(results), *([f"not run yet: {', '.join(sorted(missing))}"] if missing else [])]
+    lines += last_lines(counted, sum(result.left for result in results))
     text = "\n".join(lines)
     (folder / "report.txt").write_text(text + "\n")
     print(f"{tracebacks(results)}\nreports: {folder.relative_to(ROOT)}\n{text}", flush=True)
-    sys.exit(bool(counts["failure"] or counts["error"]))
+    sys.exit(any(counts["failure"] or counts["error"] for _, counts, _ in counted))
 
 
 if __name__ == "__main__":

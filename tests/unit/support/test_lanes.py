@@ -33,13 +33,15 @@ def run(tmp_path, monkeypatch, capfd):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = clock\n")
     (tmp_path / "tests").mkdir()
 
-    def run(*programs: str, part: str = "test") -> tuple[int, list[str], ElementTree.Element]:
+    def run(
+        *programs: str, part: str = "test", only: tuple[str, ...] = ()
+    ) -> tuple[int, list[str], ElementTree.Element]:
         for i, program in enumerate(programs):
             (tmp_path / f"{i}").mkdir(exist_ok=True)
             (tmp_path / f"{i}" / f"test_{i}.py").write_text(program)
         runs = {f"run{i}": [str(tmp_path / f"{i}")] for i in range(len(programs))}
         monkeypatch.setattr(lanes, "RUNS", runs)
-        monkeypatch.setattr("sys.argv", ["lanes", part])
+        monkeypatch.setattr("sys.argv", ["lanes", part, *only])
         with pytest.raises(SystemExit) as ended:
             lanes.main()
         said = capfd.readouterr().out.splitlines()
@@ -93,6 +95,32 @@ def test_the_rest_s_last_line_counts_make_test_s_too(run):
     assert status == 1, "what failed before has failed"
     assert " 1 passed, 1 skipped in " in said[-3]
     assert " 1 failed, 3 passed, 2 skipped in " in said[-1]
+
+
+def test_a_part_in_several_sittings_has_one_report(run):
+    status, said, report = run(GOOD, BAD, only=("run1",))
+    assert status == 1 and " 1 failed, 1 passed in " in said[-1]
+    assert said[-2] == "not run yet: clock, run0"
+    status, said, report = run(GOOD, BAD, only=("run0",))
+    assert status == 1, "what failed before has failed"
+    assert "with the last of run1:" in said and " 1 failed, 2 passed, 1 skipped in " in said[-1]
+    assert len(list(report.iter("testcase"))) == 4
+    status, said, report = run(GOOD, GOOD, only=("run1",))
+    assert status == 0 and " 2 passed, 2 skipped in " in said[-1]
+    assert len(list(report.iter("testcase"))) == 4
+
+
+def test_a_whole_part_forgets_earlier_sittings(run):
+    run(GOOD, BAD, only=("run1",))
+    status, said, _ = run(GOOD)
+    assert status == 0 and " 1 passed, 1 skipped in " in said[-1]
+
+
+def test_a_run_that_is_none_is_named(run, capfd, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["lanes", "test", "run9"])
+    with pytest.raises(SystemExit):
+        lanes.main()
+    assert "test has no run run9; it has conformance-servers" in capfd.readouterr().err
 
 
 def test_what_has_a_limit_in_seconds_runs_alone_after_all_others(run, tmp_path):
