@@ -41,8 +41,8 @@ from sglang_patches.step import assembly, base, decode, widths
 
 # Parts of the time, each with the event that ends it.
 PARTS = ("entries", "datastore", "choose, pack", "lay out", "prepare")
-# Parts of these parts, and what is done after the launch: functions of the worker, its speculation, or its acceptance.
-INNER = ("_settle", "look_up", "better", "verification_launched")
+# Parts of these parts, and what is done after the launch: functions of the worker, its sources, or its speculation.
+INNER = ("_settle", "look_up", "united", "verification_launched")
 LONG = 128  # tokens of the answers that are taken
 VOCABULARY = 49152
 CONTEXT = 4096
@@ -305,7 +305,7 @@ def measure(
         load = Load(traces, size, engine, marks, method, draft_rows)
         for name in INNER:
             worker, sources = load.worker, load.worker.sources
-            owners = (worker, sources, getattr(sources, "speculation", None), worker.policy.acceptance)
+            owners = (worker, sources, getattr(sources, "speculation", None))
             if (owner := next((owner for owner in owners if hasattr(owner, name)), None)) is not None:
                 timed = _timed(getattr(owner, name), name, spent)
                 patches.enter_context(mock.patch.object(owner, name, timed))

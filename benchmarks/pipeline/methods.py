@@ -65,7 +65,7 @@ def setting_of(
 
     def fallback(around: Around) -> Fallback:
         budget, channel = Budget(nodes, depth=nodes), lambda: around.channel
-        known = Surroundings(options, feed, budget, around.acceptance.estimate, channel, now=around.clock)
+        known = Surroundings(options, feed, budget, channel, now=around.clock)
         return method.parts(known).fallback
 
     more = {"feed": feed, "policy": policy, "publish": options.publish == "on", "exit": exit}

@@ -14,13 +14,14 @@ from benchmarks.pipeline.pairs import Pair
 from benchmarks.pipeline.theory import chain_tokens
 from benchmarks.report.statistics import Interval, ratio_of_sums, throughput_ratio
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
-from datastore_service.protocol.types import Opening
+from datastore_service.protocol.types import Budget, Opening
 from sglang_patches.draft_side.draft import Candidates, Draft
 from sglang_patches.draft_side.seams import DraftModel, Row
 from sglang_patches.draft_side.side import DraftParts, DraftSide
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.seams import NO_PATIENCE, DraftChannel, Fallback
 from sglang_patches.drafting.speculation import Choices, Speculation
+from sglang_patches.drafting.union import Part, best_trees, first_trees
 from sglang_patches.exchange.messages import GREEDY, Answer, Message
 from sglang_patches.exchange.text import Text
 from sglang_patches.ledger.outcome import Outcome, settle
@@ -155,8 +156,8 @@ class PairFallback(Fallback):
         self._rng = np.random.default_rng(seed)
         self._right = rate_of(tokens, length)
 
-    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
-        return [self._chain(state) for state in states]
+    def parts(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[list[Part]]:
+        return [[Part(self._chain(state))] for state in states]
 
     def _chain(self, state: RequestState) -> DraftTree:
         pair = self._pairs[state.session]
@@ -373,10 +374,10 @@ class Pipeline:
         at_once = self._speculation.look_up(states, depths, lambda batch, missed: NO_PATIENCE)
         found = self._speculation.look_up(states, depths, self._fallback.patience)
         waited = self._clock.now - begun
-        others = self._fallback.trees(states, found)
+        others = self._fallback.parts(states, found)
         if self._setting.hints:
-            self._speculation.proposed(states, others)
-        trees, widths = self._chosen(self._acceptance.better(found, others, [""] * len(states)))
+            self._speculation.proposed(states, first_trees(others))
+        trees, widths = self._chosen(self._best(found, others))
         for state, tree in zip(states, trees, strict=True):
             state.tree = tree
         self._speculation.verification_launched(states)
@@ -393,6 +394,12 @@ class Pipeline:
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
         self._count(outcomes, zip(at_once, found, strict=True), self._clock.now - begun, waited)
         return self._commit(outcomes)
+
+    def _best(self, found: Sequence[DraftTree], others: Sequence[list[Part]]) -> list[DraftTree]:
+        parts = [[Part(tree), *more] for tree, more in zip(found, others, strict=True)]
+        return best_trees(
+            parts, [""] * len(parts), self._acceptance.estimate, Budget(self._setting.lookahead)
+        )
 
     def _expect(
         self, exit: EarlyExit, states: Sequence[RequestState], trees: Sequence[DraftTree], widths: np.ndarray

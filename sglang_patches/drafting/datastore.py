@@ -9,6 +9,7 @@ from datastore_service.client import Datastore, Texts
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Budget, Entry, Query, Rejected, SessionName
 from sglang_patches.drafting.seams import Fallback
+from sglang_patches.drafting.union import Part
 from sglang_patches.ledger.outcome import Follower, Outcome
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.metrics import RETRIEVE, PhaseClock
@@ -144,5 +145,5 @@ class DatastoreFallback(Fallback):
         self._feed = feed
         self._budget = budget
 
-    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
-        return self._feed.step(states, [self._budget] * len(states))
+    def parts(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[list[Part]]:
+        return [[Part(tree)] for tree in self._feed.step(states, [self._budget] * len(states))]

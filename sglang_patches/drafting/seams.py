@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.tree import DraftTree
+from sglang_patches.drafting.union import Part
 from sglang_patches.exchange.messages import Answer, Message
 from sglang_patches.ledger.outcome import Follower
 
@@ -44,9 +45,9 @@ NO_PATIENCE = Patience(0.0)
 
 class Fallback(Follower, ABC):
     @abstractmethod
-    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
-        """A tree for each request. found: the trees that the draft side has prepared, empty for requests that are missed; where one is
-        found the fallback's may be empty, and is taken if it promises more. Within the deadline of a step, and never raises."""
+    def parts(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[list[Part]]:
+        """What may be verified for each request beside the tree that is found: first what continues its text, if anything does. Within the
+        deadline of a step, and never raises. found: the trees that the draft side has prepared, empty for requests that are missed."""
 
     def patience(self, states: Sequence[RequestState], missed: Sequence[int]) -> Patience:
         """How long a step of these requests waits for the draft side before it falls back. missed: rows without a tree."""
@@ -59,5 +60,5 @@ class Fallback(Follower, ABC):
 class NoFallback(Fallback):
     """A miss is decoded without a draft."""
 
-    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
-        return [EMPTY_TREE] * len(states)
+    def parts(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[list[Part]]:
+        return [[] for _ in states]

@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
+from datastore_service.protocol.types import MAX_NODES, Budget
 
 # Trees and whose they are -> estimated acceptance of all their nodes, one tree's after the other.
 Estimate = Callable[[Sequence[DraftTree], Sequence[str]], np.ndarray]
@@ -19,6 +20,35 @@ class Part(NamedTuple):
 
     tree: DraftTree
     anchor: int = -1
+
+
+def best_trees(
+    parts: Sequence[Sequence[Part]], tenants: Sequence[str], estimate: Estimate, budget: Budget
+) -> list[DraftTree]:
+    """Makes each request's best tree of its parts: a part that is alone stays as it is, unless the target verifies chains only."""
+    trees = [next((part.tree for part in of if len(part.tree)), EMPTY_TREE) for of in parts]
+    alone = int(budget.children > 1)
+    rows = [row for row, of in enumerate(parts) if sum(len(part.tree) > 0 for part in of) > alone]
+    made = united([parts[row] for row in rows], [tenants[row] for row in rows], estimate, budget)
+    for row, tree in zip(rows, made, strict=True):
+        trees[row] = tree
+    return trees
+
+
+def first_trees(parts: Sequence[Sequence[Part]]) -> list[DraftTree]:
+    """The tree of each request's first part, empty where it has none."""
+    return [of[0].tree if of else EMPTY_TREE for of in parts]
+
+
+def united(
+    parts: Sequence[Sequence[Part]], tenants: Sequence[str], estimate: Estimate, budget: Budget
+) -> list[DraftTree]:
+    """The union of each request's parts, by what its tenant's texts have taught. tenants: whose each request is."""
+    if not parts:
+        return []
+    trees = whole_estimates(parts)
+    whose = [tenant for tenant, of in zip(tenants, parts, strict=True) for _ in of]
+    return unions(parts, trees, estimate(trees, whose), budget.nodes, budget.children)
 
 
 def whole_estimates(parts: Sequence[Sequence[Part]]) -> list[DraftTree]:
@@ -38,17 +68,15 @@ def unions(
     trees: Sequence[DraftTree],
     chances: np.ndarray,
     nodes: int,
-    children: int | None = None,
+    children: int = MAX_NODES,
 ) -> list[DraftTree]:
     """Makes each request's tree of the likeliest `nodes` nodes of its parts' paths, best first. A node that is in several parts counts
     with its largest chance, and the tree with that chance gives its estimate and source.
 
     trees: as of `whole_estimates`.
     chances: float64, estimated acceptance of all their nodes, one tree's after the other.
-    children: most of a node, None for any number.
+    children: most of a node.
     """
-    if not parts:
-        return []
     shape = np.array([(len(tree), row) for row, of in enumerate(parts) for tree, _ in of], np.int64)
     anchors = np.array([part.anchor for of in parts for part in of], np.int64)
     given = [np.concatenate([getattr(tree, name) for tree in trees]) for name in DraftTree.__slots__]
@@ -60,7 +88,7 @@ def unions(
         np.empty(size, np.uint8),
     )
     counts = np.zeros(len(parts), np.int64)
-    _unite(shape, anchors, *given, chances, children or nodes + 1, *found, counts)
+    _unite(shape, anchors, *given, chances, children, *found, counts)
     return [
         DraftTree(*(array[row, :count] for array in found)) if count else EMPTY_TREE
         for row, count in enumerate(counts.tolist())

@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import Budget
-from sglang_patches.drafting.union import Estimate, Part, unions
+from sglang_patches.drafting.union import Estimate, Part, united
 from sglang_patches.ledger.rates import RunningMean
 from sglang_patches.step.sources import Sources, States
 
@@ -89,11 +87,8 @@ class BesideHead(Sources):
     def _united(
         self, drafted: Sequence[DraftTree], retrieved: Sequence[DraftTree], tenants: Sequence[str]
     ) -> list[DraftTree]:
-        pairs = list(zip(drafted, retrieved, strict=True))
-        trees = [tree for pair in pairs for tree in pair]
-        chances = self._estimate(trees, np.repeat(tenants, 2).tolist())
-        parts = [[Part(tree) for tree in pair] for pair in pairs]
-        return unions(parts, trees, chances, self._budget.nodes, self._budget.children)
+        parts = [[Part(tree) for tree in pair] for pair in zip(drafted, retrieved, strict=True)]
+        return united(parts, tenants, self._estimate, self._budget)
 
 
 class HeadWorth:

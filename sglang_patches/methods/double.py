@@ -14,7 +14,7 @@ from datastore_service.protocol.types import Budget, Entry, Opening, Query, Stat
 from sglang_patches.draft_side.draft import Draft
 from sglang_patches.draft_side.seams import Guess, Leaf, OutcomePredictor, Prediction, Retriever, Row
 from sglang_patches.drafting.seams import Fallback
-from sglang_patches.drafting.union import Estimate, Part, unions, whole_estimates
+from sglang_patches.drafting.union import Part
 from sglang_patches.ledger.rates import SpeedRatio
 from sglang_patches.methods.saguaro import Rollouts
 
@@ -27,40 +27,23 @@ GOES_ON = 0.7  # assumed chance that a choice of the draft model is verified: it
 
 
 class Guidance(Fallback):
-    """One tree of the draft, of the datastore's continuations of the text (where the draft is wrong they go on: correction) and of its
-    continuations of the draft (extension). budget: of each tree, and of each question. estimate: of acceptance, by what was seen."""
+    """The datastore's continuations of the text (where the draft is wrong they go on: correction) and its continuations of the draft
+    (extension). budget: of each tree, and of each question."""
 
-    def __init__(self, feed: DatastoreFeed, budget: Budget, estimate: Estimate) -> None:
-        self._feed, self._budget, self._estimate = feed, budget, estimate
+    def __init__(self, feed: DatastoreFeed, budget: Budget) -> None:
+        self._feed, self._budget = feed, budget
 
-    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
+    def parts(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[list[Part]]:
         ends = [deepest_path(tree) for tree in found]
         queries = [
             (Query(tree.tokens[end], self._budget),) if len(tree) else ()
             for tree, end in zip(found, ends, strict=True)
         ]
         answers = self._feed.ask(states, [self._budget] * len(states), queries)
-        trees = [tree for tree, _ in answers]
-        drafted = [row for row, tree in enumerate(found) if len(tree)]
-        parts = [
-            [
-                Part(found[row]),
-                Part(trees[row]),
-                *(Part(extension, int(ends[row][-1])) for extension in answers[row][1]),
-            ]
-            for row in drafted
+        return [
+            [Part(tree), *(Part(extension, int(end[-1])) for extension in extensions)]
+            for (tree, extensions), end in zip(answers, ends, strict=True)
         ]
-        tenants = [states[row].tenant for row in drafted]
-        for row, union in zip(drafted, self._united(parts, tenants), strict=True):
-            trees[row] = union
-        return trees
-
-    def _united(self, parts: Sequence[Sequence[Part]], tenants: Sequence[str]) -> list[DraftTree]:
-        if not parts:
-            return []
-        trees = whole_estimates(parts)
-        whose = [tenant for tenant, of in zip(tenants, parts, strict=True) for _ in of]
-        return unions(parts, trees, self._estimate(trees, whose), self._budget.nodes)
 
 
 def deepest_path(tree: DraftTree) -> np.ndarray:

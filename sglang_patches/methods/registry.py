@@ -18,20 +18,17 @@ if TYPE_CHECKING:
     from sglang_patches.draft_side.side import DraftParts
     from sglang_patches.drafting.datastore import DatastoreFeed
     from sglang_patches.drafting.seams import DraftChannel, Fallback
-    from sglang_patches.drafting.union import Estimate
     from sglang_patches.options import Options
     from sglang_patches.verification.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a worker has when it makes a method's parts. budget: of a tree. estimate: of trees' acceptance, learned while serving.
-    start_draft: starts the draft process. has_draft_model: whether there is a model for it. now: seconds by a steady clock."""
+    """What a worker has when it makes a method's parts. budget: of a tree. start_draft: starts the draft process. has_draft_model: whether there is a model for it. now: seconds by a steady clock."""
 
     options: Options
     datastore: DatastoreFeed
     budget: Budget
-    estimate: Estimate
     start_draft: Callable[[], DraftChannel]
     has_draft_model: bool = True
     now: Callable[[], float] = time.monotonic
@@ -116,7 +113,7 @@ def _double(around: Surroundings) -> Parts:
     from sglang_patches.methods.saguaro import fallback_of
 
     options = around.options
-    guidance = Guidance(around.datastore, around.budget, around.estimate)
+    guidance = Guidance(around.datastore, around.budget)
     fallback = fallback_of(options.fallback, guidance, lookahead=1, now=around.now)
     return Parts(fallback, around.start_draft())
 

@@ -23,6 +23,7 @@ from datastore_service.protocol.tree import DraftTree
 from sglang_patches.draft_side.draft import Candidates, Draft
 from sglang_patches.draft_side.seams import Drafter, Grown, Guess, Leaf, OutcomePredictor, Prediction
 from sglang_patches.drafting.seams import NO_PATIENCE, Fallback, NoFallback, Patience
+from sglang_patches.drafting.union import Part
 from sglang_patches.ledger.rates import RateTable, RunningMean, per_tenant
 
 if TYPE_CHECKING:
@@ -296,8 +297,8 @@ class WaitingFallback(Fallback):
         self._other = other
         self._patience = Patience(longest, lookahead)
 
-    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
-        return self._other.trees(states, found)
+    def parts(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[list[Part]]:
+        return self._other.parts(states, found)
 
     def patience(self, states: Sequence[RequestState], missed: Sequence[int]) -> Patience:
         return self._patience if missed else NO_PATIENCE
@@ -338,24 +339,24 @@ class SaguaroFallback(WaitingFallback):
         self._asked_rows = frozenset(missed)
         return self._asked
 
-    def trees(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[DraftTree]:
+    def parts(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[list[Part]]:
         misses = [not len(tree) for tree in found]
         if self._asked_at is not None:
             left = sum(miss and not state.plain_reason for state, miss in zip(states, misses, strict=True))
             self._learn_wait(self._now() - self._asked_at, left)
-        trees = super().trees(states, found)
+        parts = super().parts(states, found)
         kinds = [
             MISSED if miss else WAITED if row in self._asked_rows else HIT for row, miss in enumerate(misses)
         ]
         steps = {
-            state: _LastStep(kind, kind != MISSED or len(tree) > 0)
-            for state, kind, tree in zip(states, kinds, trees, strict=True)
+            state: _LastStep(kind, kind != MISSED or any(len(part.tree) for part in of))
+            for state, kind, of in zip(states, kinds, parts, strict=True)
             if not state.plain_reason
         }
         self._learn_what_follows(steps)
         self._last = steps
         self._asked_at = None
-        return trees
+        return parts
 
     def step_took(self, seconds: float) -> None:
         """A prefill is no part of a step: what it takes is not saved by drafts."""

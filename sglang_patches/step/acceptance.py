@@ -60,27 +60,6 @@ class Acceptance:
         probs = np.concatenate([tree.probs for tree in trees])
         return self.of(tenants[0]).estimate(probs, np.concatenate([tree.sources for tree in trees]))
 
-    def expected(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
-        """float64 [trees]: how many of each tree's nodes are accepted. None of the trees is empty."""
-        starts = np.cumsum([0, *(len(tree) for tree in trees[:-1])])
-        return np.add.reduceat(self.estimate(trees, tenants), starts)
-
-    def better(
-        self, trees: Sequence[DraftTree], others: Sequence[DraftTree], tenants: Sequence[str]
-    ) -> list[DraftTree]:
-        """The tree of each pair of which more nodes are likely to be accepted.
-
-        tenants: whose each pair is.
-        """
-        better = [tree if len(tree) else other for tree, other in zip(trees, others, strict=True)]
-        rows = [row for row, tree in enumerate(trees) if len(tree) and len(others[row])]
-        if rows:
-            both = [*(trees[row] for row in rows), *(others[row] for row in rows)]
-            ours, theirs = self.expected(both, 2 * [tenants[row] for row in rows]).reshape(2, -1)
-            for row in np.array(rows)[theirs > ours].tolist():
-                better[row] = others[row]
-        return better
-
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         """Learns from the steps that verified a tree."""
         drafted: dict[str, list[Outcome]] = defaultdict(list)

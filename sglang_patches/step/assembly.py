@@ -133,8 +133,7 @@ class MethodWorker(TreeWorker[Launch]):
         options, budget, method = self.options, self.budget, self.method
         feed = DatastoreFeed(self._open_datastore, options.deadline_ms / 1e3)
         has_draft_model = bool(self.server_args.speculative_draft_model_path)
-        estimate = self.policy.acceptance.estimate
-        parts = method.parts(Surroundings(options, feed, budget, estimate, self.start_draft, has_draft_model))
+        parts = method.parts(Surroundings(options, feed, budget, self.start_draft, has_draft_model))
         logger.info(
             "specstore: %s, %s; datastore %s, up to %d nodes",
             method.name,
@@ -146,9 +145,8 @@ class MethodWorker(TreeWorker[Launch]):
             return DatastoreSource(feed, parts.fallback)
         speculation = Speculation(parts.channel, budget.nodes, self._sampling_of, vocabulary=self.vocab_size)
         courier = make_courier(self.device)
-        return DraftSideSource(
-            feed, parts.fallback, parts.channel, speculation, courier, self.policy.acceptance
-        )
+        estimate = self.policy.acceptance.estimate
+        return DraftSideSource(feed, parts.fallback, parts.channel, speculation, courier, estimate, budget)
 
     def _open_datastore(self, texts: Texts) -> Datastore:
         return open_datastore(

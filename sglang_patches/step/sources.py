@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from datastore_service.protocol.types import NO_DRAFT
+from datastore_service.protocol.types import NO_DRAFT, Budget
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.seams import DraftChannel, Fallback
 from sglang_patches.drafting.speculation import Choices, Speculation
+from sglang_patches.drafting.union import Estimate, Part, best_trees, first_trees
 from sglang_patches.ledger.outcome import Follower
 from sglang_patches.ledger.requests import RequestState
-from sglang_patches.step.acceptance import Acceptance
 from sglang_patches.step.courier import Courier
 
 if TYPE_CHECKING:
@@ -78,13 +78,15 @@ class DatastoreSource(Sources):
         self.fallback.step_took(seconds)
 
     def _drafted(self, states: States, depths: Sequence[int]) -> list[DraftTree]:
-        return self.fallback.trees(states, [EMPTY_TREE] * len(states))
+        return first_trees(self.fallback.parts(states, [EMPTY_TREE] * len(states)))
 
 
 class DraftSideSource(DatastoreSource):
-    """A draft side's speculation cache, and what the method does where that has no tree. Of both trees the better one is taken.
+    """A draft side's speculation cache, and what the method adds to its trees. Each request gets the best tree of both.
 
     courier: of an accelerator, None for a CPU.
+    estimate: of acceptance, by what was seen.
+    budget: of a tree.
     """
 
     def __init__(
@@ -94,12 +96,13 @@ class DraftSideSource(DatastoreSource):
         channel: DraftChannel,
         speculation: Speculation,
         courier: Courier | None,
-        acceptance: Acceptance,
+        estimate: Estimate,
+        budget: Budget,
     ) -> None:
         super().__init__(feed, fallback)
         self.followers = [feed, speculation, fallback]
         self.channel, self.speculation = channel, speculation
-        self._courier, self._acceptance = courier, acceptance
+        self._courier, self._estimate, self._budget = courier, estimate, budget
 
     @property
     def looked_up(self) -> bool:  # type: ignore[override]
@@ -119,6 +122,13 @@ class DraftSideSource(DatastoreSource):
 
     def _drafted(self, states: States, depths: Sequence[int]) -> list[DraftTree]:
         found = self.speculation.look_up(states, depths, self.fallback.patience)
-        others = self.fallback.trees(states, found)
-        self.speculation.proposed(states, others)
-        return self._acceptance.better(found, others, [state.tenant for state in states])
+        others = self.fallback.parts(states, found)
+        self.speculation.proposed(states, first_trees(others))
+        return self.united(states, found, others)
+
+    def united(
+        self, states: States, found: Sequence[DraftTree], others: Sequence[list[Part]]
+    ) -> list[DraftTree]:
+        """The best tree for each request of what was found and what the method adds."""
+        parts = [[Part(tree), *more] for tree, more in zip(found, others, strict=True)]
+        return best_trees(parts, [state.tenant for state in states], self._estimate, self._budget)

@@ -46,6 +46,7 @@ from sglang_patches.draft_side.draft import Draft  # noqa: E402
 from sglang_patches.draft_side.seams import Row  # noqa: E402
 from sglang_patches.draft_side.side import DraftSide  # noqa: E402
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed  # noqa: E402
+from sglang_patches.drafting.union import first_trees  # noqa: E402
 from sglang_patches.entry.request_tenants import _decoded, of_tenant  # noqa: E402
 from sglang_patches.exchange.messages import GREEDY, Opened  # noqa: E402
 from sglang_patches.exchange.text import Text  # noqa: E402
@@ -343,8 +344,8 @@ def test_the_answer_to_a_request_is_its_tenant_s_alone(pair):
     feed.close([book.end(teller)])
     asking = [listener, request_of(PAIRS[pair][1])]
     states, _ = book.read(Step(asking, [len(PROMPT) + 1] * 2, [TEXT[8:9].tolist()] * 2))
-    trees = DatastoreFallback(feed, Budget(7)).trees(states, [EMPTY_TREE] * 2)
-    assert [tree.tokens.tolist() for tree in trees] == [[], FOUND[1:]]
+    parts = DatastoreFallback(feed, Budget(7)).parts(states, [EMPTY_TREE] * 2)
+    assert [tree.tokens.tolist() for tree in first_trees(parts)] == [[], FOUND[1:]]
 
 
 @pytest.mark.parametrize("pair", PAIRS)

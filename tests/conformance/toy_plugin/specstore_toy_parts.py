@@ -10,6 +10,7 @@ import numpy as np
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.drafting.datastore import DatastoreFallback
+from sglang_patches.drafting.union import Part, first_trees
 from sglang_patches.methods.registry import Parts, Surroundings
 from sglang_patches.verification import noise_verifier
 from sglang_patches.verification.noise_verifier import SharedNoise
@@ -46,14 +47,14 @@ class WrongTenant(DatastoreFallback):
         super().__init__(around.datastore, around.budget)
         self._nodes = around.budget.nodes
 
-    def trees(self, states, found):
-        own = super().trees(states, found)
+    def parts(self, states, found):
+        own = first_trees(super().parts(states, found))
         copied = [
             tree if len(tree) else self._copied(state.text.last)
             for state, tree in zip(states, own, strict=True)
         ]
         self._texts += [state.text.between(0, len(state.text)).tolist() for state in states]
-        return copied
+        return [[Part(tree)] for tree in copied]
 
     def _copied(self, last: int) -> DraftTree:
         for text in self._texts:

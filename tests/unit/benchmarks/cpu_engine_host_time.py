@@ -40,6 +40,6 @@ def test_a_step_learns_between_its_launch_and_its_verification(plugin, length):
 @pytest.mark.parametrize("method", ["SSSD", "SAGUARO"])
 def test_every_part_is_measured(plugin, method):
     row = measure(load_traces(SHIPPED), Engine(VOCABULARY), 2, 7, "static", 3, method)
-    drafting = {"look_up", "better", "nodes"}
+    drafting = {"look_up", "united", "nodes"}
     assert set(row) == {*PARTS, "all", "_settle", "verification_launched"} | drafting
     assert all((value > 0) == (method == "SAGUARO" or name not in drafting) for name, value in row.items())

@@ -111,14 +111,14 @@ def test_unseen_request_opens_within_the_step(datastore, feed):
 
 def test_plain_requests_ask_for_no_draft(datastore, feed):
     states, _ = make_book(plain="repetition penalty").read(Step([make_req()], [4], [[9]]))
-    DatastoreFallback(feed, BUDGET).trees(states, [EMPTY_TREE])
+    DatastoreFallback(feed, BUDGET).parts(states, [EMPTY_TREE])
     assert datastore.told()[0].budget == NO_DRAFT
 
 
 def test_the_fallback_asks_for_every_request(datastore, feed):
     reqs = [make_req("r1"), make_req("r2")]
     states, _ = make_book().read(Step(reqs, [4, 4], [[9], [8]]))
-    DatastoreFallback(feed, BUDGET).trees(states, [EMPTY_TREE] * 2)
+    DatastoreFallback(feed, BUDGET).parts(states, [EMPTY_TREE] * 2)
     assert [entry.budget for entry in datastore.told()] == [BUDGET, BUDGET]
 
 
@@ -269,7 +269,7 @@ def test_a_request_that_has_ended_is_not_opened_anew(datastore, feed):
     states, _ = book.read(Step([gone, other], [5, 5], [[10], [7]]))
     assert [state.text.last for state in states] == [10, 7]
     assert [outcome.request for outcome in book.settle(states)] == [states[1]]
-    assert len(DatastoreFallback(feed, BUDGET).trees(states, [EMPTY_TREE] * 2)) == 2
+    assert len(DatastoreFallback(feed, BUDGET).parts(states, [EMPTY_TREE] * 2)) == 2
     assert [entry.session for entry in datastore.told()] == ["other"] and len(book) == 1
     assert [
         outcome.request

@@ -8,6 +8,7 @@ import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE
 from sglang_patches.drafting.seams import Fallback, NoFallback
+from sglang_patches.drafting.union import Part, first_trees
 from sglang_patches.ledger.outcome import Outcome
 from sglang_patches.methods.saguaro import (
     ENOUGH,
@@ -43,8 +44,8 @@ def found_of(misses):
 class AtOnce(Fallback):
     """A tree for every miss."""
 
-    def trees(self, states, found):
-        return [EMPTY_TREE if len(tree) else CHAIN for tree in found]
+    def parts(self, states, found):
+        return [[] if len(tree) else [Part(CHAIN)] for tree in found]
 
 
 @dataclass(eq=False)
@@ -80,11 +81,11 @@ class Load:
             self.clock.now += found[-1]
             here = not misses or (seconds >= self.in_time and not self.down)
             mask = [not here and row < misses for row in range(self.batch)]
-            trees = self.fallback.trees(self.states, found_of(mask))
+            parts = self.fallback.parts(self.states, found_of(mask))
             self.fallback.step_took(self.step)
             self.clock.now += self.step + self.between
             outcomes = []
-            for state, tree, miss in zip(self.states, trees, mask, strict=True):
+            for state, tree, miss in zip(self.states, first_trees(parts), mask, strict=True):
                 tokens = np.zeros(self.missed if miss else self.hit, np.int32)
                 tree = (tree if miss else CHAIN) if verified else EMPTY_TREE
                 outcomes.append(Outcome(state, 0, tokens if verified else tokens[:1], tree, None, ()))
@@ -172,7 +173,7 @@ def test_a_request_that_gets_no_drafts_hides_no_speculation():
     fallback, clock = load.fallback, load.clock
     fallback.patience(load.states, [1])
     clock.now += load.in_time
-    fallback.trees(load.states, found_of([False, True]))
+    fallback.parts(load.states, found_of([False, True]))
     assert (
         fallback.patience(load.states, [1]).seconds == 0
     )  # it waits no further time to learn how long a speculation takes
@@ -203,7 +204,7 @@ def test_waiting_always():
     fallback = WaitingFallback(AtOnce(), LOOKAHEAD, LONGEST)
     assert fallback.patience([None] * 8, [1, 2, 3]) == (LONGEST, LOOKAHEAD)
     assert fallback.patience([None] * 8, []).seconds == 0
-    assert fallback.trees([None, None], found_of([True, False])) == [CHAIN, EMPTY_TREE]
+    assert fallback.parts([None, None], found_of([True, False])) == [[Part(CHAIN)], []]
 
 
 def test_what_a_tenant_s_steps_brought_is_that_tenant_s_alone():
