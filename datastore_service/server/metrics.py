@@ -1,17 +1,122 @@
-"""Service metrics for Prometheus."""
+"""Service metrics for Prometheus. docs/metrics.md is written from their descriptions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from datastore_service.engine.limits import Limits
+from datastore_service.engine.stats import EngineStats, TierStats
 from datastore_service.protocol.tree import Tier
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import Namespaces
 
 BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
+NAMESPACE_LABELS = ["model", "tenant"]
+TIER_LABELS = [*NAMESPACE_LABELS, "tier"]
+
+
+class OfNamespace(NamedTuple):
+    """What a namespace's engine says when Prometheus scrapes."""
+
+    stats: EngineStats
+    limits: Limits
+
+
+class OfTier(NamedTuple):
+    """What a namespace's engine says of one tier."""
+
+    tier: Tier
+    held: TierStats
+    limits: Limits
+
+    @property
+    def token_limit(self) -> int | None:
+        return {Tier.SESSION: self.limits.tokens, Tier.LIVE: self.limits.live_tokens}.get(self.tier)
+
+
+Said = TypeVar("Said")
+
+
+class Figure(NamedTuple, Generic[Said]):
+    """A metric of each namespace, or of each tier of each namespace.
+
+    read: its value, None if this one has none."""
+
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    meaning: str
+    read: Callable[[Said], float | None]
+
+
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
+OF_NAMESPACES: tuple[Figure[OfNamespace], ...] = (
+    Figure(GAUGE, "specstore_sessions", "Open sessions", lambda of: of.stats.sessions),
+    Figure(
+        GAUGE, "specstore_session_limit", "Most open sessions (--sessions)", lambda of: of.limits.sessions
+    ),
+    Figure(
+        GAUGE,
+        "specstore_conversations",
+        "Conversations kept for their next request",
+        lambda of: of.stats.conversations,
+    ),
+    Figure(
+        COUNTER, "specstore_drafts", "Draft trees asked for, empty ones included", lambda of: of.stats.drafts
+    ),
+    Figure(
+        COUNTER,
+        "specstore_merge_failures",
+        "Merges of the live tier that failed; should stay 0. No text is lost, but it stays in more and smaller segments than it should",
+        lambda of: of.stats.merge_failures,
+    ),
+    Figure(
+        GAUGE,
+        "specstore_log_bytes",
+        "Bytes of logs whose text is not yet in segments; at most a few hundred KB while merges succeed",
+        lambda of: of.stats.log_bytes,
+    ),
+    Figure(
+        GAUGE,
+        "specstore_log_unsynced_bytes",
+        "The part of specstore_log_bytes that a power failure would take",
+        lambda of: of.stats.log_unsynced_bytes,
+    ),
+    Figure(
+        COUNTER,
+        "specstore_log_failures",
+        "Outputs that could not be logged and were not published, and logs that could not be synced; should stay 0",
+        lambda of: of.stats.log_failures,
+    ),
+)
+OF_TIERS: tuple[Figure[OfTier], ...] = (
+    Figure(GAUGE, "specstore_bytes", "Bytes that a tier holds", lambda of: of.held.nbytes),
+    Figure(GAUGE, "specstore_tokens", "Tokens that a tier holds", lambda of: of.held.tokens),
+    Figure(
+        GAUGE,
+        "specstore_token_limit",
+        "Most tokens of the session tier (--tokens) and of the live tier (--live-tokens)",
+        lambda of: of.token_limit,
+    ),
+    Figure(GAUGE, "specstore_segments", "Segments of a tier", lambda of: of.held.segments),
+    Figure(
+        GAUGE,
+        "specstore_damaged_segments",
+        "Segments of a tier that were taken out because their files have changed; should stay 0",
+        lambda of: of.held.damaged,
+    ),
+    Figure(COUNTER, "specstore_hits", "Drafts with at least one token of the tier", lambda of: of.held.hits),
+    Figure(COUNTER, "specstore_drafted_tokens", "Tokens drafted from the tier", lambda of: of.held.drafted),
+    Figure(
+        COUNTER,
+        "specstore_accepted_tokens",
+        "Tokens drafted from the tier with which the session then continued, whether or not the worker had verified them",
+        lambda of: of.held.accepted,
+    ),
+)
 
 
 class ServiceMetrics:
@@ -23,28 +128,35 @@ class ServiceMetrics:
         self.registry = CollectorRegistry()
         self.step_seconds = Histogram(
             "specstore_step_seconds",
-            "Time to answer one Draft message: reading it, the engine, writing the reply",
+            "Time to answer one message of a worker: reading it, the engine, writing the reply",
             registry=self.registry,
             buckets=BUCKETS,
         )
         self.engine_seconds = Histogram(
             "specstore_engine_seconds",
-            "The engine's part of that: waiting for the sessions, learning and drafting",
+            "The engine's part of specstore_step_seconds: waiting for the sessions, learning and drafting",
             registry=self.registry,
             buckets=BUCKETS,
         )
         self.refusals = Counter(
-            "specstore_refusals", "Calls refused, by status code", ["code"], registry=self.registry
+            "specstore_refusals", "Calls refused, by gRPC status code", ["code"], registry=self.registry
         )
         self.over_budget = Counter(
             "specstore_over_budget",
-            "Entries that a limit on sessions, tokens or tenants refused, or whose output the disk or the live tier did not take",
+            "Entries of messages for which there was no room: a limit on sessions, tokens or tenants, or an output that the disk or "
+            "the live tier did not take",
             ["model"],
             registry=self.registry,
         )
-        self._streams = Gauge("specstore_streams", "Draft streams open", registry=self.registry)
-        self._export("specstore_stream_limit", "Most Draft streams", limits.streams)
-        self._export("specstore_namespace_limit", "Most namespaces", limits.namespaces)
+        self._streams = Gauge(
+            "specstore_streams", "Workers that are connected (open Draft streams)", registry=self.registry
+        )
+        Gauge("specstore_stream_limit", "Most connected workers (--streams)", registry=self.registry).set(
+            limits.streams
+        )
+        Gauge("specstore_namespace_limit", "Most namespaces (--namespaces)", registry=self.registry).set(
+            limits.namespaces
+        )
         self.registry.register(_NamespaceCollector(namespaces))
         ProcessCollector(registry=self.registry)
 
@@ -54,9 +166,6 @@ class ServiceMetrics:
         streams: returns how many are open."""
         self._streams.set_function(streams)
 
-    def _export(self, name: str, description: str, limit: int) -> None:
-        Gauge(name, description, registry=self.registry).set(limit)
-
 
 class _NamespaceCollector:
     """Reads the engines' counters when Prometheus scrapes."""
@@ -65,70 +174,29 @@ class _NamespaceCollector:
         self._namespaces = namespaces
 
     def collect(self) -> Iterator[Metric]:
-        names = ["model", "tenant"]
-        sessions = GaugeMetricFamily("specstore_sessions", "Open sessions", labels=names)
-        session_limit = GaugeMetricFamily("specstore_session_limit", "Most open sessions", labels=names)
-        conversations = GaugeMetricFamily(
-            "specstore_conversations", "Texts kept for a conversation's next request", labels=names
-        )
-        drafts = CounterMetricFamily("specstore_drafts", "Draft trees asked for", labels=names)
-        failures = CounterMetricFamily(
-            "specstore_merge_failures", "Merges of the live tier that failed; no text is lost", labels=names
-        )
-        logs = GaugeMetricFamily(
-            "specstore_log_bytes", "Bytes of write-ahead logs that are not sealed yet", labels=names
-        )
-        unsynced = GaugeMetricFamily(
-            "specstore_log_unsynced_bytes", "Of those, bytes that a power failure would take", labels=names
-        )
-        log_failures = CounterMetricFamily(
-            "specstore_log_failures",
-            "Outputs that could not be logged and were not published, and logs that could not be synced",
-            labels=names,
-        )
-        held = GaugeMetricFamily("specstore_bytes", "Bytes a tier holds", labels=[*names, "tier"])
-        tokens = GaugeMetricFamily("specstore_tokens", "Tokens a tier holds", labels=[*names, "tier"])
-        token_limit = GaugeMetricFamily(
-            "specstore_token_limit", "Most tokens of a tier that has a limit", labels=[*names, "tier"]
-        )
-        segments = GaugeMetricFamily("specstore_segments", "Segments of a tier", labels=[*names, "tier"])
-        damaged = GaugeMetricFamily(
-            "specstore_damaged_segments",
-            "Segments taken out because their files have changed",
-            labels=[*names, "tier"],
-        )
-        hits = CounterMetricFamily(
-            "specstore_hits", "Drafts with a token of the tier", labels=[*names, "tier"]
-        )
-        drafted = CounterMetricFamily(
-            "specstore_drafted_tokens", "Tokens drafted, by source", labels=[*names, "tier"]
-        )
-        accepted = CounterMetricFamily(
-            "specstore_accepted_tokens",
-            "Drafted tokens that the session then went on with, by source; verified or not",
-            labels=[*names, "tier"],
-        )
-        for hosted in self._namespaces:
-            stats, labels = hosted.engine.stats(), [hosted.namespace.model, hosted.namespace.tenant]
-            limits = hosted.engine.limits
-            session_limit.add_metric(labels, limits.sessions)
-            token_limit.add_metric([*labels, Tier.SESSION.name.lower()], limits.tokens)
-            token_limit.add_metric([*labels, Tier.LIVE.name.lower()], limits.live_tokens)
-            sessions.add_metric(labels, stats.sessions)
-            conversations.add_metric(labels, stats.conversations)
-            drafts.add_metric(labels, stats.drafts)
-            failures.add_metric(labels, stats.merge_failures)
-            logs.add_metric(labels, stats.log_bytes)
-            unsynced.add_metric(labels, stats.log_unsynced_bytes)
-            log_failures.add_metric(labels, stats.log_failures)
-            for tier, of_tier in stats.tiers.items():
-                of = [*labels, tier.name.lower()]
-                held.add_metric(of, of_tier.nbytes)
-                tokens.add_metric(of, of_tier.tokens)
-                segments.add_metric(of, of_tier.segments)
-                damaged.add_metric(of, of_tier.damaged)
-                hits.add_metric(of, of_tier.hits)
-                drafted.add_metric(of, of_tier.drafted)
-                accepted.add_metric(of, of_tier.accepted)
-        yield from (sessions, conversations, drafts, failures, logs, unsynced, log_failures)
-        yield from (held, tokens, segments, damaged, hits, drafted, accepted, session_limit, token_limit)
+        engines = [
+            (
+                [hosted.namespace.model, hosted.namespace.tenant],
+                OfNamespace(hosted.engine.stats(), hosted.engine.limits),
+            )
+            for hosted in self._namespaces
+        ]
+        tiers = [
+            ([*labels, tier.name.lower()], OfTier(tier, held, of.limits))
+            for labels, of in engines
+            for tier, held in of.stats.tiers.items()
+        ]
+        yield from _families(OF_NAMESPACES, NAMESPACE_LABELS, engines)
+        yield from _families(OF_TIERS, TIER_LABELS, tiers)
+
+
+def _families(
+    figures: Sequence[Figure[Said]], names: Sequence[str], said: Sequence[tuple[list[str], Said]]
+) -> Iterator[Metric]:
+    for figure in figures:
+        family = figure.family(figure.name, figure.meaning, labels=names)
+        for labels, of in said:
+            value = figure.read(of)
+            if value is not None:
+                family.add_metric(labels, value)
+        yield family
