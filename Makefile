@@ -2,7 +2,7 @@ SHELL := /bin/bash
 # Targets that call each other say nothing of it.
 MAKEFLAGS += --no-print-directory
 .SILENT:
-.PHONY: help env test test-rest test-all test-long lint serve serve-pd demo bench peers packages settings dist lock clean
+.PHONY: help env test test-rest test-all test-long lint serve serve-pd demo bench peers packages settings reference dist lock clean
 
 # Every target runs in the environment of the lock file, which is made on first use.
 IN_ENV = env=$$(requirements/env.sh) && PATH="$$env/bin:$$PATH"
@@ -22,6 +22,7 @@ help:
 	echo "make peers   compiles Snowflake's suffix decoding for the benchmarks"
 	echo "make packages  draws docs/packages.svg: which package imports which"
 	echo "make settings  writes docs/settings.md from the table in docs/settings.py"
+	echo "make reference  writes docs/flags.md, cli.md and metrics.md from the code"
 	echo "make dist    wheel and sdist in dist/"
 	echo "make env     makes the environment and prints its path"
 	echo "make lock    resolves pyproject.toml into requirements/lock.txt, and for each earlier SGLang that is tested"
@@ -72,6 +73,9 @@ packages:
 
 settings:
 	$(IN_ENV) python docs/settings.py
+
+reference:
+	$(IN_ENV) python docs/reference.py
 
 # The wheel is built from the sdist, so the sdist has what a build needs.
 dist:

@@ -9,10 +9,16 @@ from prometheus_client import Counter, Summary
 # time of the whole step.
 PHASES = ("draft", "prepare", "forward", "learn", "verify", "commit", "extend")
 RETRIEVE = "retrieve"  # the part of "draft" that waits for the datastore
-PHASE_SECONDS = Counter("specstore_decode_phase_seconds", "Time of decode steps by phase", ["phase"])
+PHASE_SECONDS = Counter(
+    "specstore_decode_phase_seconds",
+    "The worker's own time by phase of a decode step; retrieve is the part of draft that waits for the datastore, extend is a head that reads "
+    "what was accepted. On a GPU forward is the launch alone",
+    ["phase"],
+)
 STEP_SECONDS = Summary(
     "specstore_decode_step_seconds",
-    "Time from a decode step's launch to the next one's, by requests (rounded up to a power of two) and rows of each (the mean, rounded up)",
+    "Time from a decode step's launch to the next one's, by requests (batch, rounded up to a power of two) and rows of each (width, the mean "
+    "rounded up)",
     ["batch", "width"],
 )
 

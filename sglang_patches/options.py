@@ -55,7 +55,10 @@ class Options:
         "or empty for one tenant",
     )
     deadline_ms: float = _option(5.0, "longest wait for a draft in a decode step, in milliseconds")
-    nodes: int = _option(15, f"maximum drafted tokens per request and step, 1 to {MAX_NODES}")
+    nodes: int = _option(
+        15,
+        f"maximum drafted tokens per request and step, 1 to {MAX_NODES}; beside a head more if --speculative-num-draft-tokens asks for more",
+    )
     length: str = _option(
         "adaptive",
         "speculation length: adaptive follows measured step times, static always verifies --specstore-nodes",
@@ -63,24 +66,28 @@ class Options:
     )
     beside_head: str = _option(
         "off",
-        "retrieval beside the model's own head: with SGLang's --speculative-algorithm EAGLE, EAGLE3, NEXTN or STANDALONE and its flags",
+        "retrieval beside the model's own head, verified as one tree with its drafts: with SGLang's --speculative-algorithm EAGLE, EAGLE3, NEXTN or STANDALONE and its flags; off leaves that algorithm alone",
         ("off", "on"),
     )
     draft_device: str = _option(
         "",
-        "device of the draft model: cpu, cuda or cuda:N; empty for the method's own: cpu with DUO, else the first GPU after the target's, if nobody uses it",
+        "device of the draft model: cpu, cuda or cuda:N; empty for the method's own: cpu with DUO or beside a target on a CPU, else the first GPU after the target's, if nobody uses it. A device that is given serves all replicas",
     )
     draft_tokens: int = _option(32768, "slots of the draft model's KV cache, in tokens")
     draft_rows: int = _option(
         24, f"rows of a draft forward, and outcomes of a step that are drafted for, 1 to {MAX_DRAFT_ROWS}"
     )
-    draft_lookahead: int = _option(7, f"tokens drafted after each guessed outcome, 1 to {MAX_NODES}")
+    draft_lookahead: int = _option(
+        7,
+        f"tokens drafted after each guessed outcome, 1 to {MAX_NODES} (SAGUARO, MIRROR; other methods draft --specstore-nodes at most)",
+    )
     draft_phrase: int = _option(
         10,
-        f"tokens of the datastore that a draft forward checks at most, 0 to {MAX_NODES} (DOUBLE, SPECSTORE)",
+        f"tokens of the datastore that a draft forward checks at most, 0 to {MAX_NODES} (DOUBLE, SPECSTORE); with 0 it drafts one token",
     )
     early_exit: str = _option(
-        "", "file of the target's early exits, made by `python -m sglang_patches.training exits` (MIRROR)"
+        "",
+        "file of the target's early exits, made by `python -m sglang_patches.training exits`; MIRROR needs one",
     )
     early_exit_layer: int = _option(
         0,
@@ -88,7 +95,7 @@ class Options:
     )
     fallback: str = _option(
         "datastore",
-        "after an outcome that was not guessed: datastore (the draft model if it is worth the wait), draft (always waits), none",
+        "after an outcome that was not guessed: datastore, which waits for the draft model where that is worth it; draft, which always waits, at most a second; none",
         ("datastore", "draft", "none"),
     )
     publish: str = _option(

@@ -40,7 +40,7 @@ SnapshotName = Annotated[str, typer.Argument(help="the snapshot's name")]
 
 
 def stats(service: ServiceOptions) -> None:
-    """Shows what the service holds and how often each tier hits."""
+    """Shows what each tier holds, how often it hits, how many of its tokens were accepted, failed merges and damaged segments."""
     reply = _call(service, "Stats", pb.StatsRequest())
     if service.as_json:
         print_json(reply)
@@ -49,7 +49,7 @@ def stats(service: ServiceOptions) -> None:
 
 
 def namespaces(service: ServiceOptions) -> None:
-    """Lists the namespaces."""
+    """Lists the namespaces: model, tenant and tokenizer of each."""
     reply = _call(service, "ListNamespaces", pb.ListNamespacesRequest())
     rows = [(n.model, n.tenant, n.tokenizer) for n in reply.namespaces]
     print_reply(reply, service.as_json, table_of(("model", "tenant", "tokenizer"), rows))
@@ -67,13 +67,13 @@ def sessions(namespace: NamespaceOptions, service: ServiceOptions) -> None:
 
 
 def compact(namespace: NamespaceOptions, service: ServiceOptions) -> None:
-    """Merges a namespace's live tier into as few segments as possible."""
+    """Merges a namespace's live tier into as few segments as possible. It is also merged as text comes in."""
     reply = _call(service, "Compact", pb.CompactRequest(namespace=_message(namespace)), LONG_CALL_SECONDS)
     print_reply(reply, service.as_json, f"live tier: {reply.tokens} tokens in {reply.segments} segments")
 
 
 def drop_namespace(namespace: NamespaceOptions, service: ServiceOptions) -> None:
-    """Ends a namespace without open sessions and forgets all of its text."""
+    """Ends a namespace without open sessions and forgets all of its text. A worker that connects later makes it again."""
     reply = _call(service, "DropNamespace", pb.DropNamespaceRequest(namespace=_message(namespace)))
     print_reply(reply, service.as_json, "dropped")
 
@@ -112,7 +112,7 @@ def flush(
     *,
     service: ServiceOptions,
 ) -> None:
-    """Makes the service forget a tier, a session, or all of a namespace."""
+    """Makes the service forget a tier, a session, or all of a namespace: one of --tier, --session and --all."""
     if bool(tier) + bool(session) + everything != 1:
         raise ValueError("flush: one of --tier, --session and --all is required")
     request = pb.FlushRequest(namespace=_message(namespace))
@@ -142,7 +142,7 @@ def warmup(
     *,
     service: ServiceOptions,
 ) -> None:
-    """Adds documents to the live tier of a running service."""
+    """Adds documents to the live tier of a running service: files of this machine, or with --server-file one that the service reads."""
     if bool(sources) == bool(server_file):
         raise ValueError(f"warmup: SOURCES or --server-file{', not both' if sources else ' is required'}")
     if sources:

@@ -136,7 +136,7 @@ def distil(
     asking: AskingOptions,
     target: TargetOptions,
 ) -> None:
-    """Collects a served model's own answers to prompts, as a corpus and a prior."""
+    """Collects a served model's own answers to prompts, as a corpus and a prior. An interrupted run goes on where it stopped."""
     source = command.get_parameter_source("endpoint")
     target.check(endpoint_given=source is not None and source.name == "COMMANDLINE")
     asked = read_prompts(prompts, field)

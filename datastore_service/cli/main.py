@@ -146,7 +146,8 @@ def build(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Builds a prior from a corpus. An interrupted build goes on where it stopped."""
+    """Builds a prior from a corpus, or adds to one, on this machine or on a Ray cluster. An interrupted build goes on where it
+    stopped."""
     built = build_shown(sources, out, tokenizer, field, ray)
     print(json.dumps(built.fields) if as_json else built)
 
@@ -155,7 +156,7 @@ def upgrade(
     directory: Annotated[Path, typer.Argument(help="directory of a prior")],
     as_json: AsJson = False,
 ) -> None:
-    """Rewrites a prior's segment files of an older format. An interrupted upgrade is simply repeated."""
+    """Rewrites a prior's segment files and manifest of an older format. An interrupted upgrade is simply repeated."""
     from datastore_service.storage.upgrade import upgrade_segments
 
     rewritten = upgrade_segments(directory, lambda name: errors.print(f"rewrote {name}", markup=False))
@@ -173,7 +174,9 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help=f"holds the admin token; else the environment's {TOKEN_VARIABLE}"),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="the least that is logged")] = LogLevel.INFO,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="the least that is logged: info, warning or error")
+    ] = LogLevel.INFO,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -206,18 +209,41 @@ def serve(
     ] = Fusion.WEIGHTED,
     namespaces: Annotated[
         int,
-        Limit(help="most namespaces: models, tokenizers and tenants", min=1, max=4096),
+        Limit(
+            help="most namespaces: models, tokenizers and tenants. An empty one takes 0.3 MB; workers of further ones are refused",
+            min=1,
+            max=4096,
+        ),
     ] = 256,
-    sessions: Annotated[int, Limit(help="most open sessions of a namespace")] = 4096,
+    sessions: Annotated[
+        int, Limit(help="most open sessions of a namespace; only their workers draft for further ones")
+    ] = 4096,
     tokens: Annotated[
-        int, Limit(help="most tokens of its open sessions and kept conversations, up to 90 bytes each")
+        int,
+        Limit(
+            help="most tokens of its open sessions and kept conversations, up to 90 bytes each. Beyond that conversations are dropped, then "
+            "new text is refused, and only its worker drafts for that session"
+        ),
     ] = 1 << 26,
     live_tokens: Annotated[
-        int, Limit(help="most tokens of its live tier, about 6 bytes each; 0: none is kept")
+        int,
+        Limit(
+            help="most tokens of its live tier, about 6 bytes each. Beyond that the oldest text is dropped; 0: none is kept"
+        ),
     ] = 1 << 24,
-    refusals: Annotated[int, Limit(help="most refused tokens kept of a session; 0: no rejected tier")] = 0,
+    refusals: Annotated[
+        int,
+        Limit(
+            help="most refused tokens kept of a session, for its rejected tier; 0: workers do not send them"
+        ),
+    ] = 0,
     streams: Annotated[
-        int, Limit(help="most connected workers, each of which takes a thread", min=1, max=4096)
+        int,
+        Limit(
+            help="most connected workers, each of which takes a thread; further ones are refused and try again",
+            min=1,
+            max=4096,
+        ),
     ] = 64,
     grace: Annotated[
         float, Limit(help="seconds a broken stream's sessions wait for their worker", min=0)

@@ -53,7 +53,7 @@ def query(
     *,
     tls: TlsOptions,
 ) -> None:
-    """Shows what would be drafted after a context."""
+    """Shows what would be drafted after a context: by a service, which needs --model, or from a prior's files with --prior."""
     logging.getLogger("datastore_service").addHandler(
         logging.NullHandler()
     )  # the command says it in one line

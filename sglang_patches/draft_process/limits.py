@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 NOT_TAKEN = Counter(
     "specstore_draft_not_taken",
-    "Sessions that get no more drafts from the draft model: their texts are too long for it, or have a token that it does not have",
+    "Sessions that get no more drafts from the draft model: their text is too long for it (length), or has a token that it does not have (token)",
     ["reason"],
 )
 REFUSED = -1  # instead of a number of tokens

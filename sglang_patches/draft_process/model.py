@@ -37,15 +37,19 @@ COUNT = 32  # choices of a row
 CATCH_UP = 16  # tokens of a text that a decode batch runs as rows; more are prefilled
 FORWARD_SECONDS = Histogram(
     "specstore_draft_forward_seconds",
-    "Draft forwards, by rows (rounded up to a power of two)",
+    "Time of a draft forward, by its rows (rounded up to a power of two)",
     ["rows"],
     buckets=[1e-3 * 1.5**step for step in range(20)],
 )
 ROWS = Counter(
-    "specstore_draft_rows", "Rows of draft forwards, by rows of the forward (rounded up)", ["rows"]
+    "specstore_draft_rows",
+    "Rows of all draft forwards, by rows of the forward (rounded up to a power of two)",
+    ["rows"],
 )
-PREFILL_SECONDS = Summary("specstore_draft_prefill_seconds", "Prefills of chunks of texts by the draft model")
-PREFILLED = Counter("specstore_draft_prefilled_tokens", "Tokens of these chunks")
+PREFILL_SECONDS = Summary(
+    "specstore_draft_prefill_seconds", "Time of the draft model's prefills, each of a chunk of texts"
+)
+PREFILLED = Counter("specstore_draft_prefilled_tokens", "Tokens that the draft model prefilled")
 NOWHERE = 1 << 62  # no node's number
 
 

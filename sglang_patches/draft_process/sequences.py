@@ -23,10 +23,12 @@ logger = logging.getLogger(__name__)
 SPARE = 128  # slots, and places in its row, that a session has beyond its text when it begins: for its trie
 IDLE_SECONDS = 2.0  # a session that was run within them is not idle
 MUCH_LONGER = 2  # times as many tokens as another text: such a session makes room for it
-EVICTED = Counter("specstore_draft_evicted", "Sessions whose draft KV was given to others")
+EVICTED = Counter(
+    "specstore_draft_evicted", "Sessions whose room in the draft model's KV cache was given to others"
+)
 REFUSED = Counter(
     "specstore_draft_no_room",
-    "Sessions whose text found no room in the draft model's KV cache, and draft forwards that found none",
+    "Sessions and draft forwards that found no room in the draft model's KV cache (--specstore-draft-tokens)",
 )
 
 

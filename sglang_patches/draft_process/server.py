@@ -29,7 +29,7 @@ TWO_CHUNKS = CHUNK + CATCH_UP + 2
 ROOM_SECONDS = 0.5  # after which room is looked for again
 ROUND_SECONDS = Summary(
     "specstore_draft_round_seconds",
-    "Rounds in which the draft model ran, or a text of it was begun: messages, guesses, look-ups, the forward, answers",
+    "Time of a round of the draft process: messages, guesses, look-ups, the forward or prefill, answers",
 )
 
 

@@ -44,14 +44,17 @@ from sglang_patches.ledger.rates import SpeedRatio, per_tenant
 
 STALE = Counter(
     "specstore_draft_stale_messages",
-    "Verifications, and expectations of them, that came after their epoch, for another root, or with other numbers",
+    "Verifications of which the draft process heard too late to draft for them",
 )
 GUESSES = Counter(
-    "specstore_draft_guesses", "Outcomes that were drafted for, by their accepted tokens", ["accepted"]
+    "specstore_draft_guesses",
+    "Outcomes of verifications that were drafted for in advance, by their number of accepted tokens",
+    ["accepted"],
 )
 PHRASES = Counter(
     "specstore_draft_phrase_tokens",
-    "Tokens of the datastore that draft forwards checked, and those that the draft model would have drafted",
+    "Tokens of the datastore that draft forwards checked (checked), and those of them that the draft model would have drafted (kept), with "
+    "DOUBLE. Kept tokens per forward are the paper's AMT",
     ["result"],
 )
 _PROPOSED, _KEPT = map(PHRASES.labels, ("checked", "kept"))

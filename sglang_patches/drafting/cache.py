@@ -15,7 +15,8 @@ from sglang_patches.exchange.trie import ROOT, Trie
 MOST_NUMBER = 1 << 62  # the draft side counts on from the numbers that it hears of, in int64
 DROPPED = Counter(
     "specstore_growth_dropped",
-    "Nodes of speculation caches that came too late or cannot be right",
+    "Drafted tokens that the worker dropped: too late for their step (epoch, parent, session), twice (replay), after a gap (gap). Those that "
+    "cannot be right (invalid) or are too many (full) mean a fault of the draft process",
     ["reason"],
 )
 _EPOCH, _FULL, _GAP, _INVALID, _PARENT, _REPLAY, _SESSION = map(

@@ -22,13 +22,17 @@ from sglang_patches.exchange.wire import DamagedFrameError, answers_from_draft, 
 logger = logging.getLogger(__name__)
 
 # A tensor-parallel rank without a draft process reports 0.
-UP = Gauge("specstore_draft_up", "Draft processes that are ready", multiprocess_mode="livesum")
+UP = Gauge(
+    "specstore_draft_up",
+    "Draft processes that are ready: one of each scheduler with drafts. While one is down its requests get the fallback's drafts",
+    multiprocess_mode="livesum",
+)
 RESTARTS = Counter(
-    "specstore_draft_restarts", "Draft processes started again after one had ended or been killed"
+    "specstore_draft_restarts", "Draft processes started again after one had ended, or hung and been killed"
 )
 DROPPED = Counter(
     "specstore_draft_dropped",
-    "Messages to the draft process that were not sent, and answers that nobody collected",
+    "Messages not sent because the draft process was down, and answers that came faster than the worker collects them (uncollected)",
     ["reason"],
 )
 _DOWN, _UNCOLLECTED = map(DROPPED.labels, ("down", "uncollected"))

@@ -17,8 +17,12 @@ from prometheus_client import Counter
 
 from sglang_patches.exchange.connection import READ_BYTES, SOCKET_VARIABLE
 
-MESSAGES = Counter("specstore_draft_messages", "Messages from and to the draft process", ["direction"])
-BYTES = Counter("specstore_draft_bytes", "Bytes from and to the draft process", ["direction"])
+MESSAGES = Counter(
+    "specstore_draft_messages", "Messages to the draft process (sent) and from it (received)", ["direction"]
+)
+BYTES = Counter(
+    "specstore_draft_bytes", "Bytes to the draft process (sent) and from it (received)", ["direction"]
+)
 TAIL_LINES = 25
 _TAIL_BYTES = 1 << 14
 

@@ -47,11 +47,15 @@ from sglang_patches.ledger.outcome import Follower, Outcome
 from sglang_patches.ledger.requests import RequestState
 from sglang_patches.ledger.usage import DRAFT_MODEL
 
-LOOKUPS = Counter("specstore_speculation_lookups", "Look-ups in the speculation cache", ["result"])
+LOOKUPS = Counter(
+    "specstore_speculation_lookups",
+    "Look-ups in the speculation cache: hit, miss, or a miss for which the draft model was waited for (waited)",
+    ["result"],
+)
 _HIT, _WAITED, _MISS = map(LOOKUPS.labels, ("hit", "waited", "miss"))
 EARLY = Counter(
     "specstore_early_outcomes",
-    "Outcomes of verifications that a courier brought: told to the draft side before the next step, or too late",
+    "Outcomes that the draft process was to hear of before the next step, on an accelerator: told in time, or late",
     ["result"],
 )
 _TOLD, _LATE = map(EARLY.labels, ("told", "late"))

@@ -11,8 +11,14 @@ from prometheus_client import Counter
 from sglang_patches.ledger.outcome import Outcome
 from sglang_patches.ledger.usage import SOURCES, source_name
 
-VERIFIED = Counter("specstore_verified_nodes", "Drafted tokens that the target verified", ["source"])
-ACCEPTED = Counter("specstore_accepted_nodes", "Drafted tokens that the target accepted", ["source"])
+VERIFIED = Counter(
+    "specstore_verified_nodes",
+    "Drafted tokens that the target verified, by who drafted them: draft_model, head, or a tier of the datastore",
+    ["source"],
+)
+ACCEPTED = Counter(
+    "specstore_accepted_nodes", "Drafted tokens that the target accepted, by who drafted them", ["source"]
+)
 _total = 0
 
 

@@ -26,7 +26,7 @@ _BY_BATCH = ((8, MOST), (16, 4), (32, 2))
 
 TOKENS = Counter(
     "specstore_early_exit_tokens",
-    "Tokens of the target after rows where its early exit had spoken: its first choice, another one, or none",
+    "Tokens of the target at rows that its early exit read: the exit's first choice (first), another of its choices (other), or none of them (none)",
     ["choice"],
 )
 _PRIOR = 4.0  # pseudo-observations of each class of choices

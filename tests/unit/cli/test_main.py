@@ -115,7 +115,6 @@ def test_serve_makes_its_data_directory(tmp_path, monkeypatch):
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = get_command(app).commands
-OPTION = re.compile(r"`(--[a-z-]+)`")
 
 
 def test_inside_the_image_every_verb_asks_the_service_that_runs_there():
@@ -145,13 +144,6 @@ def required(command: str) -> set[str]:
     return {p.opts[0] for p in COMMANDS[command].params if p.required and p.opts[0].startswith("--")}
 
 
-def documented() -> dict[str, str]:
-    """What docs/operations.md says that a command needs."""
-    page = (ROOT / "docs" / "operations.md").read_text()
-    rows = [line.split("|") for line in page.split("| `specstore` |")[1].split("\n\n")[0].splitlines()]
-    return {name: needs for _, names, needs, *_ in rows[2:] for name in re.findall("`([a-z-]+)`", names)}
-
-
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_help_cuts_no_name_at_80_columns(monkeypatch, command):
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
@@ -169,11 +161,3 @@ def test_help_lists_the_verbs_in_the_order_of_their_use():
         listed.index(verb) for verb in ("serve", "build", "distil", "query", "stats", "flush", "version")
     ]
     assert order == sorted(order)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_and_its_required_options_are_documented(command):
-    assert run(command, "--help").exit_code == 0
-    always, _, one_of = documented()[command].partition(";")
-    assert set(OPTION.findall(always)) == required(command)
-    assert set(OPTION.findall(one_of)) <= {name for p in COMMANDS[command].params for name in p.opts}

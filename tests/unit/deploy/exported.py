@@ -1,12 +1,13 @@
-"""Which metrics the product exports, and with which labels: the service's from a real scrape, the others from the code that
-defines them, because importing that needs a GPU's or a draft model's libraries."""
+"""Which metrics the product exports, and with which labels: the service's from a real scrape, the engine's as docs/reference.py
+finds them in the code."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import runpy
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grpc
@@ -25,6 +26,7 @@ SAMPLES = {  # endings of a metric's samples, with the labels that they add
     "Histogram": {"_bucket": {"le"}, "_sum": set(), "_count": set()},
     "Summary": {"_sum": set(), "_count": set()},
 }
+REFERENCE = runpy.run_path(str(CHECKOUT / "docs" / "reference.py"))
 SGLANG_METRICS = "srt/observability/metrics_collector.py"
 
 Exported = dict[str, set[str]]  # names of labels by name of sample
@@ -49,12 +51,16 @@ def of_the_service() -> Exported:
 
 def of_the_engine() -> Exported:
     """Defined by the plugin and by the client of the datastore."""
-    exported: Exported = {}
-    for folder in ("sglang_patches", "datastore_service/client"):
-        for file in sorted((CHECKOUT / folder).rglob("*.py")):
-            for kind, name, labels in _defined(ast.parse(file.read_text())):
-                exported |= {name + ending: labels | added for ending, added in SAMPLES[kind].items()}
-    return exported
+    return samples(REFERENCE["of_the_engine"]())
+
+
+def samples(metrics: Iterable) -> Exported:
+    """The samples of metrics, as docs/reference.py has these."""
+    return {
+        metric.name + ending: {*metric.labels, *added}
+        for metric in metrics
+        for ending, added in SAMPLES[metric.kind].items()
+    }
 
 
 def of_sglang() -> Exported:
@@ -78,14 +84,6 @@ def strings_of_the_code() -> set[str]:
     ]
     nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-
-
-def _defined(tree: ast.Module) -> Iterator[tuple[str, str, set[str]]]:
-    """Kind, name and labels of each metric that a module makes."""
-    for call in _calls(tree, set(SAMPLES)):
-        if call.args and isinstance(call.args[0], ast.Constant):
-            labels = call.args[2] if len(call.args) > 2 else ast.List([])
-            yield call.func.id, call.args[0].value, set(ast.literal_eval(labels))
 
 
 def _calls(tree: ast.Module, names: set[str]) -> Iterator[ast.Call]:
