@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).parents[3]
-PAGES = sorted([CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")])
-ARCHITECTURE = (CHECKOUT / "docs" / "architecture.md").read_text()
+DOCS = CHECKOUT / "docs"
+PAGES = sorted([*CHECKOUT.glob("*.md"), *DOCS.rglob("*.md")])
+MAKEFILE = (CHECKOUT / "Makefile").read_text()
+PROGRAMS = ("benchmarks", "datastore_service", "deploy", "docs", "proto_gen", "sglang_patches", "tests")
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
 
 
 def anchors(page: Path) -> set[str]:
@@ -19,7 +22,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+
+
+@each_page
 def test_links_resolve(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if target.startswith("http"):
@@ -30,9 +36,28 @@ def test_links_resolve(page):
         assert not anchor or anchor in anchors(linked), target
 
 
+@each_page
+def test_a_target_of_make_is_one(page):
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+    named = re.findall(
+        r"(?:^ {4}(?:.* )?|`(?:[A-Z_]+=\S+ )*)make ([a-z]+(?:-[a-z]+)*)", page.read_text(), re.MULTILINE
+    )
+    assert set(named) <= targets
+
+
+@each_page
+def test_a_program_that_a_page_runs_is_there(page):
+    for module in re.findall(r"python3? -m ((?:\w+\.)*\w+)", page.read_text()):
+        if module.partition(".")[0] in PROGRAMS:
+            place = CHECKOUT.joinpath(*module.split("."))
+            assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), module
+    for script in re.findall(r"python ((?:\w+/)+\w+\.py)", page.read_text()):
+        assert (CHECKOUT / script).exists(), script
+
+
 def test_every_page_is_in_the_table_of_contents():
-    contents = (CHECKOUT / "docs" / "README.md").read_text()
-    pages = {page.relative_to(CHECKOUT / "docs").as_posix() for page in PAGES[1:]} - {"README.md"}
+    contents = (DOCS / "README.md").read_text()
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
     assert pages == set(re.findall(r"\]\(([^)]+\.md)\)", contents))
 
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 from datastore_service.cli.main import app
 from sglang_patches.options import Options
 from tests.unit.deploy import exported
-from tests.unit.docs.test_pages import CHECKOUT, PAGES
+from tests.unit.docs.test_pages import CHECKOUT, each_page
 
 REFERENCE = exported.REFERENCE
 FLAGS = {f"--specstore-{option.name.replace('_', '-')}" for option in dataclasses.fields(Options)}
@@ -21,7 +21,6 @@ COMMANDS = get_command(app).commands
 SERVICE, ENGINE = list(REFERENCE["of_the_service"]()), list(REFERENCE["of_the_engine"]())
 OTHER_NAMES = {"specstore_cpu", "specstore_toy"}  # an attention backend, and a module of the tests
 BEFORE = r"(?:^|exec datastore |-- |&& |^(?:\w+=\S+ )+)"  # what a command line has before the program
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
 
 
 @pytest.mark.parametrize("name", REFERENCE["PAGES"])
