@@ -48,7 +48,7 @@ LAYERS = (
         _plugin(66, "launch", "check", "demo"),
     ),
     (_plugin(26, "disaggregation", "head"),),
-    (_plugin(26, "step"),),
+    (_plugin(26, "step"), _plugin(62, "training")),
     (_plugin(16, "draft_process"),),
     (_plugin(33, "methods"),),
     (_plugin(37, "drafting"), _plugin(56, "draft_side"), _datastore(84, "cli", "server", "distil")),

@@ -77,3 +77,11 @@ def printed(run) -> str:
     with contextlib.redirect_stdout(out):
         run()
     return out.getvalue()
+
+
+def test_the_picture_of_the_packages_has_all_of_them():
+    pytest.importorskip("grimp", reason="needs grimp, which reads the imports")
+    program = runpy.run_path(str(DOCS / "packages.py"))
+    drawn = {box.label for arrow in program["imports"](CHECKOUT) for box in arrow}
+    picture = (DOCS / "packages.svg").read_text()
+    assert drawn == set(re.findall(r"<text x=\S+ y=\S+ text-anchor=\S+>(.*?)</text>", picture))
