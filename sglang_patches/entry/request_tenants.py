@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import reprlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
-from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookType
 
+from sglang_patches.entry.request_wishes import give, is_single, object_of
 from sglang_patches.host import hooks
-from sglang_patches.host.versions import host
 from sglang_patches.options import load_options
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.io_struct import CloseSessionReqInput, OpenSessionReqInput
+    from sglang.srt.managers.io_struct import CloseSessionReqInput, GenerateReqInput, OpenSessionReqInput
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.server_args import ServerArgs
     from starlette.requests import Request
@@ -32,39 +31,32 @@ HEADER = "header:"
 # Fields that would bring another's image or cached text by its hash.
 NOT_DIVIDED = ("mm_hashes", "mm_content_hashes", "kv_hints")
 FLAG = "--specstore-request-tenant"
-# The fields of `custom_params.specstore`: their types, as Python and as a client has them.
-_NAME, _SWITCH, _COUNT = (str, "a string"), (bool, "true or false"), (int, "a whole number of at least 0")
-WISHES = {
-    "conversation": _NAME,
-    "draft": _SWITCH,
-    "nodes": _COUNT,
-    "publish": _SWITCH,
-    "sources": _SWITCH,
-    "tenant": _NAME,
-}
 
 _source = ""  # the option's value, in the process that answers requests
 
 
-def _before_request(
-    manager: TokenizerManager, obj: object, request: Request | None = None, *_: object, **__: object
-) -> None:
-    """Called for each call of an API, after SGLang has made lists of a batch's fields; again without a request for further samples."""
-    if not isinstance(obj, GenerateReqInput):
-        return
-    single = getattr(obj, "is_single", True)  # SGLang does not say so of a further sample
-    given = [obj.sampling_params] if single else obj.sampling_params
-    tenants = [_named(sampling) for sampling in given]
+def enter(obj: GenerateReqInput, request: Request | None, wishes: Sequence[dict[str, Any]]) -> list[str]:
+    """Divides a call of an API by tenant. Returns each of its requests' tenant, "" for the server's own. Raises ValueError for what is no
+    name, or none that this caller may give.
+
+    wishes: of each request.
+    """
+    tenants = [_checked(wish.get("tenant") or "", FIELD) for wish in wishes]
     if not _source:
         if any(tenants):
             raise ValueError(f"{FIELD}: this server takes no tenants from requests ({FLAG})")
-        return
+        return tenants
     if request is not None and _source.startswith(HEADER):
         tenants = [_from_header(request, _source.removeprefix(HEADER), tenant) for tenant in tenants]
-        named = list(map(_naming, given, tenants))
-        obj.sampling_params = named[0] if single else named
-    keys = _cache_keys([obj.extra_key] if single else obj.extra_key, tenants)
-    obj.extra_key = keys[0] if single else keys
+        give(obj, "tenant", tenants)
+    _divide(obj, tenants)
+    return tenants
+
+
+def _divide(obj: GenerateReqInput, tenants: list[str]) -> None:
+    """What of SGLang leads to earlier text."""
+    keys = _cache_keys([obj.extra_key] if is_single(obj) else obj.extra_key, tenants)
+    obj.extra_key = keys[0] if is_single(obj) else keys
     for field in NOT_DIVIDED:
         if any(_listed(getattr(obj, field, None))):
             raise ValueError(
@@ -72,33 +64,6 @@ def _before_request(
             )
     if obj.session_params is not None or obj.session_id is not None:
         _enter_own_session(obj, set(tenants))
-
-
-def _named(sampling: dict[str, Any]) -> str:
-    """The tenant in `custom_params`, "" for none. Raises ValueError for anything but a name, and for a wish of another type."""
-    custom = _object(sampling.get("custom_params"), "custom_params")
-    wishes = _object(custom.get("specstore"), "custom_params.specstore")
-    _check_wishes(wishes)
-    return _checked(wishes.get("tenant") or "", FIELD)
-
-
-def _check_wishes(wishes: dict[str, Any]) -> None:
-    """A null stands for a field that is not given."""
-    for name, value in wishes.items():
-        if name not in WISHES:
-            known = ", ".join(WISHES)
-            raise ValueError(f"custom_params.specstore: {reprlib.repr(name)} is none of {known}")
-        kind, title = WISHES[name]
-        if value is not None and (type(value) is not kind or (isinstance(value, int) and value < 0)):
-            raise ValueError(f"custom_params.specstore.{name}: {reprlib.repr(value)} is not {title}")
-
-
-def _object(value: object, field: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ValueError(f"{field}: {reprlib.repr(value)} is not an object")
-    return value
 
 
 def _checked(tenant: str, field: str) -> str:
@@ -128,15 +93,6 @@ def _decoded(value: str, name: str) -> str:
         raise ValueError(f"{name}: not UTF-8") from None
 
 
-def _naming(sampling: dict[str, Any], tenant: str) -> dict[str, Any]:
-    """These sampling parameters with the tenant. A batch's requests may share one object."""
-    if not tenant:
-        return sampling
-    custom = sampling.get("custom_params") or {}
-    wishes = custom.get("specstore") or {}
-    return sampling | {"custom_params": custom | {"specstore": wishes | {"tenant": tenant}}}
-
-
 def _cache_keys(given: list[str | None] | None, tenants: list[str]) -> list[str]:
     """Requests share cached prompts only if their `extra_key` is the same."""
     given = given or [None] * len(tenants)
@@ -160,7 +116,7 @@ def _enter_own_session(obj: GenerateReqInput, tenants: set[str]) -> None:
     if obj.session_id is not None:
         obj.session_id = of_tenant(tenant, _string(obj.session_id, "session_id"))
     if obj.session_params is not None:
-        params = _object(obj.session_params, "session_params")
+        params = object_of(obj.session_params, "session_params")
         if "id" in params:
             obj.session_params = params | {
                 "id": of_tenant(tenant, _string(params["id"], "session_params.id"))
@@ -196,7 +152,6 @@ def _caller(request: Request | None) -> str:
     return _from_header(request, _source.removeprefix(HEADER), "")
 
 
-HOOKS: hooks.ByKind = {HookType.BEFORE: {host.REQUEST_STATE: _before_request}}
 _CONTROL = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin."
 SESSION_HOOKS: hooks.ByKind = {
     HookType.AROUND: {
@@ -213,7 +168,6 @@ def register(server_args: ServerArgs) -> None:
     if _source:
         _refuse_ways_around(resolved_view(server_args))
         hooks.apply(SESSION_HOOKS)
-    hooks.apply(HOOKS)
 
 
 def _refuse_ways_around(view: ServerArgs) -> None:

@@ -14,30 +14,15 @@ from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: E402
 from sglang.srt.managers.tokenizer_manager import TokenizerManager  # noqa: E402
 from starlette.datastructures import Headers  # noqa: E402
 
-from sglang_patches.entry.request_tenants import MOST_BYTES, NOT_DIVIDED, WISHES, of_tenant  # noqa: E402
+from sglang_patches.entry.request_tenants import MOST_BYTES, NOT_DIVIDED, of_tenant  # noqa: E402
+from sglang_patches.entry.request_wishes import WISHES  # noqa: E402
 from sglang_patches.host.versions import INSTALLED, TESTED  # noqa: E402
 from sglang_patches.ledger.requests import tenants_of  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
-from tests.unit.plugin.resolution import server_args  # noqa: E402
+from tests.unit.entry.conftest import manager  # noqa: E402
 
 HEADER = "x-tenant"
 FROM_HEADER, FROM_BODY = f"header:{HEADER}", "custom_params"
-
-
-@pytest.fixture
-def answering(plugin, model_path, monkeypatch):
-    """Makes this process one that answers requests, with this value of the option."""
-
-    def start(source: str, **given: object) -> None:
-        monkeypatch.setenv("SPECSTORE_REQUEST_TENANT", source)
-        server_args(model_path("dense"), "ampere", **given)
-
-    return start
-
-
-def manager() -> SimpleNamespace:
-    """As far as a request's state needs one."""
-    return SimpleNamespace(enable_trace=False, rid_to_state={}, disaggregation_mode=None)
 
 
 def sent(body: dict | None = None, header: str | bytes | None = None, **fields: object) -> GenerateReqInput:

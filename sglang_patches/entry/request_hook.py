@@ -1,0 +1,36 @@
+"""The hook through which each request of an API passes: its wishes are checked, and it gets its tenant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_patches.entry import request_tenants
+from sglang_patches.entry.request_wishes import wishes_of
+from sglang_patches.host import hooks
+from sglang_patches.host.versions import host
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.server_args import ServerArgs
+    from starlette.requests import Request
+
+
+def _before_request(
+    manager: TokenizerManager, obj: object, request: Request | None = None, *_: object, **__: object
+) -> None:
+    """Called for each call of an API, after SGLang has made lists of a batch's fields; again without a request for further samples."""
+    if not isinstance(obj, GenerateReqInput):
+        return
+    request_tenants.enter(obj, request, wishes_of(obj))
+
+
+HOOKS: hooks.ByKind = {HookType.BEFORE: {host.REQUEST_STATE: _before_request}}
+
+
+def register(server_args: ServerArgs) -> None:
+    """For the process that answers requests. Raises ValueError for a setting with which a request's tenant would not be seen."""
+    request_tenants.register(server_args)
+    hooks.apply(HOOKS)
