@@ -555,9 +555,14 @@ REQUESTS = (
     ),
     right(
         "custom_params",
-        "`specstore` in it is ours: `conversation` and `tenant` are strings, `publish` and `sources` are true or false; another type or "
-        "name is answered 400, a null is as if not given",
+        "`specstore` in it is ours: `conversation` and `tenant` are strings, `draft`, `publish` and `sources` are true or false, `nodes` is a "
+        "count; another type or name is answered 400, a null is as if not given",
         "unit/entry/test_request_tenants",
+    ),
+    right(
+        "conversation_id metadata",
+        "a client's session that they name is a conversation, and so is that of `session_id` and `session_params`",
+        "unit/entry/test_request_conversations",
     ),
     right(
         "return_routed_experts routed_experts_start_len return_indexer_topk",
@@ -608,7 +613,7 @@ REQUESTS = (
     ),
     no_part(
         "logs, metrics and housekeeping",
-        "log_metrics no_logs custom_labels external_trace_header received_time http_worker_ipc conversation_id user metadata "
+        "log_metrics no_logs custom_labels external_trace_header received_time http_worker_ipc user "
         "background store service_tier request_id endpoint completion_window",
     ),
     no_part(

@@ -27,6 +27,7 @@ ENVIRONMENT_PREFIX = "SPECSTORE_"
 CONFIG_FILE_VARIABLE = "SPECSTORE_CONFIG"
 MAX_DRAFT_ROWS = 256
 ALIKE = 0.9  # share of two names that is the same, from which on one may be the other mistyped
+CONVERSATION_SOURCE = re.compile(r"agents|header:[\w-]+|body:[\w-]+(\.[\w-]+)*", re.ASCII)
 MAX_NODES = 63  # no hardware we know gains from more than 64 rows per request (SSSD section 3.2 caps at 32)
 
 
@@ -53,6 +54,11 @@ class Options:
         "",
         "where a request names its tenant: 'header:NAME' (of the HTTP request, set by a gateway), 'custom_params' (specstore.tenant in it), "
         "or empty for one tenant",
+    )
+    request_conversation: str = _option(
+        "agents",
+        "where a request names the session that it belongs to, its conversation: 'header:NAME' or 'body:FIELD', 'agents' (the names that "
+        "agents send anyway), several, separated by commas; 'off' for custom_params alone",
     )
     deadline_ms: float = _option(5.0, "longest wait for a draft in a decode step, in milliseconds")
     nodes: int = _option(
@@ -115,6 +121,11 @@ class Options:
             raise ValueError(
                 f"specstore option request_tenant: {self.request_tenant!r} is not custom_params or header:NAME"
             )
+        for source in self.conversation_sources:
+            if not CONVERSATION_SOURCE.fullmatch(source):
+                raise ValueError(
+                    f"specstore option request_conversation: {source!r} is not agents, header:NAME or body:FIELD"
+                )
         if not 1 <= self.draft_rows <= MAX_DRAFT_ROWS:
             raise ValueError(f"specstore option draft_rows: {self.draft_rows} is outside 1..{MAX_DRAFT_ROWS}")
         if not 1 <= self.draft_lookahead <= MAX_NODES:
@@ -144,6 +155,11 @@ class Options:
     def embedded(self) -> bool:
         """Whether the datastore is in this process."""
         return self.endpoint.partition(":")[0] == "embedded"
+
+    @property
+    def conversation_sources(self) -> list[str]:
+        """The places, in order, where a request may name the session that it belongs to."""
+        return [] if self.request_conversation == "off" else self.request_conversation.split(",")
 
     def tls(self) -> Tls | None:
         """The TLS files for a service, None without TLS. Raises ValueError that names the option of an unusable file."""

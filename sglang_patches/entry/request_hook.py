@@ -1,4 +1,4 @@
-"""The hook through which each request of an API passes: its wishes are checked, and it gets its tenant."""
+"""The hook through which each request of an API passes: its wishes are checked, and it gets its tenant and its conversation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_patches.entry import request_tenants
+from sglang_patches.entry import request_conversations, request_tenants
 from sglang_patches.entry.request_wishes import wishes_of
 from sglang_patches.host import hooks
 from sglang_patches.host.versions import host
@@ -24,7 +24,9 @@ def _before_request(
     """Called for each call of an API, after SGLang has made lists of a batch's fields; again without a request for further samples."""
     if not isinstance(obj, GenerateReqInput):
         return
-    request_tenants.enter(obj, request, wishes_of(obj))
+    wishes = wishes_of(obj)
+    tenants = request_tenants.enter(obj, request, wishes)
+    request_conversations.enter(obj, request, wishes, tenants)
 
 
 HOOKS: hooks.ByKind = {HookType.BEFORE: {host.REQUEST_STATE: _before_request}}
@@ -33,4 +35,5 @@ HOOKS: hooks.ByKind = {HookType.BEFORE: {host.REQUEST_STATE: _before_request}}
 def register(server_args: ServerArgs) -> None:
     """For the process that answers requests. Raises ValueError for a setting with which a request's tenant would not be seen."""
     request_tenants.register(server_args)
+    request_conversations.register()
     hooks.apply(HOOKS)

@@ -32,6 +32,20 @@ SURVIVORS = (
         "entry/test_request_tenants.py",
     ),
     Mutant(
+        "w02",  # two tenants, one name of a session
+        "sglang_patches/entry/request_conversations.py",
+        "of_tenant(tenant, session).encode",
+        "session.encode",
+        "entry/test_request_conversations.py",
+    ),
+    Mutant(
+        "w03",  # what is not to be remembered joins a session
+        "sglang_patches/entry/request_conversations.py",
+        ' or wishes.get("publish") is False',
+        "",
+        "entry/test_request_conversations.py",
+    ),
+    Mutant(
         "r04",  # tenants that differ by case
         "datastore_service/server/drafting.py",
         "replace(self._hosted.namespace, tenant=tenant)",

@@ -47,6 +47,7 @@ from sglang_patches.draft_side.seams import Row  # noqa: E402
 from sglang_patches.draft_side.side import DraftSide  # noqa: E402
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed  # noqa: E402
 from sglang_patches.drafting.union import first_trees  # noqa: E402
+from sglang_patches.entry.request_conversations import conversation_of  # noqa: E402
 from sglang_patches.entry.request_tenants import _decoded, of_tenant  # noqa: E402
 from sglang_patches.exchange.messages import GREEDY, Opened  # noqa: E402
 from sglang_patches.exchange.text import Text  # noqa: E402
@@ -193,6 +194,7 @@ def embedded_engines():
 # What makes the function from a name to its thing.
 KEYS = {
     "cached prompts and sessions of SGLang": lambda: partial(of_tenant, name="key"),
+    "conversations of sessions": lambda: partial(conversation_of, session="talk"),
     "folders": lambda: folder_on_any_disk,
     "namespaces": namespaces_of_a_service,
     "embedded engines": embedded_engines,

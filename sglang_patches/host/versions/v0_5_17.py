@@ -74,7 +74,9 @@ ROWS = changed(
     ),
     row(v0_5_23.ROW_LENGTH, "server_args", "hooked: a request's row holds what is reserved for it"),
     row(v0_5_23.RESERVE, "server_args", "what is reserved"),
-    row(v0_5_23.REQUEST_STATE, "self obj request lifecycle_id", "hooked: the tenant of a request"),
+    row(
+        v0_5_23.REQUEST_STATE, "self obj request lifecycle_id", "hooked: tenant and conversation of a request"
+    ),
     row(
         v0_5_23.FIRST_DRAFT_INPUT,
         "self batch server_args last_tokens_tensor future_map",

@@ -132,7 +132,7 @@ ROWS = (
     row("sglang.srt.runtime_context.attention_backends", "", "the backends of this process"),
     row(ROW_LENGTH, "", "hooked: a request's row holds what is reserved for it"),
     row(RESERVE, "", "what is reserved"),
-    row(REQUEST_STATE, "self obj request", "hooked: the tenant of a request"),
+    row(REQUEST_STATE, "self obj request", "hooked: tenant and conversation of a request"),
     row(
         FIRST_DRAFT_INPUT,
         "self batch last_tokens_tensor future_map",

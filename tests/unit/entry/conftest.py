@@ -7,11 +7,13 @@ import pytest
 
 @pytest.fixture
 def answering(plugin, model_path, monkeypatch):
-    """Makes this process one that answers requests, with this value of the option that says where requests name their tenant."""
+    """Makes this process one that answers requests, with these values of the options that say where requests name their tenant and their
+    conversation."""
     from tests.unit.plugin.resolution import server_args
 
-    def start(tenant: str = "", **given: object) -> None:
+    def start(tenant: str = "", conversation: str = "agents", **given: object) -> None:
         monkeypatch.setenv("SPECSTORE_REQUEST_TENANT", tenant)
+        monkeypatch.setenv("SPECSTORE_REQUEST_CONVERSATION", conversation)
         server_args(model_path("dense"), "ampere", **given)
 
     return start
