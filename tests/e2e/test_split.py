@@ -17,6 +17,7 @@ import psutil
 import pytest
 import requests
 
+from tests.e2e import clients
 from tests.e2e.conftest import WORKSHOP_TOKENS as NEW_TOKENS
 from tests.e2e.services import DatastoreService, serving
 from tests.support.servers import metrics
@@ -32,6 +33,7 @@ SECONDS = 180.0
 # A request whose instance has died is told so in time, or answered by another (docs/disaggregation.md). HUNG: neither.
 TOLD = 10.0
 HUNG = 90.0
+SESSION_HEADER = "X-Request-Id-Session"  # the router passes on what begins so
 WORKING = 10.0  # after it is ready again an instance has worked
 
 
@@ -46,6 +48,7 @@ def stack(demo_model, datastore, logs) -> Iterator[Split]:
     # The longest deadline there is: a busy machine misses none, and what nobody answers is missed all the same.
     flags = ("--specstore-endpoint", datastore.endpoint, "--specstore-deadline-ms", "10000")
     flags += ("--specstore-length", "static", "--chunked-prefill-size", str(CHUNK), "--enable-metrics")
+    flags += ("--specstore-request-conversation", f"agents,header:{SESSION_HEADER}")
     # Three of them and `plain` are in memory at once.
     sizes = {"dtype": "float32", "max_total_tokens": 16384}
     spec = ServerSpec("split", demo_model, "SSSD", flags=flags, **sizes)
@@ -158,6 +161,33 @@ def test_a_conversation_finds_its_history_on_any_decode_instance(stack, datastor
     again, other = ask(1, "a"), ask(1, "b")
     assert first["output_ids"] == again["output_ids"] == other["output_ids"]
     assert steps_of(again) < min(steps_of(first), steps_of(other)) / 2
+
+
+# How clients may name a session behind the router: with these fields of a body, or as a gateway before it does.
+NAMING: dict[str, Callable[[Split, str], str]] = {
+    "OpenAI's prompt_cache_key": lambda stack, name: clients.openai_chat(stack, name, {}),
+    "SGLang's conversation_id": lambda stack, name: clients.sglang(stack, name, {}),
+    "a gateway's header": lambda stack, name: clients.openai_chat(stack, "", {SESSION_HEADER: name}),
+}
+
+
+@pytest.mark.parametrize("naming", NAMING)
+def test_a_session_named_before_the_router_is_a_conversation(stack, datastore, naming, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    def accepted(session: str) -> tuple[str, float]:
+        """The answer, and how many of its tokens were drafted by what is not the live tier."""
+        datastore.flush()
+        count = lambda: sum(metric(server, "specstore_accepted_nodes_total") for server in stack.decodes)  # noqa: E731
+        before = count()
+        answer = NAMING[naming](stack, session)
+        eventually(lambda: datastore.sessions() == 0, "the request's session is left", SECONDS)
+        return answer, count() - before
+
+    asked = [accepted(name) for name in (naming, naming, f"not {naming}")]
+    (answer,) = {answer for answer, _ in asked}
+    first, again, other = (count for _, count in asked)
+    assert answer and again >= clients.TOKENS / 2 > 2 * max(first, other)
 
 
 def test_aborted_requests_leave_nothing(stack, datastore, ids, expected):

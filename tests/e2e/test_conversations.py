@@ -1,0 +1,76 @@
+"""Sessions that public clients name on the wire, unchanged clients and a real server: what the first request of a session said drafts for the
+second, and for no other session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sglang_patches.entry.request_conversations import UNUSABLE
+from tests.e2e import clients
+from tests.e2e.clients import TOKENS
+from tests.support.servers.engine import ServerSpec
+from tests.support.servers.forked import SglangServer, running
+from tests.support.servers.metrics import metric
+
+TENANT = "x-tenant"
+FLAGS = ("--specstore-endpoint", "embedded", "--specstore-publish", "off", "--specstore-length", "static")
+FLAGS += ("--specstore-request-tenant", f"header:{TENANT}", "--enable-metrics")
+
+
+@pytest.fixture(scope="module")
+def server(demo_model, logs) -> Iterator[SglangServer]:
+    spec = ServerSpec(
+        "conversations", demo_model, "SSSD", dtype="float32", flags=FLAGS, max_total_tokens=8192
+    )
+    with running(spec, logs) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def directly(monkeypatch) -> None:
+    """The clients' requests pass no proxy."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+CLIENTS: dict[str, tuple[str, Callable]] = {
+    "OpenAI, chat": ("body:prompt_cache_key", clients.openai_chat),
+    "OpenAI, streamed chat": ("body:prompt_cache_key", clients.openai_stream),
+    "OpenAI, completions": ("header:session-id", clients.openai_completions),
+    "OpenAI, responses": ("body:prompt_cache_key", clients.openai_responses),
+    "Anthropic": ("body:metadata.user_id.session_id", clients.anthropic),
+    "SGLang": ("body:conversation_id", clients.sglang),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_two_requests_of_a_session_are_one_conversation(server, client):
+    source, ask = CLIENTS[client]
+
+    def accepted(session: str, tenant: str = "") -> tuple[str, float]:
+        """The answer, and how many of its tokens the session had drafted."""
+        count = lambda: metric(server.url, "specstore_accepted_nodes_total", source="session")  # noqa: E731
+        before = count()
+        answer = ask(server, session, {TENANT: tenant})
+        return answer, count() - before
+
+    def named() -> float:
+        return metric(server.url, "specstore_request_conversations_total", source=source)
+
+    before = named()
+    answer, first = accepted(client)
+    answers, counts = zip(
+        *(accepted(*who) for who in [(client,), (f"not {client}",), (client, "a tenant")]), strict=True
+    )
+    again, other, of_tenant = counts
+    print(client, first, counts)
+    assert set(answers) == {answer} and answer
+    assert again >= TOKENS / 2 > 2 * max(first, other, of_tenant)
+    assert named() - before == 4
+
+
+def test_what_is_no_name_fails_no_request(server):
+    unusable = metric(server.url, "specstore_request_conversations_total", source=UNUSABLE)
+    assert clients.openai_chat(server, "x" * 257, {}) == clients.openai_chat(server, "", {})
+    assert metric(server.url, "specstore_request_conversations_total", source=UNUSABLE) == unusable + 1
