@@ -18,7 +18,7 @@ from benchmarks.traces import SHIPPED_LANGUAGE, SHIPPED_PRIOR
 from sglang_patches.options import Options
 
 # For a K of one round; the others want one of more than a round's tokens, as 31.
-ASKED = ["forecast", "misses", "spreads", "sources", "fallbacks", "ratios"]
+ASKED = ["forecast", "misses", "spreads", "fallbacks", "ratios"]
 OF_PAIRS = (STORES, EXITS)  # of recorded ones alone
 
 

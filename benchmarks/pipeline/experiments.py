@@ -38,7 +38,6 @@ WARM_UP = 0.2  # of the pairs
 LENGTHS = range(1, 16)  # K that a baseline may have
 FAN_OUTS = (1, 2, 3, 4, 6, 8, 12)
 AFTER = {HIT: (HIT,), FELL_BACK: (FELL_BACK,), "any": (HIT, FELL_BACK, NOTHING)}  # kinds of the step before
-DRAFT, BOTH = "draft", "draft and datastore"  # where guesses come from
 
 Case = Mapping[
     str, float | str
@@ -119,17 +118,14 @@ class Question:
         batch: int,
         fan_out: str = "geometric",
         fallback: str = "datastore",
-        guesses_from: str = BOTH,
     ) -> Tally:
         make = self.datastore
         feed = DatastoreFeed(lambda _: make(), NO_LIMIT) if make else None
         parts = DraftParts(lambda: Learner(FAN_OUT[fan_out](), Rollouts(self.lookahead)))
         answers = partial(self.fallback, fallback, feed)
-        # Synthetic chains are right as often where the draft model is wrong, which no datastore is: they are no guesses.
-        hints = feed is not None and guesses_from == BOTH
         rows = self.draft_rows
         return self.played(
-            case, batch, Setting(self.times, self.lookahead, rows, lambda now: parts, answers, hints, feed)
+            case, batch, Setting(self.times, self.lookahead, rows, lambda now: parts, answers, feed)
         )
 
     def fallback(self, name: str, feed: DatastoreFeed | None, around: Around) -> Fallback:
@@ -268,11 +264,6 @@ def spreads(question: Question, cases: Sequence[Case], batch: int) -> list[dict]
     """Figure 4: how guesses are spread, by acceptance or temperature."""
     names = list(FAN_OUT)
     return [row for case in cases for row in question.rows(case, batch, "fan_out", names, fallback="none")]
-
-
-def sources(question: Question, cases: Sequence[Case], batch: int) -> list[dict]:
-    """What guesses from the datastore's tree add to those of the draft model."""
-    return [row for case in cases for row in question.rows(case, batch, "guesses_from", [DRAFT, BOTH])]
 
 
 def fallbacks(

@@ -21,7 +21,7 @@ from sglang_patches.draft_side.side import DraftParts, DraftSide
 from sglang_patches.drafting.datastore import DatastoreFeed
 from sglang_patches.drafting.seams import NO_PATIENCE, DraftChannel, Fallback
 from sglang_patches.drafting.speculation import Choices, Speculation
-from sglang_patches.drafting.union import Part, best_trees, first_trees
+from sglang_patches.drafting.union import Part, best_trees
 from sglang_patches.exchange.messages import GREEDY, Answer, Message
 from sglang_patches.exchange.text import Text
 from sglang_patches.ledger.outcome import Outcome, settle
@@ -273,7 +273,7 @@ class Around(NamedTuple):
 class Setting:
     """lookahead: K, most nodes of a tree. draft_rows: of a draft forward, and outcomes of a step that are drafted for, over all
     requests as in the product (`Options.draft_rows`). parts: makes what drafts, with the draft side's clock.
-    fallback: makes what answers a miss. hints: whether the datastore's proposals are guessed as well. feed: tells a datastore of the
+    fallback: makes what answers a miss. feed: tells a datastore of the
     texts, if the fallback asks one. policy: chooses each step's rows, as the worker does; without one all nodes are verified.
     publish: whether a request that has ended is known to the datastore from then on. exit: the target's early exit that the draft
     side hears, None without."""
@@ -283,7 +283,6 @@ class Setting:
     draft_rows: int
     parts: Callable[[Callable[[], float]], DraftParts]
     fallback: Callable[[Around], Fallback]
-    hints: bool = True
     feed: DatastoreFeed | None = None
     policy: LengthPolicy | None = None
     publish: bool = True
@@ -375,8 +374,6 @@ class Pipeline:
         found = self._speculation.look_up(states, depths, self._fallback.patience)
         waited = self._clock.now - begun
         others = self._fallback.parts(states, found)
-        if self._setting.hints:
-            self._speculation.proposed(states, first_trees(others))
         trees, widths = self._chosen(self._best(found, others))
         for state, tree in zip(states, trees, strict=True):
             state.tree = tree

@@ -156,7 +156,6 @@ EXPERIMENTS: dict[str, Callable[[Asked], object]] = {
     "forecast": lambda a: experiments.forecast(a.question, a.cases, a.batches),
     "misses": lambda a: experiments.misses(a.question, a.middle),
     "spreads": lambda a: experiments.spreads(a.question, a.cases, a.batch),
-    "sources": lambda a: experiments.sources(a.question, a.cases, a.batch) if a.question.datastore else None,
     "fallbacks": Asked.fallbacks,
     "ratios": Asked.ratios,
     CEILING: lambda a: {

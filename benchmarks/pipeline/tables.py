@@ -273,7 +273,6 @@ SECTIONS = {
     "forecast": ("Forecast", forecast),
     "misses": ("Misses by guesses (SAGUARO, figure 3)", misses),
     "spreads": ("How guesses are spread (SAGUARO, figure 4)", partial(compared, over="fan_out")),
-    "sources": ("Guesses from the datastore", partial(compared, over="guesses_from")),
     "fallbacks": ("What answers a miss (SAGUARO, figure 6)", fallbacks),
     "ratios": ("By the target's time over the draft's", ratios),
     CEILING: ("Past the ceiling of parallel speculation (DOUBLE, table 1 and figure 5)", ceiling),

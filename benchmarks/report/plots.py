@@ -261,7 +261,6 @@ def pipeline(record: dict) -> Iterator[tuple[str, Figure]]:
         yield "misses", missed(record["misses"])
     for name, label, axes in (
         ("spreads", "fan_out", ("acceptance", "temperature")),
-        ("sources", "guesses_from", ("temperature",)),
         ("fallbacks", "fallback", ("batch", "temperature")),
         ("ratios", "batch", ("speed",)),
     ):

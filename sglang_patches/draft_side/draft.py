@@ -30,7 +30,6 @@ class Draft:
     candidates: what may follow each node that was run and is still in the trie.
     verifying: the root and the nodes that the target verifies and that may be followed by others, a parent before its children; of
         each its children among them, by token. None if nothing is verified.
-    hints: other tokens that the datastore proposes at those nodes, by node, and how likely it thinks they are.
     expected: what an early exit of the target expects after those nodes. None of them until it has said so.
     starts: nodes that a next speculation may begin at, and how likely that is.
     confirmed: tokens of the text that no retraction takes back; the datastore was sent them.
@@ -51,7 +50,6 @@ class Draft:
     trie: Trie
     candidates: dict[int, Candidates] = field(default_factory=dict)
     verifying: dict[int, dict[int, int]] | None = None
-    hints: dict[int, dict[int, float]] = field(default_factory=dict)
     expected: dict[int, Candidates] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=lambda: {ROOT: 1.0})
     confirmed: int = 0
@@ -82,13 +80,9 @@ class Draft:
         """Those of the node's children that are being verified, by their tokens."""
         return (self.verifying or {}).get(node, {})
 
-    def verify(self, nodes: list[int], hints: dict[int, dict[int, float]]) -> None:
-        """Begins a verification of these nodes.
-
-        nodes: a parent before its children.
-        hints: how likely the datastore thinks other tokens are, by node and token.
-        """
-        self.verifying, self.hints = {self.trie.root: {}}, hints
+    def verify(self, nodes: list[int]) -> None:
+        """Begins a verification of these nodes, a parent before its children."""
+        self.verifying = {self.trie.root: {}}
         for node in nodes:
             siblings = self.verifying.get(self.trie.parent(node))
             if siblings is not None and not self.finishes(node):
@@ -115,7 +109,7 @@ class Draft:
             self.trie.restart(epoch)
             if before in self.candidates:
                 self.candidates[self.trie.root] = self.candidates.pop(before)
-        self.verifying, self.hints, self.expected = None, {}, {}
+        self.verifying, self.expected = None, {}
         self.starts, self.forwards, self.unknown = {self.trie.root: 1.0}, 0, {}
         self.wanted, self.told = self.told, False
         return True

@@ -32,7 +32,6 @@ from sglang_patches.exchange.messages import (
     Committed,
     Expected,
     Growth,
-    Hints,
     Lost,
     Message,
     Opened,
@@ -203,7 +202,7 @@ class DraftSide:
                 return
             nodes.append(trie.add(node, parent, token, 1.0))
         if message.epoch == trie.epoch:
-            draft.verify(nodes[1:], _hints(trie, nodes, message.hints))
+            draft.verify(nodes[1:])
             draft.verified_at = self._ratio.now()
 
     def _expect(self, message: Expected) -> None:
@@ -394,16 +393,6 @@ def growth_of(draft: Draft, nodes: Sequence[int]) -> Growth:
         np.array([trie.token(node) for node in nodes], np.int32),
         np.array([trie.probability(node) for node in nodes], np.float32),
     )
-
-
-def _hints(trie: Trie, nodes: Sequence[int], hints: Hints) -> dict[int, dict[int, float]]:
-    """Those at these nodes, by node and token."""
-    found: dict[int, dict[int, float]] = {}
-    arrays = hints.parents.tolist(), hints.tokens.tolist(), hints.probabilities.tolist()
-    for parent, token, probability in zip(*arrays, strict=True):
-        if (node := trie.resolve(parent)) in nodes:
-            found.setdefault(node, {})[token] = probability
-    return found
 
 
 def _below(trie: Trie) -> list[int]:

@@ -32,12 +32,10 @@ from datastore_service.protocol.types import MAX_VOCAB, SessionName
 from sglang_patches.drafting.cache import SpeculationCache
 from sglang_patches.drafting.seams import DraftChannel, Patience
 from sglang_patches.exchange.messages import (
-    NO_HINTS,
     Closed,
     Committed,
     Expected,
     Growth,
-    Hints,
     Message,
     Opened,
     Sampling,
@@ -86,7 +84,6 @@ class _Session:
     read: whether the draft model has drafted for it, and so has read its text.
     lost: whether it is to be opened again.
     ahead: what a courier told of and the worker has not read: tokens before the step, and its own.
-    proposed: the datastore's tree of this step.
     """
 
     state: RequestState
@@ -95,7 +92,6 @@ class _Session:
     read: bool = False
     lost: bool = False
     ahead: tuple[int, np.ndarray] | None = None
-    proposed: DraftTree = EMPTY_TREE
 
 
 class _Verified(NamedTuple):
@@ -245,12 +241,6 @@ class Speculation(Follower):
                 (_MISS if not len(tree) else _WAITED if row in missing else _HIT).inc()
         return trees
 
-    def proposed(self, states: Sequence[RequestState], trees: Sequence[DraftTree]) -> None:
-        """The datastore's trees of this step, whichever trees will be verified: what they have beside those is guessed as well."""
-        for state, tree in zip(states, trees, strict=True):
-            if (session := self._session(state)) is not None:
-                session.proposed = tree
-
     def verification_launched(self, states: Sequence[RequestState]) -> None:
         """Tells the draft side which trees are verified, and puts those that came from elsewhere into the cache."""
         with self._lock:
@@ -314,8 +304,7 @@ class Speculation(Follower):
         )
 
     def _verifying(self, session: _Session) -> Verifying:
-        state, proposed = session.state, session.proposed
-        session.proposed = EMPTY_TREE
+        state = session.state
         trie, tree = self._cache.trie(state.session), state.tree
         parents, nodes = np.empty(len(tree), np.int64), np.empty(len(tree), np.int64)
         rows = zip(tree.parents.tolist(), tree.tokens.tolist(), tree.probs.tolist(), strict=True)
@@ -323,8 +312,7 @@ class Speculation(Follower):
             above = trie.root if parent < 0 else int(nodes[parent])
             there = trie.child(above, token)
             parents[at], nodes[at] = above, trie.graft(above, token, estimate) if there is None else there
-        hints = hints_of(proposed, tree, trie.root, nodes)
-        return Verifying(state.session, trie.epoch, nodes, parents, tree.tokens, hints)
+        return Verifying(state.session, trie.epoch, nodes, parents, tree.tokens)
 
     def taken_back(self, states: Iterable[RequestState]) -> None:
         """Their last step did not happen: they begin again."""
@@ -388,32 +376,3 @@ def _by_request(packed: np.ndarray, choices: Choices) -> list[Choices]:
     parts = np.searchsorted(rows, width * np.arange(1, len(packed)))
     split = (np.split(values, parts) for values in (rows % width, tokens, probabilities))
     return [Choices(*of) for of in zip(*split, strict=True)]
-
-
-def hints_of(proposed: DraftTree, verified: DraftTree, root: int, nodes: np.ndarray) -> Hints:
-    """The children that `proposed` has at the nodes that both trees have, and that are not in `verified`.
-
-    root, nodes: the numbers of the root and of the nodes of `verified` in the session's trie.
-    """
-    if not len(proposed) or proposed is verified:
-        return NO_HINTS
-    there = {
-        edge: at
-        for at, edge in enumerate(zip(verified.parents.tolist(), verified.tokens.tolist(), strict=True))
-    }
-    shared = {-1: -1}  # nodes of `proposed` -> of `verified`
-    found: list[tuple[int, int, float]] = []
-    rows = zip(proposed.parents.tolist(), proposed.tokens.tolist(), proposed.probs.tolist(), strict=True)
-    for at, (parent, token, chance) in enumerate(rows):
-        if parent not in shared:
-            continue
-        above = shared[parent]
-        if (above, token) in there:
-            shared[at] = there[above, token]
-        else:
-            reached = 1.0 if parent < 0 else float(proposed.probs[parent])
-            found.append((root if above < 0 else int(nodes[above]), token, chance / max(reached, 1e-9)))
-    if not found:
-        return NO_HINTS
-    parents, tokens, chances = zip(*found, strict=True)
-    return Hints(np.array(parents, np.int64), np.array(tokens, np.int32), np.array(chances, np.float32))

@@ -51,18 +51,6 @@ class Committed(msgspec.Struct, eq=False, array_like=True, tag=True):
     epoch: int
 
 
-class Hints(msgspec.Struct, frozen=True, eq=False, array_like=True):
-    """What the datastore proposes at verified nodes and is not verified. parents: int64, verified nodes or the root. tokens: int32.
-    probabilities: float32, that the target goes on from the parent with the token, as the datastore estimates it."""
-
-    parents: NDArray[np.int64]
-    tokens: NDArray[np.int32]
-    probabilities: NDArray[np.float32]
-
-
-NO_HINTS = Hints(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
-
-
 class Verifying(msgspec.Struct, eq=False, array_like=True, tag=True):
     """The tree that the target verifies now. nodes, parents: int64, numbers in the session's trie, a parent before its children.
     tokens: int32. Nodes that came from elsewhere than the draft side have negative numbers, and join the trie."""
@@ -72,7 +60,6 @@ class Verifying(msgspec.Struct, eq=False, array_like=True, tag=True):
     nodes: NDArray[np.int64]
     parents: NDArray[np.int64]
     tokens: NDArray[np.int32]
-    hints: Hints = NO_HINTS
 
 
 class Expected(msgspec.Struct, eq=False, array_like=True, tag=True):

@@ -24,7 +24,7 @@ from sglang_patches.draft_side.draft import Candidates, Draft
 from sglang_patches.draft_side.seams import Drafter, Grown, Guess, Leaf, OutcomePredictor, Prediction
 from sglang_patches.drafting.seams import NO_PATIENCE, Fallback, NoFallback, Patience
 from sglang_patches.drafting.union import Part
-from sglang_patches.ledger.rates import RateTable, RunningMean, per_tenant
+from sglang_patches.ledger.rates import RunningMean, per_tenant
 
 if TYPE_CHECKING:
     from sglang_patches.ledger.outcome import Outcome
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 # The draft side's.
 RANKS = 32  # choices of the draft model after a node that may be guessed
-MEMORY = 4000  # the counts follow the last so many tokens, and hints of a class
+MEMORY = 4000  # the counts follow the last so many tokens
 _CHOICE_PRIOR = 20.0  # pseudo-observations before the first
-HINT_PRIOR = 4.0  # pseudo-observations of each class of hints
-HINT_TRUST = 0.5  # the first rate, over the datastore's estimate
 RANK_CLASSES = 7
 BINS = 5  # of an estimate
 BIN_CENTRES = (np.arange(BINS) + 0.5) / BINS
@@ -132,8 +130,6 @@ class GeometricFanOut(OutcomePredictor):
         ranks = np.arange(1, RANKS)
         others = np.append(1 / ranks - 1 / (ranks + 1), 1 / RANKS)
         self._counts = _CHOICE_PRIOR * np.append(0.7, 0.3 * others)
-        # Of the datastore's proposals, by the token's rank among the draft model's choices and by the datastore's estimate.
-        self._hints = RateTable(np.tile(HINT_TRUST * BIN_CENTRES, (RANK_CLASSES, 1)), HINT_PRIOR, MEMORY)
 
     @property
     def rates(self) -> np.ndarray:
@@ -184,10 +180,7 @@ class GeometricFanOut(OutcomePredictor):
         """The target's own token after a verified node."""
         if node not in draft.candidates:
             return
-        ranks = ranks_at(draft, node)
-        self.learn_choice(draft.candidates[node], ranks.get(token, RANKS))
-        if hints := draft.hints.get(node):
-            self._hints.learn(_hint_cells(hints, ranks), np.array([hint == token for hint in hints]))
+        self.learn_choice(draft.candidates[node], ranks_at(draft, node).get(token, RANKS))
 
     def learn_choice(self, candidates: Candidates, rank: int) -> None:
         """The target's own token was this choice, or none of them: RANKS."""
@@ -199,10 +192,7 @@ class GeometricFanOut(OutcomePredictor):
         if node not in draft.candidates:
             return {}
         ranks, of_rank = ranks_at(draft, node), self.rates_of(draft.candidates[node])
-        rates = {token: of_rank[rank] for token, rank in ranks.items()}
-        if hints := draft.hints.get(node):
-            rates |= zip(hints, self._hints.rates(_hint_cells(hints, ranks)).tolist(), strict=True)
-        return rates
+        return {token: of_rank[rank] for token, rank in ranks.items()}
 
     def rates_of(self, candidates: Candidates) -> list[float]:
         """`rates` of these candidates."""
@@ -225,15 +215,6 @@ class GeometricFanOut(OutcomePredictor):
             likeliest.sort(reverse=True, key=operator.itemgetter(0))
             found.append(End(node, reached[node], reached[node] * max(0.0, ends), bool(rates), likeliest))
         return found
-
-
-def _hint_cells(hints: Mapping[int, float], ranks: Mapping[int, int]) -> tuple[np.ndarray, ...]:
-    """The cells of a node's hints.
-
-    hints: the datastore's estimates, by token.
-    ranks: of the draft model's choices, by token.
-    """
-    return rank_classes([ranks.get(token, RANKS) for token in hints]), estimate_bins(list(hints.values()))
 
 
 def rank_classes(ranks: Sequence[int]) -> np.ndarray:

@@ -123,7 +123,6 @@ class DraftSideSource(DatastoreSource):
     def _drafted(self, states: States, depths: Sequence[int]) -> list[DraftTree]:
         found = self.speculation.look_up(states, depths, self.fallback.patience)
         others = self.fallback.parts(states, found)
-        self.speculation.proposed(states, first_trees(others))
         return self.united(states, found, others)
 
     def united(

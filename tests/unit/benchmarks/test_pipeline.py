@@ -12,7 +12,6 @@ from benchmarks.pipeline import __main__ as command
 from benchmarks.pipeline import record, simulation, theory
 from benchmarks.pipeline import tables as pipelining
 from benchmarks.pipeline.experiments import (
-    BOTH,
     FAN_OUT,
     LENGTHS,
     Question,
@@ -21,7 +20,6 @@ from benchmarks.pipeline.experiments import (
     critical,
     misses,
 )
-from benchmarks.pipeline.experiments import DRAFT as DRAFT_ALONE
 from benchmarks.pipeline.pairs import CHOICES, load, recorded, save, synthetic, synthetic_pairs
 from benchmarks.pipeline.simulation import (
     FELL_BACK,
@@ -369,19 +367,6 @@ def test_break_even(above, speed):
         {"speed": at, "over": Interval(value, None, None)} for at, value in zip((1, 2, 4), above, strict=True)
     ]
     assert break_even(rows, "over") == (speed and pytest.approx(speed))
-
-
-def test_the_datastore_s_proposals_are_hits_that_the_draft_alone_cannot_have():
-    """The draft model never has the target's token among its choices; every other answer is a copy of the one before it."""
-    rng, pairs = np.random.default_rng(0), []
-    for _ in range(8):
-        pair = synthetic(rng, 60, 0.75, 1.0, 0.0)
-        pair.choices[pair.ranks() > 0] = np.arange(CHOICES)  # for no token is below it
-        pairs += [replace(pair, tokens=pair.tokens + CHOICES, choices=pair.choices + CHOICES)] * 2
-    store = partial(EmbeddedDatastore, lambda: Engine(60_000))
-    asked = question(pairs=lambda case, batch: pairs, datastore=store)
-    alone, both = (asked.tally({}, 1, guesses_from=name) for name in (DRAFT_ALONE, BOTH))
-    assert both.hit_rate > alone.hit_rate + 0.02
 
 
 def test_without_hits_there_is_nothing_to_compare_them_with():

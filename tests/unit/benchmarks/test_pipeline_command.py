@@ -32,8 +32,8 @@ def pairs_of(kind, folder):
     [
         (SAGUARO, None, ("8 rows a draft", "its K", "by session", "Forecast", "figure 3", "figure 4", "figure 6", "b*", "speed ratios"),
          {"misses", "spreads", "fallbacks", "ratios"}),
-        ("--ask spreads sources fallbacks --batch 1 2 --lookahead 3 --draft-rows 8", AT_TWO,
-         ("temperature", "Guesses from the datastore"), {"spreads", "sources", "fallbacks"}),
+        ("--ask spreads fallbacks --batch 1 2 --lookahead 3 --draft-rows 8", AT_TWO,
+         ("temperature",), {"spreads", "fallbacks"}),
         (f"--ask ceiling {LONG} --acceptance 0.8 0.95", None, ("Past the ceiling", "70% are right"), {"ceiling"}),
         (f"--ask ceiling {LONG}", PLAIN, ("Past the ceiling", "Recorded answers"), {"ceiling"}),
         (f"--ask datastores {LONG}", PLAIN, ("By what the datastore has seen",), set()),

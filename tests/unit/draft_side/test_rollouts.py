@@ -32,7 +32,7 @@ def run(draft, drafter, only=None):
 def test_a_chain_of_the_lookahead_s_length_after_each_start():
     draft, drafter = make_draft(), Rollouts(LOOKAHEAD)
     guesses = [draft.trie.add(node, 0, 50 + node, 0.5) for node in (1, 2)]
-    draft.verify([], {})
+    draft.verify([])
     draft.candidates[0] = Candidates(np.array([51], np.int32), np.array([1.0]))
     draft.starts = dict.fromkeys(guesses, 0.5)
     assert run(draft, drafter) == {1: 0.5, 2: 0.5}
@@ -46,7 +46,7 @@ def test_a_chain_of_the_lookahead_s_length_after_each_start():
 def test_nothing_is_drafted_until_the_outcomes_are_guessed():
     draft, drafter = make_draft(), Rollouts(LOOKAHEAD)
     run(draft, drafter)
-    draft.verify([draft.trie.child(0, 0)], {})
+    draft.verify([draft.trie.child(0, 0)])
     assert drafter.leaves(draft) == []
 
 
@@ -81,5 +81,5 @@ def test_a_verification_has_no_ends_where_the_request_is_over():
     draft = make_draft(ENDING)
     #  root -> 5 -> 6 ; root -> END -> 7
     nodes = [draft.trie.add(*row, 0.5) for row in ((1, 0, 5), (2, 0, END), (3, 2, 7), (4, 1, 6))]
-    draft.verify(nodes, {})
+    draft.verify(nodes)
     assert sorted(draft.ends) == [0, 1, 4]

@@ -5,13 +5,12 @@ import time
 import numpy as np
 import pytest
 
-from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
 from sglang_patches.drafting.seams import NO_PATIENCE, Patience
 from sglang_patches.drafting.speculation import LOOKUPS, Speculation
 from sglang_patches.exchange.messages import GREEDY, Closed, Committed, Growth, Opened, Sampling, Verifying
 from sglang_patches.ledger.requests import Step
 from tests.support.agreeing_model import VOCABULARY, model, target
-from tests.support.draft_side import COUNT, FunctionModel, InProcessDraftSide
+from tests.support.draft_side import FunctionModel, InProcessDraftSide
 from tests.unit.drafting.texts import make_book, make_req
 
 NODES = 7
@@ -39,7 +38,6 @@ class Run:
             req.output_ids.append(text[-1])
         self.steps = self.emitted = 0
         self.patience = lambda states, missed: NO_PATIENCE
-        self.datastore = lambda text: EMPTY_TREE
 
     def step(self):
         states, taken_back = self.book.read(self.begin())
@@ -49,7 +47,6 @@ class Run:
         for state, tree in zip(states, trees, strict=True):
             tree.check_integrity(nodes=NODES)
             state.tree = tree
-        self.speculation.proposed(states, [*map(self.datastore, self.texts)])
         self.speculation.verification_launched(states)
         emitted = [self.verified(text, tree) for text, tree in zip(self.texts, trees, strict=True)]
         self.speculation.heard(self.book.settle(self.book.read_ahead(self.begin(emitted))))
@@ -148,37 +145,6 @@ def test_predicted_ends_are_hits():
     hits = lookups("hit")
     run.tokens_a_step(20)
     assert lookups("hit") - hits > 30
-
-
-@pytest.mark.parametrize(("proposes", "hits"), [(False, False), (True, True)])
-def test_what_the_datastore_proposes_is_guessed(proposes, hits):
-    """The draft model does not have the target's token among its choices where one is refused: alone it never hits."""
-
-    def blind(texts):
-        out = model(1.0)(texts)
-        for row, text in enumerate(texts):
-            if text[-1] % 2:
-                out[row] = np.where(np.arange(VOCABULARY) < COUNT + 1, 0.01, 0)
-                out[row, target(text)] = 0
-        return out
-
-    run = Run(Beside(blind, rounds=30), requests=1)
-    if proposes:
-        run.datastore = proposed_chain
-    run.tokens_a_step(60)  # it learns how far the datastore can be trusted
-    before = lookups("miss")
-    run.tokens_a_step(10)
-    assert (lookups("miss") - before < 5) is hits
-
-
-def proposed_chain(text):
-    """A datastore that is always right, as far as the draft's tree will go."""
-    tokens = []
-    for _ in range(NODES + 1):
-        tokens.append(target(text + tokens))
-    size = len(tokens)
-    sources, parents = np.full(size, Tier.LIVE, np.uint8), np.arange(-1, size - 1, dtype=np.int32)
-    return DraftTree(np.array(tokens, np.int32), parents, np.full(size, 0.9, np.float32), sources)
 
 
 def test_what_the_draft_side_is_told_is_what_happened():

@@ -15,7 +15,6 @@ from sglang_patches.exchange.messages import (
     Closed,
     Committed,
     Growth,
-    Hints,
     Lost,
     Message,
     Opened,
@@ -38,7 +37,7 @@ sampling = st.builds(Sampling, floats, numbers, floats, floats, st.none() | numb
 everything = st.one_of(
     st.builds(Opened, st.text(), int32, numbers, sampling, st.none() | numbers),
     st.builds(Committed, st.text(), numbers, int32, numbers),
-    st.builds(Verifying, st.text(), numbers, int64, int64, int32, st.builds(Hints, int64, int32, float32)),
+    st.builds(Verifying, st.text(), numbers, int64, int64, int32),
     st.builds(Closed, st.text()),
     st.builds(Growth, st.text(), numbers, numbers, int64, int64, int32, float32),
     st.builds(Lost, st.text(), numbers),
@@ -54,12 +53,7 @@ def fields(message):
     """Comparable, with the type of each array's elements."""
     values = [getattr(message, name) for name in message.__struct_fields__]
     return type(message), [
-        (v.dtype, v.tobytes(), v.shape)
-        if isinstance(v, np.ndarray)
-        else fields(v)
-        if isinstance(v, Hints)
-        else v
-        for v in values
+        (v.dtype, v.tobytes(), v.shape) if isinstance(v, np.ndarray) else v for v in values
     ]
 
 

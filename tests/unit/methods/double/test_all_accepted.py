@@ -15,7 +15,7 @@ END = 9
 def make_draft(nodes, sampling=GREEDY):
     """nodes: (number, parent, token), all verified."""
     draft = Draft("s", Text(np.zeros(4, np.int32)), sampling, Trie(4))
-    draft.verify([draft.trie.add(*node, 0.5) for node in nodes], {})
+    draft.verify([draft.trie.add(*node, 0.5) for node in nodes])
     return draft
 
 

@@ -65,7 +65,7 @@ def test_committed_tokens_are_told_once_they_cannot_be_taken_back(own):
     ask(own, draft)
     commit(draft, [PHRASE[3], PHRASE[4]], 2)
     assert ask(own, draft)[:1] == PHRASE[5:]
-    draft.verify([], {})
+    draft.verify([])
     assert draft.confirmed == len(TEXT) + 2 and ask(own, draft)[:1] == PHRASE[5:]
 
 

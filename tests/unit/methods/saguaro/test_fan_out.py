@@ -53,7 +53,7 @@ def test_rounding_spends_the_budget_as_far_as_there_is_room(rows):
 # A draft with trees of which the target's ranks are known
 
 
-def make_draft(parents, ranks, length=10, hints=None):
+def make_draft(parents, ranks, length=10):
     """The target verifies a tree: of each node its parent (-1 for the root) and the rank of its token among the parent's
     candidates; rank r of node n has token 100 (n + 2) + r."""
     draft = Draft("s", Text(np.zeros(length, np.int32)), GREEDY, Trie(length))
@@ -64,7 +64,7 @@ def make_draft(parents, ranks, length=10, hints=None):
         above = 0 if parent < 0 else numbers[parent]
         numbers.append(draft.trie.add(at + 1, above, 100 * (above + 1) + rank, 0.5))
         draft.candidates[numbers[-1]] = candidates(numbers[-1])
-    draft.verify(numbers, hints or {})
+    draft.verify(numbers)
     return draft
 
 
@@ -195,43 +195,9 @@ def test_no_guess_ends_the_request():
 def test_a_draft_of_a_last_token_is_learned_from():
     draft, predictor = make_draft([-1, 0], [0, 2]), GeometricFanOut()
     draft.sampling = Sampling(1.0, 1, 1.0, 0.0, None, frozenset([202]))
-    draft.verify([1, 2], {})
+    draft.verify([1, 2])
     assert draft.ends == [0, 1]
     before = predictor._counts.copy()
     predictor.learn(draft, [1, 2], [100, 202, 300])
     grown = predictor._counts - before
     assert np.flatnonzero(grown > 0.9).tolist() == [0, 2] and grown.sum() == pytest.approx(2, abs=0.02)
-
-
-UNKNOWN = 9999  # a token that is among none of the draft model's choices
-
-
-@pytest.mark.parametrize("chance", [0.02, 0.4, 0.9])
-@pytest.mark.parametrize("token", [UNKNOWN, 105], ids=["unknown to the draft", "one of its choices"])
-def test_the_datastore_s_proposals_are_trusted_as_far_as_they_come_true(token, chance):
-    rng, predictor = np.random.default_rng(4), GeometricFanOut()
-    draft = make_draft([], [], hints={0: {token: 0.5}})
-    for _ in range(3000):
-        predictor.learn(draft, [], [token if rng.random() < chance else 100])
-    (guess,) = [guess for guess in predictor.predict(draft, 40).guesses if guess.token == token]
-    assert guess.probability == pytest.approx(chance, abs=0.03)
-    first = predictor.predict(draft, 1).guesses[0].token
-    assert first == (token if chance > 0.5 else 100)
-
-
-def test_a_proposal_takes_the_place_of_a_choice_and_not_more():
-    """In one ranking, under one budget, each token once."""
-    shape = [-1, 0], [0, 0]
-    alone = make_draft(*shape)
-    hinted = make_draft(*shape, hints={0: {UNKNOWN: 0.9, 102: 0.9}, 2: {UNKNOWN: 0.9}})
-    guesses = GeometricFanOut().predict(hinted, 6).guesses
-    assert len(guesses) == len(set(guesses)) == len(GeometricFanOut().predict(alone, 6).guesses) == 6
-    assert {(guess.parent, guess.token) for guess in guesses} >= {(0, UNKNOWN), (2, UNKNOWN)}
-
-
-def test_proposals_that_never_come_true_are_given_up():
-    predictor, draft = GeometricFanOut(), make_draft([], [], hints={0: {UNKNOWN: 0.9}})
-    assert predictor.predict(draft, 2).guesses[1].token == UNKNOWN
-    for _ in range(200):
-        predictor.learn(draft, [], [101])
-    assert UNKNOWN not in [guess.token for guess in predictor.predict(draft, 2).guesses]
