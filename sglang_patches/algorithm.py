@@ -117,7 +117,7 @@ def register_around(server_args: ServerArgs, verifies: bool) -> None:
 def refuse_unsupported(method: Method, server_args: ServerArgs) -> None:
     """Raises ValueError naming the first setting that the method cannot work with."""
     view = resolved_view(server_args)
-    load_options().tls()  # reads the files too: until here only a command line has read them
+    load_options().access()  # reads the files too: until here only a command line has read them
     if load_options().beside_head == "on":
         raise ValueError(f"{method.name}: --specstore-beside-head is for {', '.join(HEADS)}")
     _refuse_wrong_shape(method.name, server_args)

@@ -66,7 +66,7 @@ def _resolve(algorithm: str, server_args: ServerArgs) -> None:
     if not host.HEADS:
         raise ValueError(f"{FLAG}: SGLang {INSTALLED} has no place for it")
     refuse_drift()
-    load_options().tls()
+    load_options().access()
     refuse_settings(f"{algorithm} with {FLAG}", server_args, _SUPPORTED)
     register_around(server_args, verifies=True)
     resolved = resolved_view(server_args)

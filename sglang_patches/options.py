@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from datastore_service.client import check_prior
+from datastore_service.client import Access, check_prior, read_token
 from datastore_service.endpoint import parse_endpoints
-from datastore_service.tls import Tls, client_tls
+from datastore_service.tls import client_tls
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,10 @@ class Options:
     )
     tls_certificate: str = _option("", "client certificate (PEM), for a service that asks for one")
     tls_key: str = _option("", "private key (PEM) of the client certificate")
+    token_file: str = _option(
+        "",
+        "file with the token or the JWT to show to a service that asks who calls; read again for each connection",
+    )
     tenant: str = _option("", "tenant part of the namespace: text never crosses from one tenant to another")
     request_tenant: str = _option(
         "",
@@ -142,8 +146,9 @@ class Options:
             raise ValueError(
                 "specstore option prior: only with endpoint 'embedded'; a service has its own prior"
             )
-        if self.tls_ca and self.embedded:
-            raise ValueError(f"specstore option tls_ca: endpoint {self.endpoint!r} has no connection")
+        for name in ("tls_ca", "token_file"):
+            if getattr(self, name) and self.embedded:
+                raise ValueError(f"specstore option {name}: endpoint {self.endpoint!r} has no connection")
         for option in dataclasses.fields(self):
             choices = option.metadata["choices"]
             if choices and getattr(self, option.name) not in choices:
@@ -161,9 +166,10 @@ class Options:
         """The places, in order, where a request may name the session that it belongs to."""
         return [] if self.request_conversation == "off" else self.request_conversation.split(",")
 
-    def tls(self) -> Tls | None:
-        """The TLS files for a service, None without TLS. Raises ValueError that names the option of an unusable file."""
-        return client_tls(self.tls_ca, self.tls_certificate, self.tls_key)
+    def access(self) -> Access:
+        """What to show to a service. Reads the files: raises OSError, and ValueError that names the option of an unusable one."""
+        tls = client_tls(self.tls_ca, self.tls_certificate, self.tls_key)
+        return Access(tls, read_token(self.token_file) if self.token_file else "")
 
 
 def _parse(option: dataclasses.Field, value: Any) -> Any:
@@ -216,7 +222,7 @@ def check_options() -> None:
     """Reads the options and the files that they name, before a model is loaded. Raises ValueError or OSError, in words for who has set
     them. Logs a variable that is mistyped."""
     options = load_options()
-    options.tls()
+    options.access()
     if options.prior:
         check_prior(options.prior)
     known = [ENVIRONMENT_PREFIX + option.name.upper() for option in dataclasses.fields(Options)]

@@ -24,6 +24,7 @@ from datastore_service.cli.options import (
 )
 from datastore_service.cli.output import print_json, print_reply, progress, table_of
 from datastore_service.cli.stats_tables import print_stats
+from datastore_service.client.access import Access, Metadata
 from datastore_service.client.wire import namespace_message
 from datastore_service.protocol.types import MAX_VOCAB
 from proto_gen.specstore.v1 import admin_pb2 as pb
@@ -160,7 +161,7 @@ def health(endpoint: Endpoint = DEFAULT_ENDPOINT, as_json: AsJson = False, *, tl
     """Exits with status 0 if the service is serving, 1 if not."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with open_service(endpoint, tls.files) as channel:
+    with open_service(endpoint, Access(tls.files)) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS
         )
@@ -174,12 +175,11 @@ def _message(options: NamespaceOptions) -> Namespace:
 
 
 @contextmanager
-def _admin(service: ServiceOptions) -> Iterator[tuple[AdminStub, tuple[tuple[str, str], ...]]]:
+def _admin(service: ServiceOptions) -> Iterator[tuple[AdminStub, Metadata]]:
     """A stub of the Admin service and the metadata for its calls."""
-    token = service.token()
-    metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    with open_service(service.endpoint, service.tls.files, service.token_source if token else "") as channel:
-        yield AdminStub(channel), metadata
+    access = Access(service.tls.files, service.shown.token())
+    with open_service(service.endpoint, access, service.shown.source) as channel:
+        yield AdminStub(channel), access.metadata
 
 
 def _call(service: ServiceOptions, method: str, request: Message, seconds: float = CALL_SECONDS) -> Any:

@@ -8,21 +8,20 @@ from contextlib import contextmanager
 import grpc
 
 from datastore_service.cli.options import ENDPOINT_VARIABLE, TOKEN_VARIABLE
-from datastore_service.client import DatastoreError
+from datastore_service.client import Access, DatastoreError
 from datastore_service.client.channel import open_channel
 from datastore_service.client.reasons import unreachable, why_failed
-from datastore_service.tls import Tls
 
 
 @contextmanager
-def open_service(endpoint: str, tls: Tls | None, token_source: str = "") -> Iterator[grpc.Channel]:
-    """A channel; a call that fails in the block raises DatastoreError in one line. token_source: where the admin token is from, ""
-    for none."""
-    with open_channel(endpoint, tls) as channel:
+def open_service(endpoint: str, access: Access, token_source: str = "") -> Iterator[grpc.Channel]:
+    """A channel; a call that fails in the block raises DatastoreError in one line. token_source: where the token is from, if
+    there is one."""
+    with open_channel(endpoint, access.tls) as channel:
         try:
             yield channel
         except grpc.RpcError as error:
-            raise DatastoreError(_told(error, endpoint, token_source)) from error
+            raise DatastoreError(_told(error, endpoint, token_source if access.token else "")) from error
 
 
 def _told(error: grpc.RpcError, endpoint: str, token_source: str) -> str:
@@ -35,6 +34,7 @@ def _told(error: grpc.RpcError, endpoint: str, token_source: str) -> str:
         return f"{endpoint}: {why_failed(error)}"
     if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
         return why_failed(error)  # the service's own words
+    reason = (error.details() or "").removeprefix("authorization: ")
     if token_source:
-        return f"the service has another admin token than {token_source}"
-    return f"the service asks for its admin token: give --admin-token-file or {TOKEN_VARIABLE}"
+        return f"the service does not take the token of {token_source}: {reason}"
+    return f"the service asks who calls ({reason}): give --token-file or {TOKEN_VARIABLE}"

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeGuard, get_type_hints
 import typer
 
 from datastore_service.client import tokenizer_fingerprint
+from datastore_service.client.access import checked_token, read_token
 from datastore_service.protocol.types import Namespace
 from datastore_service.storage.fingerprint import TOKENIZER_FILE, tokenizer_path
 from datastore_service.tls import Tls, client_tls
@@ -57,7 +58,11 @@ Model = Annotated[
 Tenant = Annotated[str, typer.Option(help="tenant part of the namespace")]
 TokenFile = Annotated[
     Path | None,
-    OfService("--admin-token-file", metavar="FILE", help=f"holds the admin token; else {TOKEN_VARIABLE}"),
+    OfService(
+        metavar="FILE",
+        help=f"holds the token or the JWT to show; else {TOKEN_VARIABLE}",
+        envvar="SPECSTORE_TOKEN_FILE",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 TlsAuthority = Annotated[
@@ -107,6 +112,22 @@ class TlsOptions:
 
 
 @dataclass
+class TokenOptions:
+    """The token that a command shows. The file's variable is that of SGLang's plugin."""
+
+    token_file: TokenFile = None
+
+    def token(self) -> str:
+        """The token in the file, else in the environment, "" for none. Raises OSError, and ValueError naming the source."""
+        return read_token(self.token_file) if self.token_file else token_of_environment()
+
+    @property
+    def source(self) -> str:
+        """The option or the variable that the token is from, if there is one."""
+        return f"--token-file {self.token_file}" if self.token_file else TOKEN_VARIABLE
+
+
+@dataclass
 class NamespaceOptions:
     """Which namespace a command is about."""
 
@@ -125,30 +146,21 @@ class ServiceOptions:
 
     endpoint: Endpoint = DEFAULT_ENDPOINT
     as_json: AsJson = False
-    admin_token_file: TokenFile = None
+    shown: TokenOptions
     tls: TlsOptions
 
-    def token(self) -> str:
-        """The token that `admin_token` reads, "" for none. Raises what `admin_token` raises."""
-        return admin_token(self.admin_token_file)
 
-    @property
-    def token_source(self) -> str:
-        """The option or the variable that the token is from, if there is one."""
-        return f"--admin-token-file {self.admin_token_file}" if self.admin_token_file else TOKEN_VARIABLE
+def token_of_environment() -> str:
+    """The token in the environment, "" for none. Raises ValueError for a blank one and for one that no header can carry."""
+    text = os.environ.get(TOKEN_VARIABLE, "")
+    return checked_token(text, TOKEN_VARIABLE) if text else ""
 
 
 def admin_token(file: Path | None) -> str:
-    """The token in the file, else in the environment, "" for none. White space around it is not part of it: secrets often end
-    with a line feed. Raises ValueError for a blank one and for one that no header can carry."""
-    source = f"admin-token-file: {file}" if file else TOKEN_VARIABLE
-    text = file.read_text(errors="replace") if file else os.environ.get(TOKEN_VARIABLE, "")
-    token = text.strip()
-    if not token and (file or text):
-        raise ValueError(f"{source} is empty")
-    if not (token.isascii() and token.isprintable()):
-        raise ValueError(f"{source}: a token has printable ASCII characters alone")
-    return token
+    """The service's: in the file, else in the environment, "" for none. Raises as `TokenOptions.token` does."""
+    if not file:
+        return token_of_environment()
+    return checked_token(file.read_text(errors="replace"), f"admin-token-file: {file}")
 
 
 def namespace_of(model: str, tokenizer: str, tenant: str) -> Namespace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,14 +26,14 @@ from datastore_service.cli.options import (
     Tenant,
     TlsOptions,
     TokenizerOption,
+    TokenOptions,
     namespace_of,
 )
-from datastore_service.client import Datastore
+from datastore_service.client import Access, Datastore
 from datastore_service.protocol.tree import DraftTree, tier_name
 from datastore_service.protocol.types import MAX_VOCAB, Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage.errors import shortened
 from datastore_service.storage.tokenizer import check_text, encode, load_tokenizer
-from datastore_service.tls import Tls
 
 ANSWER_SECONDS = 10.0
 
@@ -51,6 +52,7 @@ def query(
     tenant: Tenant = "",
     as_json: AsJson = False,
     *,
+    shown: TokenOptions,
     tls: TlsOptions,
 ) -> None:
     """Shows what would be drafted after a context: by a service, which needs --model, or from a prior's files with --prior."""
@@ -67,7 +69,9 @@ def query(
         )
     encoder = None if ids else load_tokenizer(tokenizer)
     tokens = _token_ids(context) if encoder is None else _encoded(context, encoder)
-    datastore = _over_prior(prior, namespace) if prior else _over_service(endpoint, namespace, tls.files)
+    access = Access(tls.files, "" if prior else shown.token())
+    over = partial(_over_prior, prior) if prior else partial(_over_service, endpoint, access, shown.source)
+    datastore = over(namespace)
     try:
         tree = _draft(datastore, np.array(tokens, np.int64), nodes)
     finally:
@@ -105,24 +109,25 @@ def _over_prior(directory: Path, namespace: Namespace) -> Datastore:
     return EmbeddedDatastore(lambda: Engine(read_manifest(directory).vocab_size, segments))
 
 
-def _over_service(endpoint: str, namespace: Namespace, tls: Tls | None) -> Datastore:
+def _over_service(endpoint: str, access: Access, token_source: str, namespace: Namespace) -> Datastore:
     from datastore_service.client.remote import GrpcDatastore
 
-    _check_existing(endpoint, namespace, tls)
-    datastore = GrpcDatastore(endpoint, namespace, tls)
+    _check_existing(endpoint, access, token_source, namespace)
+    datastore = GrpcDatastore(endpoint, namespace, lambda: access)
     datastore.wait_connected(ANSWER_SECONDS)
     return datastore
 
 
-def _check_existing(endpoint: str, namespace: Namespace, tls: Tls | None) -> None:
+def _check_existing(endpoint: str, access: Access, token_source: str, namespace: Namespace) -> None:
     """Raises DatastoreError if the service does not have the namespace: a question must not make one."""
     from datastore_service.client.wire import namespace_message
     from proto_gen.specstore.v1.drafting_pb2 import DraftRequest
     from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 
     greeting = DraftRequest(namespace=namespace_message(namespace), existing=True)
-    with open_service(endpoint, tls) as channel:
-        next(DraftingStub(channel).Draft(iter([greeting]), timeout=ANSWER_SECONDS))
+    with open_service(endpoint, access, token_source) as channel:
+        draft = DraftingStub(channel).Draft
+        next(draft(iter([greeting]), timeout=ANSWER_SECONDS, metadata=access.metadata))
 
 
 def _draft(datastore: Datastore, tokens: np.ndarray, nodes: int) -> DraftTree:

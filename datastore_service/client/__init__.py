@@ -7,16 +7,17 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from datastore_service.client.access import Access, AccessSource, open_access, read_token
 from datastore_service.client.base import Datastore, DatastoreError, NoTexts, Texts
 from datastore_service.endpoint import FORMS, parse_endpoints
 from datastore_service.protocol.types import Namespace
 from datastore_service.storage.fingerprint import tokenizer_fingerprint
-from datastore_service.tls import Tls
 
 if TYPE_CHECKING:
     from datastore_service.client.postbox import Postbox
 
 __all__ = [
+    "Access",
     "Datastore",
     "DatastoreError",
     "NoTexts",
@@ -24,6 +25,7 @@ __all__ = [
     "check_prior",
     "open_datastore",
     "open_postbox",
+    "read_token",
     "tokenizer_fingerprint",
 ]
 
@@ -50,15 +52,14 @@ def open_datastore(
     namespace: Namespace,
     vocab_size: int,
     prior: str | None = None,
-    tls: Tls | None = None,
+    access: AccessSource = open_access,
     tenants: bool = False,
     texts: Texts = NO_TEXTS,
 ) -> Datastore:
     """The datastore at `endpoint`: "embedded", "embedded:DIR" (with the prior in DIR), "HOST:PORT" or "unix:PATH". Several
     of the latter two, separated by commas, share the sessions.
 
-    vocab_size: token ids are smaller. prior: the directory, if `endpoint` is plain "embedded". tls: for a service with
-    TLS, None for one without. tenants: whether entries name tenants, whose texts are then kept apart; those of an entry that
+    vocab_size: token ids are smaller. prior: the directory, if `endpoint` is plain "embedded". access: what to show to a service, asked for each stream. tenants: whether entries name tenants, whose texts are then kept apart; those of an entry that
     names none belong to `namespace`. texts: what the sessions were told with; without them a service that has lost a session is not
     told of it again.
     A service need not be running yet: until it answers, drafts come from the sessions alone.
@@ -72,8 +73,8 @@ def open_datastore(
         raise ValueError(f"vocab_size: {vocab_size} is less than 1")
     kind, _, directory = endpoint.partition(":")
     if kind == EMBEDDED:
-        if tls:
-            raise ValueError("tls: an embedded datastore has no connection")
+        if access() != Access():
+            raise ValueError("access: an embedded datastore has no connection")
         return _open_embedded(directory or prior, namespace, vocab_size)
     if prior:
         raise ValueError(f"prior: the service at {endpoint} has its own")
@@ -83,11 +84,14 @@ def open_datastore(
         raise ValueError(
             f'{error} (or "embedded", "embedded:DIR")' if FORMS in str(error) else str(error)
         ) from None
-    return _open_services(endpoints, namespace, vocab_size, tls, tenants, texts)
+    return _open_services(endpoints, namespace, vocab_size, access, tenants, texts)
 
 
 def open_postbox(
-    endpoint: str, namespace: Namespace, tls: Tls | None = None, tenants: bool = False
+    endpoint: str,
+    namespace: Namespace,
+    access: AccessSource = open_access,
+    tenants: bool = False,
 ) -> Postbox:
     """For a sender of text to the services at `endpoint` (as above, but not embedded) that needs no drafts. Raises
     ValueError for a malformed endpoint."""
@@ -95,7 +99,7 @@ def open_postbox(
     from datastore_service.client.remote import GrpcDatastore
 
     return Postbox(
-        {name: GrpcDatastore(name, namespace, tls, tenants=tenants) for name in parse_endpoints(endpoint)}
+        {name: GrpcDatastore(name, namespace, access, tenants=tenants) for name in parse_endpoints(endpoint)}
     )
 
 
@@ -116,7 +120,7 @@ def _open_services(
     endpoints: Iterable[str],
     namespace: Namespace,
     vocab_size: int,
-    tls: Tls | None,
+    access: AccessSource,
     tenants: bool,
     texts: Texts,
 ) -> Datastore:
@@ -128,7 +132,7 @@ def _open_services(
 
     tree_check.load()
     streams = {
-        endpoint: GrpcDatastore(endpoint, namespace, tls, vocab_size, tenants) for endpoint in endpoints
+        endpoint: GrpcDatastore(endpoint, namespace, access, vocab_size, tenants) for endpoint in endpoints
     }
     until = time.monotonic() + GREETING_SECONDS
     for endpoint, stream in streams.items():

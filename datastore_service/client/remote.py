@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry import propagate
 
 from datastore_service.client import wire
+from datastore_service.client.access import Access, AccessSource, Metadata, open_access
 from datastore_service.client.base import Datastore, DatastoreError
 from datastore_service.client.channel import open_channel
 from datastore_service.client.metrics import DAMAGED_TREES, RECONNECTS
@@ -72,7 +73,7 @@ class GrpcDatastore(Datastore):
 
     endpoint: "HOST:PORT" or "unix:PATH". Raises ValueError naming the field if malformed. vocab_size: a draft tree with an
     id that is not below it is dropped. tenants: whether entries name tenants. No stream is opened to a service that would ignore
-    them. The streams belong to the OpenTelemetry trace in which the object is made, if there
+    them. access: asked for each stream, so that it shows renewed certificates and tokens. The streams belong to the OpenTelemetry trace in which the object is made, if there
     is one.
     """
 
@@ -80,11 +81,11 @@ class GrpcDatastore(Datastore):
         self,
         endpoint: str,
         namespace: Namespace,
-        tls: Tls | None = None,
+        access: AccessSource = open_access,
         vocab_size: int = MAX_VOCAB,
         tenants: bool = False,
     ) -> None:
-        self._vocab_size, self._tenants = vocab_size, tenants
+        self._vocab_size, self._tenants, self._access = vocab_size, tenants, access
         self._endpoint = parse_endpoint(endpoint)
         self._namespace = wire.namespace_message(namespace)
         self._state = threading.Condition()
@@ -97,11 +98,8 @@ class GrpcDatastore(Datastore):
         self._wants_rejected = True  # until a service says otherwise
         self._disconnect_reason = "not connected yet"
         self._closed = False
-        self._channel = open_channel(endpoint, tls, _CHANNEL_OPTIONS)
-        # Replies are parsed here: a call of which gRPC cannot parse a reply is never ended, and takes one of the service's streams.
-        self._draft = self._channel.stream_stream(
-            _DRAFT, request_serializer=pb.DraftRequest.SerializeToString
-        )
+        self._channel: grpc.Channel | None = None  # once there are files to open it with
+        self._tls: Tls | None = None  # of the channel
         self._metadata = _trace_context()
         self._call: Any = None  # of the open stream
         self._reported, self._reported_damage = "", False
@@ -165,9 +163,11 @@ class GrpcDatastore(Datastore):
             self._closed = True
             self._disconnect("closed")
             call = self._call
+            channel = self._channel
         if call is not None:
             call.cancel()
-        self._channel.close()
+        if channel is not None:
+            channel.close()
         self._thread.join(timeout=5)
 
     def _send(self, entries: Sequence[Entry], awaited: bool) -> int:
@@ -232,7 +232,12 @@ class GrpcDatastore(Datastore):
         """One stream, from its greeting to its end."""
         outbound: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
         outbound.put(pb.DraftRequest(namespace=self._namespace))
-        call = self._draft(_until_none(outbound), metadata=self._metadata)
+        access = self._read_access()
+        # Replies are parsed here: a call of which gRPC cannot parse a reply is never ended, and takes one of the service's streams.
+        draft = self._channel_of(access.tls).stream_stream(
+            _DRAFT, request_serializer=pb.DraftRequest.SerializeToString
+        )
+        call = draft(_until_none(outbound), metadata=self._metadata + access.metadata)
         with self._state:
             if self._closed:
                 call.cancel()
@@ -256,6 +261,23 @@ class GrpcDatastore(Datastore):
         finally:
             call.cancel()
             outbound.put(None)
+
+    def _read_access(self) -> Access:
+        try:
+            return self._access()
+        except (OSError, ValueError) as error:
+            raise DatastoreError(f"cannot show who calls: {error}") from error
+
+    def _channel_of(self, tls: Tls | None) -> grpc.Channel:
+        """The channel, another one if the TLS files have changed since it was opened."""
+        with self._state:
+            if self._closed:
+                raise DatastoreError("closed")
+            if self._channel is None or tls != self._tls:
+                if self._channel is not None:
+                    self._channel.close()
+                self._channel, self._tls = open_channel(str(self._endpoint), tls, _CHANNEL_OPTIONS), tls
+            return self._channel
 
     def _connect(self, outbound: queue.SimpleQueue[pb.DraftRequest | None]) -> None:
         with self._state:
@@ -286,7 +308,7 @@ class GrpcDatastore(Datastore):
         self._reported = reason
 
 
-def _trace_context() -> tuple[tuple[str, str], ...]:
+def _trace_context() -> Metadata:
     """The current span as call metadata, whose names are lower case."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)

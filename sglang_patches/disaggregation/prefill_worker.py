@@ -50,7 +50,7 @@ class PrefillWorker(TreeWorker):
             self._postbox = open_postbox(
                 options.endpoint,
                 namespace_of(server_args, options),
-                options.tls(),
+                options.access,
                 bool(options.request_tenant),
             )
             logger.info("specstore: prompts go to %s", options.endpoint)

@@ -44,7 +44,7 @@ def draft_parts(settings: DraftSettings) -> DraftParts:
             namespace,
             settings.vocabulary,
             prior=options.prior or None,
-            tls=options.tls(),
+            access=options.access,
             tenants=bool(options.request_tenant),
         )
 

@@ -154,7 +154,7 @@ class MethodWorker(TreeWorker[Launch]):
             self.namespace,
             self.vocab_size,
             prior=self.options.prior or None,
-            tls=self.options.tls(),
+            access=self.options.access,
             tenants=bool(self.options.request_tenant),
             texts=texts,
         )

@@ -73,15 +73,21 @@ def test_bounds_default_to_the_engine_s_and_the_service_s_own():
         ("a\nb", "a token has printable"),
     ],
 )
-@pytest.mark.parametrize("command", ["serve --listen 127.0.0.1:0", "stats --endpoint 127.0.0.1:1"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("serve --listen 127.0.0.1:0", "admin-token-file"),
+        ("stats --endpoint 127.0.0.1:1", "token-file"),
+    ],
+)
 def test_a_token_that_no_header_carries_is_refused_on_both_sides(
-    tmp_path, monkeypatch, command, token, message
+    tmp_path, monkeypatch, command, option, token, message
 ):
     file = tmp_path / "token"
     file.write_text(token)
-    result = run(*command.split(), "--admin-token-file", str(file))
+    result = run(*command.split(), f"--{option}", str(file))
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"specstore: admin-token-file: {file}") and message in result.stderr
+    assert result.stderr.startswith(f"specstore: {option}: {file}") and message in result.stderr
     monkeypatch.setenv(TOKEN_VARIABLE, token)
     result = run(*command.split())
     assert result.exit_code == 2

@@ -1,23 +1,27 @@
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from datastore_service import client
-from datastore_service.client import open_datastore
+from datastore_service.client import Access, open_datastore, open_postbox, read_token
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.client.metrics import DAMAGED_TREES
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.client.resilient import ResilientDatastore
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
+from datastore_service.server.identities import token_digest
+from datastore_service.server.identity_file import watched_table
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.manifest import Manifest, write_manifest
 from datastore_service.storage.segment_file import SUFFIX, write_segment
-from datastore_service.tls import Tls
+from tests.unit.server.identity_files import put
 from tests.unit.server.service import running
+from tests.waiting import eventually
 
 NAMESPACE = Namespace("m", "a" * 64)
 SECONDS = 60.0
@@ -90,6 +94,31 @@ def test_a_service_s_ids_are_those_of_the_model(monkeypatch):
         assert DAMAGED_TREES.labels("tokens")._value.get() == before + 1
 
 
+def test_a_drafter_and_a_sender_of_prompts_show_their_token(tmp_path, monkeypatch):
+    monkeypatch.setattr("datastore_service.client.GREETING_SECONDS", SECONDS)
+    table = f'[identities.one]\ntokens = ["sha256:{token_digest("0" * 16)}"]\ndraft = ["*"]\npublish = ["*"]'
+    put(tmp_path / "table", table)
+    with running(table=watched_table(tmp_path / "table")) as service:
+        access = partial(Access, token="0" * 16)
+        sender = open_postbox(service.endpoint, NAMESPACE, access)
+        drafter = open_datastore(service.endpoint, NAMESPACE, 100, access=access)
+        eventually(lambda: service.drafting.streams == 2, "not both are connected", SECONDS)
+        sender.close()
+        drafter.close()
+
+
+def test_a_token_that_cannot_be_read_is_why_nothing_is_connected(tmp_path):
+    def access() -> Access:
+        return Access(token=read_token(tmp_path / "gone"))
+
+    datastore = GrpcDatastore("127.0.0.1:1", NAMESPACE, access)
+    eventually(lambda: "gone" in datastore.disconnect_reason, "no reason", SECONDS)
+    assert datastore.disconnect_reason.startswith(
+        "cannot show who calls: [Errno 2] No such file or directory"
+    )
+    datastore.close()
+
+
 @pytest.mark.parametrize(
     ("endpoint", "arguments", "message"),
     [
@@ -97,7 +126,11 @@ def test_a_service_s_ids_are_those_of_the_model(monkeypatch):
         ("host:99999", {}, "^endpoint: port 99999 exceeds 65535"),
         ("host:1", {"prior": "dir"}, "^prior: the service at host:1 has its own"),
         ("embedded", {"vocab_size": 0}, "^vocab_size: 0 is less than 1"),
-        ("embedded", {"tls": Tls(None, None, b"")}, "^tls: an embedded datastore has no connection"),
+        (
+            "embedded",
+            {"access": partial(Access, token="x")},
+            "^access: an embedded datastore has no connection",
+        ),
     ],
 )
 def test_bad_arguments_name_themselves(endpoint, arguments, message):

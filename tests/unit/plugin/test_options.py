@@ -2,6 +2,7 @@ import argparse
 
 import pytest
 
+from datastore_service.client import Access
 from sglang_patches.options import Options, add_flags, check_options, export_flags, load_options
 
 
@@ -39,6 +40,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path, monkeypatch):
         ({"SPECSTORE_ENDPOINT": "host:1,embeded"}, "option endpoint: 'embeded' is not HOST:PORT"),
         ({"SPECSTORE_ENDPOINT": "host:99999"}, "option endpoint: port 99999 exceeds 65535"),
         ({"SPECSTORE_TLS_CA": "f"}, "tls_ca: endpoint 'embedded' has no connection"),
+        ({"SPECSTORE_TOKEN_FILE": "f"}, "token_file: endpoint 'embedded' has no connection"),
     ],
 )
 def test_bad_values_name_the_field(values, message):
@@ -76,11 +78,25 @@ def test_options_are_frozen():
         Options().nodes = 3
 
 
+def test_the_token_s_file_is_read_each_time(tmp_path):
+    assert load_options({"SPECSTORE_ENDPOINT": "host:1"}).access() == Access()
+    file = tmp_path / "token"
+    options = load_options({"SPECSTORE_ENDPOINT": "host:1", "SPECSTORE_TOKEN_FILE": str(file)})
+    with pytest.raises(FileNotFoundError):
+        options.access()
+    for token in ("one", "two"):
+        file.write_text(f"{token}\n")
+        assert options.access().token == token
+    file.write_text("")
+    with pytest.raises(ValueError, match=f"^token-file: {file} is empty$"):
+        options.access()
+
+
 def test_tls_files_are_read_where_they_are_named(tmp_path):
-    assert load_options({"SPECSTORE_ENDPOINT": "host:1"}).tls() is None
+    assert load_options({"SPECSTORE_ENDPOINT": "host:1"}).access().tls is None
     gone = {"SPECSTORE_ENDPOINT": "host:1", "SPECSTORE_TLS_CA": str(tmp_path / "gone")}
     with pytest.raises(ValueError, match=f"^tls-ca: {tmp_path}/gone: No such file or directory$"):
-        load_options(gone).tls()
+        load_options(gone).access()
 
 
 @pytest.mark.parametrize(
