@@ -74,6 +74,8 @@ def _pair(certificate: File, key: File) -> Tls | None:
         mismatch = error.reason == "KEY_VALUES_MISMATCH"
         why = f"not the key of {certificate}" if mismatch else "not a PEM private key without a passphrase"
         raise ValueError(f"tls-key: {key}: {why}") from None
+    except OSError as error:  # one of the files is gone since it was read
+        raise ValueError(f"tls-key: {key}: {error.strerror}") from None
     return Tls(pem, key_pem, None, min(each.not_valid_after_utc for each in chain))
 
 

@@ -46,8 +46,8 @@ from datastore_service.engine.fusion import FusionWeights, Policy
 from datastore_service.engine.processor import check_processor
 from datastore_service.protocol.types import MAX_VOCAB
 from datastore_service.server.addresses import check_exposure
+from datastore_service.server.credentials import watched_tls
 from datastore_service.storage.errors import StorageError
-from datastore_service.tls import server_tls
 
 
 class Fusion(StrEnum):
@@ -286,7 +286,7 @@ def serve(
     token = admin_token(admin_token_file)
     check_exposure(address, token, allow_remote)
     _check_metrics_host(metrics_host, allow_remote)
-    tls = server_tls(tls_certificate, tls_key, tls_client_ca)
+    tls = watched_tls(tls_certificate, tls_key, tls_client_ca)
 
     # After the checks: kernels may be compiled now, which takes a while.
     from datastore_service.engine.limits import Limits

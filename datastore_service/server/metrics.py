@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -13,6 +14,7 @@ from datastore_service.engine.stats import EngineStats, TierStats
 from datastore_service.protocol.tree import Tier
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import Namespaces
+from datastore_service.server.reloading import Reloading
 
 BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
 NAMESPACE_LABELS = ["model", "tenant"]
@@ -165,6 +167,21 @@ class ServiceMetrics:
 
         streams: returns how many are open."""
         self._streams.set_function(streams)
+
+    def show_refused_files(self, reloading: Sequence[Reloading]) -> None:
+        """Exports whether changed files were refused, by the option that names them."""
+        refused = Gauge(
+            "specstore_files_refused",
+            "1 while changed files cannot be used and what they held before is in force; should stay 0",
+            ["option"],
+            registry=self.registry,
+        )
+        for each in reloading:
+            refused.labels(each.name).set_function(partial(_is_refused, each))
+
+
+def _is_refused(files: Reloading) -> bool:
+    return bool(files.refused)
 
 
 class _NamespaceCollector:

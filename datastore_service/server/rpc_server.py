@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import grpc
 
 from datastore_service.endpoint import Endpoint
+from datastore_service.server.credentials import server_credentials
+from datastore_service.server.reloading import Reloading
 from datastore_service.tls import Tls
 
 T = TypeVar("T")
@@ -33,13 +35,14 @@ class RpcServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="specstore-rpc", daemon=True)
         self._thread.start()
         self._calls = ThreadPoolExecutor(CALL_THREADS, "specstore-call")
+        self._loop.set_default_executor(self._calls)
         self._server = self.run(self._make(add_servicers, interceptors, options))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns, which runs on the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def start(self, address: Endpoint, tls: Tls | None) -> int:
+    def start(self, address: Endpoint, tls: Reloading[Tls] | None) -> int:
         """Returns the port, which is not 0. Raises RuntimeError if gRPC cannot listen."""
         return self.run(self._start(address, tls))
 
@@ -62,12 +65,10 @@ class RpcServer:
         add_servicers(server)
         return server
 
-    async def _start(self, address: Endpoint, tls: Tls | None) -> int:
+    async def _start(self, address: Endpoint, tls: Reloading[Tls] | None) -> int:
         if tls is None:
             port = self._server.add_insecure_port(address.target)
         else:
-            pair, shown = (tls.key, tls.certificate), tls.ca is not None
-            credentials = grpc.ssl_server_credentials([pair], tls.ca, require_client_auth=shown)
-            port = self._server.add_secure_port(address.target, credentials)
+            port = self._server.add_secure_port(address.target, server_credentials(tls))
         await self._server.start()
         return port

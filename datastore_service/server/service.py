@@ -23,6 +23,7 @@ from datastore_service.server.history import History
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import EngineFactory, Namespaces
+from datastore_service.server.reloading import Reloading
 from datastore_service.server.request_parsing import RequestParsing
 from datastore_service.server.rpc_server import RpcServer
 from datastore_service.server.shutdown import ShutdownSignals
@@ -64,7 +65,7 @@ class Service:
         limits: ServiceLimits | None = None,
         token: str = "",
         allow_remote: bool = False,
-        tls: Tls | None = None,
+        tls: Reloading[Tls] | None = None,
         corpora: Path | None = None,
         data: DataDirectory | None = None,
     ) -> None:
@@ -80,6 +81,8 @@ class Service:
             self.namespaces, self.drafting, self._limits, self.metrics, token, Corpora(corpora)
         )
         self._address, self._tls = address, tls
+        self._reloading = [tls] if tls else []
+        self.metrics.show_refused_files(self._reloading)
         self._server = RpcServer(
             self._add_servicers, [RequestParsing(self.metrics)], _server_options(self._limits)
         )
@@ -131,6 +134,8 @@ class Service:
 
     def _keep_house(self) -> None:
         while not self._stopping.wait(HOUSEKEEPING_SECONDS):
+            for files in self._reloading:
+                files.refresh()
             self.history.tick()
             self.namespaces.check_lengths()
             closed = self.namespaces.close_expired()
@@ -147,10 +152,10 @@ class Service:
             self._warn_of_certificate()
 
     def _warn_of_certificate(self) -> None:
-        if self._tls and self._tls.ends_soon(datetime.now(UTC)):
+        if self._tls and self._tls.value.ends_soon(datetime.now(UTC)):
             log.warning(
-                "the TLS certificate ends soon: a renewed one takes effect at the next start",
-                extra={"ends": self._tls.ends},
+                "the TLS certificate ends soon: put a renewed one and its key in its place",
+                extra={"ends": self._tls.value.ends},
             )
 
 

@@ -1,6 +1,7 @@
 """What is said of TLS files that do not fit, before anything uses them."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import trustme
@@ -57,6 +58,22 @@ def test_unreadable_files_are_named(files, tmp_path):
         server_tls(files.certificate, gone)
     with pytest.raises(ValueError, match=f"^tls-ca: {tmp_path}: Is a directory$"):
         client_tls(tmp_path)
+
+
+def test_a_file_that_goes_while_it_is_read_is_refused(files, tmp_path, monkeypatch):
+    key = tmp_path / "key"
+    key.write_bytes(files.key.read_bytes())
+    read = Path.read_bytes
+
+    def read_and_remove(path: Path) -> bytes:
+        data = read(path)
+        if path == key:
+            path.unlink()
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", read_and_remove)
+    with pytest.raises(ValueError, match=f"^tls-key: {key}: No such file or directory$"):
+        server_tls(files.certificate, key)
 
 
 def test_files_of_another_kind_are_named(files, rubbish):

@@ -10,13 +10,15 @@ import trustme
 from typer.testing import CliRunner
 
 from datastore_service.cli.main import app
+from datastore_service.client.access import Access
 from datastore_service.client.channel import open_channel
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.protocol.types import Entry, Namespace, Opening, Status
+from datastore_service.server.credentials import watched_tls
 from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.service import Service
-from datastore_service.tls import Tls, client_tls, server_tls
+from datastore_service.tls import Tls, client_tls
 from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from tests.integration.datastore.conftest import specstore
@@ -46,13 +48,13 @@ def stranger(tmp_path_factory) -> Files:
 
 @pytest.fixture(scope="module")
 def service(files):
-    with running(tls=server_tls(files.certificate, files.key)) as service:
+    with running(tls=watched_tls(files.certificate, files.key)) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def mutual(files):
-    with running(tls=server_tls(files.certificate, files.key, files.ca)) as service:
+    with running(tls=watched_tls(files.certificate, files.key, files.ca)) as service:
         yield service
 
 
@@ -73,6 +75,23 @@ def test_only_who_trusts_the_certificate_is_served(service, files, stranger):
     assert not answers(service, client_tls(stranger.ca))
 
 
+def test_a_renewed_certificate_is_shown_to_whoever_connects_then(authority, stranger, tmp_path):
+    """And a connection that is open goes on with the earlier one."""
+    own = issue(tmp_path, authority, "service")
+    watched = watched_tls(own.certificate, own.key)
+    with running(tls=watched) as service, open_channel(service.endpoint, client_tls(own.ca)) as channel:
+        stats = AdminStub(channel).Stats
+        stats(admin_pb2.StatsRequest(), timeout=SECONDS)
+        before = watched.value
+        for new, old in ((stranger.certificate, own.certificate), (stranger.key, own.key)):
+            new.with_name("copy").write_bytes(new.read_bytes())
+            new.with_name("copy").replace(old)
+        eventually(lambda: watched.value is not before, "not seen", SECONDS)
+        stats(admin_pb2.StatsRequest(), timeout=SECONDS)
+        assert answers(service, client_tls(stranger.ca))
+        assert not answers(service, client_tls(own.ca))
+
+
 def test_mutual_tls_asks_for_a_signed_certificate(mutual, authority, files, stranger, tmp_path):
     client = issue(tmp_path, authority, "client")
     assert answers(mutual, client_tls(files.ca, client.certificate, client.key))
@@ -81,7 +100,7 @@ def test_mutual_tls_asks_for_a_signed_certificate(mutual, authority, files, stra
 
 
 def test_a_worker_drafts_over_tls(service, files):
-    datastore = GrpcDatastore(service.endpoint, Namespace("m", "t"), client_tls(files.ca))
+    datastore = GrpcDatastore(service.endpoint, Namespace("m", "t"), lambda: Access(client_tls(files.ca)))
     try:
         assert datastore.wait_connected(SECONDS)
         entry = Entry("s", tokens=np.arange(9, dtype=np.int32), opening=Opening())
@@ -108,7 +127,7 @@ def test_the_command_takes_the_files_as_options_or_variables(service, files, mon
 
 @pytest.mark.parametrize("with_tls", [False, True])
 def test_a_remote_listener_without_tls_warns_once(with_tls, files, caplog):
-    tls = server_tls(files.certificate, files.key) if with_tls else None
+    tls = watched_tls(files.certificate, files.key) if with_tls else None
     anywhere = Service(
         parse_endpoint("0.0.0.0:0"), engine_factory(None, VOCAB), token="t", allow_remote=True, tls=tls
     )
@@ -130,7 +149,7 @@ def test_a_certificate_that_ends_soon_is_told_of_at_the_start_and_later(
     def warnings():
         return [record for record in caplog.records if "ends soon" in record.message]
 
-    with running(tls=server_tls(short.certificate, short.key)) as service:
+    with running(tls=watched_tls(short.certificate, short.key)) as service:
         if days == 10:
             eventually(lambda: len(warnings()) > 1, "it is not told of again", SECONDS)
             assert abs(warnings()[0].ends - now - timedelta(days=days)) < timedelta(seconds=1)
