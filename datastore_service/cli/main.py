@@ -47,6 +47,8 @@ from datastore_service.engine.processor import check_processor
 from datastore_service.protocol.types import MAX_VOCAB
 from datastore_service.server.addresses import check_exposure
 from datastore_service.server.credentials import watched_tls
+from datastore_service.server.identities import Table
+from datastore_service.server.reloading import Reloading
 from datastore_service.storage.errors import StorageError
 
 
@@ -174,6 +176,18 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help=f"holds the admin token; else the environment's {TOKEN_VARIABLE}"),
     ] = None,
+    identities: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="table (TOML): who may draft, publish, read and administer for which tenants"
+        ),
+    ] = None,
+    audit_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="lines about admin calls and refusals go there, not to the service's log"
+        ),
+    ] = None,
     log_level: Annotated[
         LogLevel, typer.Option(help="the least that is logged: info, warning or error")
     ] = LogLevel.INFO,
@@ -284,12 +298,14 @@ def serve(
     """Serves drafts until SIGTERM; logs are JSON lines on standard error."""
     address = parse_endpoint(listen, "listen")
     token = admin_token(admin_token_file)
-    check_exposure(address, token, allow_remote)
+    check_exposure(address, bool(token or identities), allow_remote)
     _check_metrics_host(metrics_host, allow_remote)
     tls = watched_tls(tls_certificate, tls_key, tls_client_ca)
+    table = _table(identities, token)
 
     # After the checks: kernels may be compiled now, which takes a while.
     from datastore_service.engine.limits import Limits
+    from datastore_service.server.audit import audit_to
     from datastore_service.server.descriptors import raise_limit
     from datastore_service.server.engine_factory import engine_factory
     from datastore_service.server.limits import ServiceLimits
@@ -300,6 +316,8 @@ def serve(
     from datastore_service.storage.data_directory import DataDirectory
 
     log_to_stderr(log_level)
+    if audit_log:
+        audit_to(audit_log)
     raise_limit()
     export_spans()
     limits = Limits(
@@ -316,8 +334,16 @@ def serve(
     corpora = data / "corpora" if data else None
     service_limits = ServiceLimits(grace=grace, streams=streams, namespaces=namespaces)
     most = {"bytes": service_limits.most_bytes(limits), "bytes_of_a_namespace": limits.most_bytes}
-    service = Service(address, maker, service_limits, token, allow_remote, tls, corpora, directory)
+    service = Service(address, maker, service_limits, token, allow_remote, tls, corpora, directory, table)
     serve_until_told(service, most, metrics_port, metrics_host)
+
+
+def _table(identities: Path | None, token: str) -> Reloading[Table] | None:
+    if identities is None:
+        return None
+    from datastore_service.server.identity_file import watched_table
+
+    return watched_table(identities, token)
 
 
 def _tenant_priors(given: Sequence[str]) -> dict[str, Path]:

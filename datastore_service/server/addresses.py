@@ -10,14 +10,16 @@ from pathlib import Path
 from datastore_service.endpoint import Endpoint
 
 
-def check_exposure(address: Endpoint, token: str, allow_remote: bool) -> None:
-    """Raises ValueError if other machines can reach the address and that is not allowed or there is no admin token."""
+def check_exposure(address: Endpoint, guarded: bool, allow_remote: bool) -> None:
+    """Raises ValueError if other machines can reach the address and that is not allowed or admin calls are open to all.
+
+    guarded: whether there is an admin token or a table of identities."""
     if address.local:
         return
     if not allow_remote:
         raise ValueError(f"listen: {address} is reachable from other machines; --allow-remote permits that")
-    if not token:
-        raise ValueError(f"admin token: required to listen on {address}")
+    if not guarded:
+        raise ValueError(f"admin token: it or --identities is required to listen on {address}")
 
 
 def check_free(address: Endpoint) -> None:

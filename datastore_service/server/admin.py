@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,12 +17,12 @@ from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Namespace
 from datastore_service.server import wire
 from datastore_service.server.admin_replies import namespace_stats, session_list, snapshot_list
-from datastore_service.server.calls import traced_call
+from datastore_service.server.calls import CALL
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import Drafting
+from datastore_service.server.identities import Right
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.server.metrics import ServiceMetrics
-from datastore_service.server.namespaces import HostedNamespace, Namespaces, named
+from datastore_service.server.namespaces import HostedNamespace, Namespaces
 from datastore_service.server.refusal import (
     RefusalError,
     disk_refused,
@@ -39,45 +37,46 @@ from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1 import drafting_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminServicer
 
-log = logging.getLogger(__name__)
-
-ADMIN = pb.DESCRIPTOR.services_by_name["Admin"].full_name
-
 
 def _admin_call(method: Callable[[Admin, Any], Any]) -> Callable[[Admin, Any, grpc.ServicerContext], Any]:
-    """Makes a gRPC method of one that takes the request alone: checks the token, and answers what it raises with a status.
+    """Makes a gRPC method of one that takes the request alone: what storage and disk raise becomes a refusal.
 
     A method that yields its replies becomes one that streams them."""
 
     @wraps(method)
     def reply(self: Admin, request: Any, context: grpc.ServicerContext) -> Any:
-        with self._call(method.__name__, context):
+        with _refusing_storage_errors():
             return method(self, request)
 
     @wraps(method)
     def stream(self: Admin, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        with self._call(method.__name__, context):
+        with _refusing_storage_errors():
             yield from method(self, request)
 
     return stream if isgeneratorfunction(method) else reply
 
 
-class Admin(AdminServicer):
-    """Answers the calls of the Admin service.
+@contextmanager
+def _refusing_storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:
+        raise storage_refused(error) from error
+    except OSError as error:
+        raise disk_refused(error) from error
 
-    token: what `authorization: Bearer` must carry; empty asks for none."""
+
+class Admin(AdminServicer):
+    """Answers the calls of the Admin service, whose callers were admitted."""
 
     def __init__(
         self,
         namespaces: Namespaces,
         drafting: Drafting,
         limits: ServiceLimits,
-        metrics: ServiceMetrics,
-        token: str,
         corpora: Corpora,
     ) -> None:
         self._namespaces, self._drafting, self._limits = namespaces, drafting, limits
-        self._metrics, self._token = metrics, token
         self._warmup = Warmup(namespaces, limits, corpora)
         self._started = time.monotonic()
 
@@ -101,12 +100,11 @@ class Admin(AdminServicer):
             hosted.engine.flush()
         else:
             raise invalid("target: one of tier, session or all (true) is required")
-        log.info("flushed", extra=named(hosted.namespace) | {"target": target})
         return pb.FlushReply()
 
     @_admin_call
     def Stats(self, request: pb.StatsRequest) -> pb.StatsReply:  # noqa: N802
-        chosen = [self._existing(request.namespace)] if request.HasField("namespace") else self._namespaces
+        chosen = [self._existing(request.namespace)] if request.HasField("namespace") else self._readable()
         return pb.StatsReply(
             namespaces=[namespace_stats(hosted) for hosted in chosen],
             uptime_seconds=time.monotonic() - self._started,
@@ -117,7 +115,7 @@ class Admin(AdminServicer):
     @_admin_call
     def ListNamespaces(self, request: pb.ListNamespacesRequest) -> pb.ListNamespacesReply:  # noqa: N802
         return pb.ListNamespacesReply(
-            namespaces=[wire.namespace_message(hosted.namespace) for hosted in self._namespaces]
+            namespaces=[wire.namespace_message(hosted.namespace) for hosted in self._readable()]
         )
 
     @_admin_call
@@ -129,7 +127,6 @@ class Admin(AdminServicer):
         hosted = self._existing(request.namespace)
         hosted.engine.compact()
         live = hosted.engine.stats().tiers[Tier.LIVE]
-        log.info("compacted", extra=named(hosted.namespace) | {"segments": live.segments})
         return pb.CompactReply(segments=live.segments, tokens=live.tokens)
 
     @_admin_call
@@ -147,7 +144,6 @@ class Admin(AdminServicer):
         except ValueError:
             hosted.check_not_dropped()
             raise
-        log.info("snapshot made", extra=named(hosted.namespace) | {"snapshot": request.name})
         return pb.SnapshotReply(segments=len(segments), tokens=_tokens_in(segments))
 
     @_admin_call
@@ -156,7 +152,6 @@ class Admin(AdminServicer):
         if not self._has_snapshot(namespace, request.name):
             raise RefusalError(grpc.StatusCode.NOT_FOUND, f"name: there is no snapshot {request.name!r}")
         segments = self._namespaces.open(namespace).engine.restore(request.name)
-        log.info("snapshot restored", extra=named(namespace) | {"snapshot": request.name})
         return pb.RestoreReply(segments=len(segments), tokens=_tokens_in(segments))
 
     @_admin_call
@@ -164,24 +159,10 @@ class Admin(AdminServicer):
         namespace = wire.read_namespace(request.namespace, self._limits)
         return snapshot_list(self._data().snapshots(namespace))
 
-    @contextmanager
-    def _call(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
-        with traced_call(f"{ADMIN}/{method}", context, self._metrics):
-            self._authorize(context)
-            try:
-                yield
-            except StorageError as error:
-                raise storage_refused(error) from error
-            except OSError as error:
-                raise disk_refused(error) from error
-
-    def _authorize(self, context: grpc.ServicerContext) -> None:
-        if not self._token:
-            return
-        given = dict(context.invocation_metadata()).get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            fault = "another admin token than the service's" if given else "no admin token"
-            raise RefusalError(grpc.StatusCode.UNAUTHENTICATED, f"authorization: {fault}")
+    def _readable(self) -> Iterator[HostedNamespace]:
+        """The namespaces of the tenants whose statistics the caller may read."""
+        identity = CALL.get().caller.identity
+        return (each for each in self._namespaces if identity.may(Right.READ, each.namespace.tenant))
 
     def _existing(self, message: drafting_pb2.Namespace) -> HostedNamespace:
         return self._namespaces.existing(wire.read_namespace(message, self._limits))

@@ -1,96 +1,114 @@
-"""What every gRPC call has around it: a span, and a status, a log line and a count if it is refused."""
+"""What every gRPC call has around it: a caller with rights, a span, an audit line, and a status and a count if it is refused."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeAlias
+from contextvars import ContextVar
+from typing import Any
 
 import grpc
 from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
+from datastore_service.server.admission import NEEDS, Caller, Context, proof_of
+from datastore_service.server.audit import REQUEST_ID, AuditedCall
+from datastore_service.server.identities import Identities, Right
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.refusal import RefusalError
 
-log = logging.getLogger(__name__)
-
-_Context: TypeAlias = grpc.ServicerContext | grpc.aio.ServicerContext
 _tracer = trace.get_tracer("specstore")
 
 
-@contextmanager
-def traced_call(method: str, context: grpc.ServicerContext, metrics: ServiceMetrics) -> Iterator[None]:
-    """A `checked_call` inside a span. Log lines inside carry the caller's trace id."""
-    with _aborting(context), _span(method, context), _reporting(method, context, metrics):
-        yield
+class Call:
+    """One call while it is answered. Its messages pass through it.
+
+    caller: who makes it."""
+
+    def __init__(self, caller: Caller, audited: AuditedCall) -> None:
+        self.caller, self._audited = caller, audited
+        self.tenant_refused = audited.tenant_refused
+
+    def heard(self, message: Any) -> Any:
+        """A message of the caller. Raises RefusalError if the caller may not say it."""
+        self._audited.asked(message)
+        self.caller.admit(message)
+        return message
+
+    def said(self, reply: Any) -> Any:
+        """A reply to the caller."""
+        self._audited.changed(reply)
+        return reply
 
 
-@contextmanager
-def checked_call(method: str, context: grpc.ServicerContext, metrics: ServiceMetrics) -> Iterator[None]:
-    """Counts and logs a RefusalError, and ends the call with its status. method: "package.Service/Method"."""
-    with _aborting(context), _reporting(method, context, metrics):
-        yield
+CALL: ContextVar[Call] = ContextVar("call")  # that the current thread or task answers
 
 
-@asynccontextmanager
-async def traced_coroutine(
-    method: str, context: grpc.aio.ServicerContext, metrics: ServiceMetrics
-) -> AsyncIterator[None]:
-    """`traced_call` of a call that is a coroutine."""
-    async with _coroutine_aborting(context):
-        with _span(method, context), _reporting(method, context, metrics):
+class Calls:
+    """Makes what is around each call. identities: returns those in force."""
+
+    def __init__(self, identities: Callable[[], Identities], metrics: ServiceMetrics) -> None:
+        self._identities, self._metrics = identities, metrics
+
+    @contextmanager
+    def answered(self, method: str, context: grpc.ServicerContext) -> Iterator[Call]:
+        """A call that a thread answers. A RefusalError ends it with its status. method: "package.Service/Method"."""
+        try:
+            with self._around(method, context) as call:
+                yield call
+        except RefusalError as refusal:
+            context.abort(refusal.code, str(refusal))
+
+    @asynccontextmanager
+    async def answered_in_task(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[Call]:
+        """A call that is a coroutine."""
+        try:
+            with self._around(method, context) as call:
+                yield call
+        except RefusalError as refusal:
+            await context.abort(refusal.code, str(refusal))
+
+    @contextmanager
+    def _around(self, method: str, context: Context) -> Iterator[Call]:
+        """Log lines inside carry the caller's trace id, if it is one of specstore's own calls."""
+        audited = AuditedCall(method, context)
+        context.set_trailing_metadata(((REQUEST_ID, audited.request_id),))
+        with _span(method, context), self._reporting(audited):
+            audited.caller = Caller(self._identities, NEEDS[method], proof_of(context))
+            call = Call(audited.caller, audited)
+            CALL.set(call)
+            yield call
+
+    @contextmanager
+    def _reporting(self, audited: AuditedCall) -> Iterator[None]:
+        code = grpc.StatusCode.CANCELLED  # the caller hung up
+        try:
             yield
-
-
-@asynccontextmanager
-async def checked_coroutine(
-    method: str, context: grpc.aio.ServicerContext, metrics: ServiceMetrics
-) -> AsyncIterator[None]:
-    """`checked_call` of a call that is a coroutine."""
-    async with _coroutine_aborting(context):
-        with _reporting(method, context, metrics):
-            yield
-
-
-@contextmanager
-def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
-    try:
-        yield
-    except RefusalError as refusal:
-        context.abort(refusal.code, str(refusal))
-
-
-@asynccontextmanager
-async def _coroutine_aborting(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    try:
-        yield
-    except RefusalError as refusal:
-        await context.abort(refusal.code, str(refusal))
+            code = grpc.StatusCode.OK
+        except RefusalError as refusal:
+            code = refusal.code
+            self._metrics.refusals.labels(code.name).inc()
+            audited.refused(refusal)
+            raise
+        except Exception as error:
+            if not isinstance(error, grpc.RpcError):
+                code = grpc.StatusCode.UNKNOWN
+            raise
+        finally:
+            audited.ended(code.name)
 
 
 @contextmanager
-def _reporting(method: str, context: _Context, metrics: ServiceMetrics) -> Iterator[None]:
-    try:
-        yield
-    except RefusalError as refusal:
-        metrics.refusals.labels(refusal.code.name).inc()
-        reason = {"method": method, "code": refusal.code.name, "reason": str(refusal)}
-        if refusal.__cause__ is not None:  # it names a file, which the caller must not see
-            reason["cause"] = str(refusal.__cause__)
-        log.warning("call refused", extra=reason | {"peer": context.peer()})
-        raise
-
-
-@contextmanager
-def _span(method: str, context: _Context) -> Iterator[None]:
+def _span(method: str, context: Context) -> Iterator[None]:
     """A child of the span in the caller's metadata. By OpenTelemetry's conventions a caller's mistake is no error of the
-    server's span."""
+    server's span. Calls of health and reflection have none."""
+    if not isinstance(NEEDS[method], Right):
+        yield
+        return
     service, _, name = method.partition("/")
     with _tracer.start_as_current_span(
         method,
-        propagate.extract(dict(context.invocation_metadata())),
+        propagate.extract(dict(context.invocation_metadata() or ())),
         SpanKind.SERVER,
         {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
         record_exception=False,

@@ -18,7 +18,8 @@ import grpc
 from datastore_service.protocol.tenants import Step, step_by_tenant
 from datastore_service.protocol.types import Reply, Status, step_without_refused
 from datastore_service.server import wire
-from datastore_service.server.calls import traced_coroutine
+from datastore_service.server.calls import CALL
+from datastore_service.server.entry_rights import EntryRights
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
@@ -28,7 +29,6 @@ from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingServicer
 
 log = logging.getLogger(__name__)
 
-DRAFTING = pb.DESCRIPTOR.services_by_name["Drafting"].full_name
 GREETING_SECONDS = 10.0
 
 
@@ -47,16 +47,15 @@ class Drafting(DraftingServicer):
     async def Draft(  # noqa: N802
         self, requests: AsyncIterator[pb.DraftRequest], context: grpc.aio.ServicerContext
     ) -> None:
-        async with traced_coroutine(f"{DRAFTING}/Draft", context, self._metrics):
-            if self.streams >= self._limits.streams:
-                raise exhausted(f"Draft: the service already has {self._limits.streams} streams, its limit")
-            self.streams += 1
-            stream = _Stream(next(self._numbers), self._namespaces, self._limits, self._metrics)
-            try:
-                await self._answer_all(stream, requests, context)
-            finally:  # in a thread: it may wait for an answer in progress
-                ending = asyncio.get_running_loop().run_in_executor(self._threads, stream.end)
-                ending.add_done_callback(self._count_ended)
+        if self.streams >= self._limits.streams:
+            raise exhausted(f"Draft: the service already has {self._limits.streams} streams, its limit")
+        self.streams += 1
+        stream = _Stream(next(self._numbers), self._namespaces, self._limits, self._metrics)
+        try:
+            await self._answer_all(stream, requests, context)
+        finally:  # in a thread: it may wait for an answer in progress
+            ending = asyncio.get_running_loop().run_in_executor(self._threads, stream.end)
+            ending.add_done_callback(self._count_ended)
 
     async def _answer_all(
         self, stream: _Stream, requests: AsyncIterator[pb.DraftRequest], context: grpc.aio.ServicerContext
@@ -127,6 +126,7 @@ class _Stream:
         self, number: int, namespaces: Namespaces, limits: ServiceLimits, metrics: ServiceMetrics
     ) -> None:
         self._number, self._namespaces, self._limits, self._metrics = number, namespaces, limits, metrics
+        self._rights = EntryRights(CALL.get())
         self._hosted: HostedNamespace | None = None
         self._of_tenants: dict[str, HostedNamespace] = {}  # that entries have named
         self._told: set[str] = set()  # kinds of refusals that the log has
@@ -138,7 +138,8 @@ class _Stream:
 
     def _answer(self, request: pb.DraftRequest) -> pb.DraftReply:
         hosted = self._namespace(request)
-        entries = wire.read_entries(request, hosted.engine.vocab_size, self._limits)
+        read = wire.read_entries(request, hosted.engine.vocab_size, self._limits)
+        entries = self._rights.permitted(read, hosted.namespace.tenant)
         started = time.perf_counter()
         try:
             replies = step_without_refused(entries, lambda kept: step_by_tenant(kept, self._step_of))

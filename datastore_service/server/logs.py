@@ -15,8 +15,10 @@ from opentelemetry.trace import format_span_id, format_trace_id
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
+AUDIT = "datastore_service.server.audit.calls"
+REFUSALS = f"{AUDIT}.refused"
 # Loggers of what callers cause, as often as they like: refused calls and entries, errors in the servers' own threads.
-OF_CALLERS = ("datastore_service.server.calls", "datastore_service.server.drafting", "grpc", "waitress")
+OF_CALLERS = (REFUSALS, "datastore_service.server.drafting", "grpc", "waitress")
 MOST_LINES, PERIOD_SECONDS = 20, 60.0
 
 

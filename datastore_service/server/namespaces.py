@@ -132,7 +132,6 @@ class Namespaces:
                     self.data.remove(hosted.namespace)
                 del self._hosted[hosted.namespace]
         hosted.release()
-        log.info("namespace dropped", extra=named(hosted.namespace))
 
     def close_expired(self) -> int:
         return sum(hosted.close_expired(time.monotonic()) for hosted in self)

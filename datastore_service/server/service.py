@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import logging
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,16 +16,19 @@ from grpc_reflection.v1alpha import reflection
 
 from datastore_service.endpoint import Endpoint
 from datastore_service.server.addresses import check_exposure, check_free
-from datastore_service.server.admin import ADMIN, Admin
+from datastore_service.server.admin import Admin
+from datastore_service.server.admission import ADMIN, DRAFTING
+from datastore_service.server.calls import Calls
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.descriptors import most_connections
-from datastore_service.server.drafting import DRAFTING, Drafting
+from datastore_service.server.drafting import Drafting
 from datastore_service.server.history import History
+from datastore_service.server.identities import Identities, OneToken, Table
+from datastore_service.server.interceptor import EveryCall
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import EngineFactory, Namespaces
 from datastore_service.server.reloading import Reloading
-from datastore_service.server.request_parsing import RequestParsing
 from datastore_service.server.rpc_server import RpcServer
 from datastore_service.server.shutdown import ShutdownSignals
 from datastore_service.server.status_page import StatusPage
@@ -51,7 +55,7 @@ class Service:
     """Listens on `address` once started.
 
     new_engine: makes a namespace's engine and returns whether the prior is attached. token: what admin calls must carry,
-    "" for none. tls: None for plain text. corpora: folder of the files that WarmupFile may read. data: keeps the live
+    "" for none. table: says who may do what, in place of the token alone. tls: None for plain text. corpora: folder of the files that WarmupFile may read. data: keeps the live
     tiers; None keeps them in memory alone.
 
     Raises ValueError if other machines can reach the address and that is not allowed or there is no token, StorageError
@@ -68,8 +72,9 @@ class Service:
         tls: Reloading[Tls] | None = None,
         corpora: Path | None = None,
         data: DataDirectory | None = None,
+        table: Reloading[Table] | None = None,
     ) -> None:
-        check_exposure(address, token, allow_remote)
+        check_exposure(address, bool(token or table), allow_remote)
         self._limits = limits or ServiceLimits()
         self.namespaces = Namespaces(new_engine, self._limits, data)
         self.metrics = ServiceMetrics(self.namespaces, self._limits)
@@ -77,15 +82,12 @@ class Service:
         self.history = History(self.namespaces)
         self.page = StatusPage(self.namespaces, self.history, lambda: self.drafting.streams)
         self._health = health.aio.HealthServicer()
-        self._admin = Admin(
-            self.namespaces, self.drafting, self._limits, self.metrics, token, Corpora(corpora)
-        )
+        self._admin = Admin(self.namespaces, self.drafting, self._limits, Corpora(corpora))
         self._address, self._tls = address, tls
-        self._reloading = [tls] if tls else []
+        self._reloading = [each for each in (tls, table) if each]
         self.metrics.show_refused_files(self._reloading)
-        self._server = RpcServer(
-            self._add_servicers, [RequestParsing(self.metrics)], _server_options(self._limits)
-        )
+        calls = Calls(_identities(table, token), self.metrics)
+        self._server = RpcServer(self._add_servicers, [EveryCall(calls)], _server_options(self._limits))
         self._stopping = threading.Event()
         self.endpoint = ""
 
@@ -103,7 +105,7 @@ class Service:
             threading.Thread(target=loop, name=f"specstore-{name}", daemon=True).start()
         log.info("serving", extra={"endpoint": self.endpoint, "tls": self._tls is not None})
         if not self._tls and not self._address.local:
-            log.warning("no TLS: texts and the admin token cross the network readable")
+            log.warning("no TLS: texts and tokens cross the network readable")
         self._warn_of_certificate()
         return self.endpoint
 
@@ -178,6 +180,11 @@ def serve(
     signals.wait()
     signals.exit_within(END_SECONDS)
     service.stop()
+
+
+def _identities(table: Reloading[Table] | None, token: str) -> Callable[[], Identities]:
+    one = OneToken(token)
+    return (lambda: table.value) if table else (lambda: one)
 
 
 def _server_options(limits: ServiceLimits) -> tuple[tuple[str, int], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 
@@ -11,12 +10,10 @@ import numpy as np
 from datastore_service.server import wire
 from datastore_service.server.corpora import Corpora, hiding_path
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.server.namespaces import HostedNamespace, Namespaces, named
+from datastore_service.server.namespaces import HostedNamespace, Namespaces
 from datastore_service.server.refusal import exhausted, invalid, precondition
 from datastore_service.storage.corpus import groups, read_tokens
 from proto_gen.specstore.v1 import admin_pb2 as pb
-
-log = logging.getLogger(__name__)
 
 MAX_OPEN_CALLS = 8  # that send documents; each takes a thread for as long as its caller wants
 SEGMENT_TOKENS = 1 << 22  # documents are indexed together in segments of about this size
@@ -49,7 +46,6 @@ class Warmup:
                 waiting = []
         if hosted is not None:
             _add(hosted, waiting, added)
-            log.info("warmed up", extra=_told(hosted, added))
         return added
 
     def from_file(self, request: pb.WarmupFileRequest) -> Iterator[pb.WarmupProgress]:
@@ -64,7 +60,6 @@ class Warmup:
         for group in groups(documents, SEGMENT_TOKENS):
             _add(hosted, group, added)
             yield added
-        log.info("warmed up", extra=_told(hosted, added) | {"file": request.file})
 
     def _same_namespace(self, hosted: HostedNamespace | None, request: pb.WarmupRequest) -> HostedNamespace:
         """The namespace of a request: the first request names it, later ones may not name another."""
@@ -86,11 +81,6 @@ class Warmup:
             wire.read_document(document.tokens, f"documents[{i}].tokens", hosted.engine.vocab_size)
             for i, document in enumerate(request.documents)
         ]
-
-
-def _told(hosted: HostedNamespace, added: pb.WarmupReply | pb.WarmupProgress) -> dict[str, str | int]:
-    """What was added to which namespace, in a line of the log."""
-    return {**named(hosted.namespace), "documents": added.documents, "tokens": added.tokens}
 
 
 def _add(

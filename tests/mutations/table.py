@@ -481,5 +481,68 @@ OTHERS = (
         "not came",
         "drafting/test_lies.py",
     ),
+    Mutant(
+        "token-prefix",  # any token whose digest begins alike
+        "datastore_service/server/identities.py",
+        "if hmac.compare_digest(token, digest) and found is None:",
+        "if hmac.compare_digest(token[:0], digest[:0]) and found is None:",
+        "server/test_identities.py",
+    ),
+    Mutant(
+        "certificate-instead",  # a wrong token is made up for by the certificate
+        "datastore_service/server/identities.py",
+        "        if proof.authorization:\n            return self._by",
+        "        if proof.authorization and not proof.names:\n            return self._by",
+        "server/test_identity_calls.py",
+    ),
+    Mutant(
+        "dots-in-labels",
+        "datastore_service/server/identities.py",
+        '{"dns:": "[^.]+"',
+        '{"dns:": ".+"',
+        "server/test_identities.py",
+    ),
+    Mutant(
+        "jwt-without-end",
+        "datastore_service/server/json_web_tokens.py",
+        '{"require": ["exp"], ',
+        '{"require": [], ',
+        "server/test_identities.py",
+    ),
+    Mutant(
+        "jwt-for-anybody",
+        "datastore_service/server/json_web_tokens.py",
+        '"verify_aud": self._audience is not None',
+        '"verify_aud": False',
+        "server/test_identities.py",
+    ),
+    Mutant(
+        "right-of-the-past",  # a stream keeps the rights with which it began
+        "datastore_service/server/admission.py",
+        "if (known := self._identities()) is not self._known:",
+        "if (known := self._known) is not self._known:",
+        "server/test_identity_changes.py",
+    ),
+    Mutant(
+        "closing-published",  # a right to publish that was withdrawn meanwhile
+        "datastore_service/server/entry_rights.py",
+        "return replace(entry, opening=opening, withheld=True)",
+        "return replace(entry, opening=opening)",
+        "server/test_identity_changes.py",
+    ),
+    Mutant(
+        "lists-of-all",
+        "datastore_service/server/admin.py",
+        "if identity.may(Right.READ, each.namespace.tenant))",
+        "if identity.may(Right.READ, None))",
+        "server/test_identity_calls.py",
+    ),
+    Mutant(
+        "unread-certificate",  # the one of the start for ever
+        "datastore_service/server/credentials.py",
+        "if (now := tls.value) is shown:",
+        "if (now := shown) is shown:",
+        "server/test_identity_changes.py",
+    ),
 )
 MUTANTS = SURVIVORS + OTHERS

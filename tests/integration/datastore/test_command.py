@@ -114,7 +114,11 @@ def test_context_outside_the_vocabulary(prior, tokenizer):
 def test_bad_endpoints(tmp_path):
     assert_one_line(specstore("serve", "--listen", "nowhere"), 2, "listen: 'nowhere' is not HOST:PORT")
     assert_one_line(specstore("serve", "--listen", "0.0.0.0:0"), 2, "--allow-remote")
-    assert_one_line(specstore("serve", "--listen", "0.0.0.0:0", "--allow-remote"), 2, "admin token: required")
+    assert_one_line(
+        specstore("serve", "--listen", "0.0.0.0:0", "--allow-remote"),
+        2,
+        "admin token: it or --identities is required",
+    )
     assert_one_line(
         specstore("stats", "--endpoint", "127.0.0.1:1"), 1, "no datastore at 127.0.0.1:1 (connection refused)"
     )
@@ -159,29 +163,33 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         assert warmed.stdout == "added 1 documents, 100 tokens\n"
         nodes = drafted(specstore("query", context, "--ids", *name, *at, "--json"))
         assert [node["token"] for node in nodes[:4]] == document[8:12]
-        assert_one_line(specstore("stats", *at), 1, "the service asks for its admin token: give --admin")
+        assert_one_line(
+            specstore("stats", *at), 1, "the service asks who calls (no admin token): give --token-file"
+        )
         (tmp_path / "other").write_text("other")
         assert_one_line(
-            specstore("stats", *at, "--admin-token-file", tmp_path / "other"),
+            specstore("stats", *at, "--token-file", tmp_path / "other"),
             1,
-            f"token than --admin-token-file {tmp_path}",
+            f"does not take the token of --token-file {tmp_path}",
         )
         assert_one_line(
-            specstore("stats", *at, SPECSTORE_ADMIN_TOKEN="x"), 1, "token than SPECSTORE_ADMIN_TOKEN"
+            specstore("stats", *at, SPECSTORE_ADMIN_TOKEN="x"),
+            1,
+            "does not take the token of SPECSTORE_ADMIN_TOKEN",
         )
         nodes = drafted(specstore("query", "120 121 122 123", "--ids", *name, *at, "--json"))
         assert {"token": 124, "tier": "live"}.items() <= nodes[0].items()
-        stats = json.loads(specstore("stats", "--json", *at, "--admin-token-file", token).stdout)
+        stats = json.loads(specstore("stats", "--json", *at, "--token-file", token).stdout)
         (namespace,) = stats["namespaces"]
         tiers = {tier["tier"]: tier for tier in namespace["tiers"]}
         assert (namespace["prior"], namespace["sessions"]) == (True, 0)
         assert (tiers["TIER_PRIOR"]["tokens"], tiers["TIER_LIVE"]["tokens"]) == ("300000", "100")
-        assert "300,000" in specstore("stats", *at, "--admin-token-file", token).stdout
+        assert "300,000" in specstore("stats", *at, "--token-file", token).stdout
         assert_one_line(specstore("flush", *name, *at, "--tier", "hot"), 2, "tier: 'hot'")
         assert_one_line(specstore("flush", *name, *at), 2, "one of --tier, --session and --all")
-        assert specstore("flush", *name, *at, "--all", "--admin-token-file", token).returncode == 0
+        assert specstore("flush", *name, *at, "--all", "--token-file", token).returncode == 0
         assert "124" not in specstore("query", "120 121 122 123", "--ids", *name, *at, "--json").stdout
-        secret = ("--admin-token-file", token)
+        secret = ("--token-file", token)
         listed = json.loads(specstore("namespaces", "--json", *at, *secret).stdout)
         assert [n["model"] for n in listed["namespaces"]] == ["m"]
         assert json.loads(specstore("sessions", *name, "--json", *at, *secret).stdout) == {"sessions": []}

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from datastore_service.cli.main import app
 from datastore_service.protocol.types import Namespace
 from datastore_service.server import service as service_module
+from datastore_service.server.admission import ADMIN
 from datastore_service.storage.data_directory import DataDirectory, folder_name
 from datastore_service.storage.errors import StorageError
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc
@@ -192,15 +193,11 @@ def test_each_line_of_the_log_about_a_namespace_names_its_tenant(start, clients,
     with start() as service:
         clients(service, tenant="acme").call("DropNamespace")
     told = [record for record in caplog.records if hasattr(record, "model")]
-    assert [record.getMessage() for record in told] == [
+    assert [getattr(record, "method", record.getMessage()) for record in told] == [
         "namespace created",
-        "warmed up",
-        "compacted",
-        "snapshot made",
-        "snapshot restored",
-        "flushed",
+        *(f"{ADMIN}/{name}" for name in ("Warmup", "Compact", "Snapshot", "Restore", "Flush")),
         "namespace restored",
-        "namespace dropped",
+        f"{ADMIN}/DropNamespace",
     ]
     assert {(record.model, record.tenant) for record in told} == {("m", "acme")}
 

@@ -13,6 +13,7 @@ from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.logs import (
     MOST_LINES,
     PERIOD_SECONDS,
+    REFUSALS,
     CallersLimit,
     JsonFormatter,
     log_to_stderr,
@@ -118,7 +119,7 @@ def test_the_command_limits_them(monkeypatch, capsys):
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
     log_to_stderr("warning")
     for _ in range(MANY):
-        logging.getLogger("datastore_service.server.calls").warning("call refused")
+        logging.getLogger(REFUSALS).warning("call refused")
     assert len(capsys.readouterr().err.splitlines()) == MOST_LINES
 
 

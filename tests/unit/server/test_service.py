@@ -14,9 +14,10 @@ from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.limits import Limits
 from datastore_service.protocol.types import Reply
 from datastore_service.server import drafting
+from datastore_service.server.admission import ADMIN, DRAFTING
 from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
-from datastore_service.server.service import ADMIN, DRAFTING, Service
+from datastore_service.server.service import Service
 from datastore_service.server.warmup import MAX_OPEN_CALLS
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
 from proto_gen.specstore.v1 import drafting_pb2 as pb
@@ -381,7 +382,7 @@ def test_remote_addresses_need_permission_and_a_token():
     anywhere = parse_endpoint("0.0.0.0:0")
     with pytest.raises(ValueError, match="^listen: .*--allow-remote"):
         Service(anywhere, maker)
-    with pytest.raises(ValueError, match="^admin token: required"):
+    with pytest.raises(ValueError, match="^admin token: it or --identities is required"):
         Service(anywhere, maker, allow_remote=True)
 
 
