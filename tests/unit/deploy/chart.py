@@ -18,6 +18,7 @@ EVERYTHING = {
     "replicas": 3,
     "adminToken": {"secretName": "mine", "key": "admin"},
     "tls": {"secretName": "specstore-tls", "clientCertificates": True},
+    "identities": {"secretName": "specstore-identities"},
     "persistence": {"size": "200Gi", "storageClassName": "fast"},
     "prior": {"claimName": "prior", "tenants": {"a customer": "customers/a"}},
     "options": {

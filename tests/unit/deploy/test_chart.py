@@ -64,6 +64,7 @@ def test_serve_takes_the_words(values, tmp_path):
     for option, value in values.get("options", {}).items():
         assert given[snake_case(option)] == value
     assert given["tls_client_ca"] == (Path("/tls/ca.crt") if values else None)
+    assert given["identities"] == (Path("/identities/identities.toml") if values else None)
     assert list(given["tenant_prior"]) == (["a customer=/prior/customers/a"] if values else [])
 
 
@@ -203,12 +204,15 @@ def test_the_chart_has_the_version_of_the_package():
 
 
 def test_a_service_with_the_pod_s_words_answers_its_probe(tmp_path):
-    """With TLS and client certificates. Paths and ports are this machine's."""
+    """With TLS, client certificates and a table of identities. Paths and ports are this machine's."""
     spec = pod(render(tmp_path, EVERYTHING | {"prior": {"claimName": "", "tenants": {}}}))
     files = issue(tmp_path / "files", trustme.CA(), "localhost")
     (tmp_path / "data").mkdir()
+    table = tmp_path / "table"
+    table.write_text('[identities.engine]\ncertificates = ["dns:engine"]\ndraft = ["*"]\n')
     port = str(free_port())
     here = {
+        "/identities/identities.toml": str(table),
         "/tls/tls.crt": str(files.certificate),
         "/tls/tls.key": str(files.key),
         "/tls/ca.crt": str(files.ca),

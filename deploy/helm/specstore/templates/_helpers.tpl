@@ -49,6 +49,9 @@ securityContext:
 {{- if .Values.tls.clientCertificates }}
 - --tls-client-ca=/tls/ca.crt
 {{- end }}
+{{- if .Values.identities.secretName }}
+- --identities=/identities/identities.toml
+{{- end }}
 {{- /* Numbers of values are floating-point: without int64 a large one would be written with an exponent. */}}
 {{- range $option, $value := .Values.options }}
 - --{{ kebabcase $option }}={{ if kindIs "float64" $value }}{{ if eq $value (floor $value) }}{{ int64 $value }}{{ else }}{{ $value }}{{ end }}{{ else }}{{ $value }}{{ end }}
