@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -159,6 +158,12 @@ class ServiceMetrics:
         Gauge("specstore_namespace_limit", "Most namespaces (--namespaces)", registry=self.registry).set(
             limits.namespaces
         )
+        self._files_refused = Gauge(
+            "specstore_files_refused",
+            "Options whose changed files (TLS, table of identities) cannot be used, so that what they held before is in force; should "
+            "stay 0, and the log says why",
+            registry=self.registry,
+        )
         self.registry.register(_NamespaceCollector(namespaces))
         ProcessCollector(registry=self.registry)
 
@@ -168,20 +173,9 @@ class ServiceMetrics:
         streams: returns how many are open."""
         self._streams.set_function(streams)
 
-    def show_refused_files(self, reloading: Sequence[Reloading]) -> None:
-        """Exports whether changed files were refused, by the option that names them."""
-        refused = Gauge(
-            "specstore_files_refused",
-            "1 while changed files cannot be used and what they held before is in force; should stay 0",
-            ["option"],
-            registry=self.registry,
-        )
-        for each in reloading:
-            refused.labels(each.name).set_function(partial(_is_refused, each))
-
-
-def _is_refused(files: Reloading) -> bool:
-    return bool(files.refused)
+    def count_refused_files(self, reloading: Sequence[Reloading]) -> None:
+        """Exports how many values were not made anew because their changed files cannot be used."""
+        self._files_refused.set_function(lambda: sum(bool(each.refused) for each in reloading))
 
 
 class _NamespaceCollector:

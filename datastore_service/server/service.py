@@ -85,7 +85,7 @@ class Service:
         self._admin = Admin(self.namespaces, self.drafting, self._limits, Corpora(corpora))
         self._address, self._tls = address, tls
         self._reloading = [each for each in (tls, table) if each]
-        self.metrics.show_refused_files(self._reloading)
+        self.metrics.count_refused_files(self._reloading)
         calls = Calls(_identities(table, token), self.metrics)
         self._server = RpcServer(self._add_servicers, [EveryCall(calls)], _server_options(self._limits))
         self._stopping = threading.Event()

@@ -72,6 +72,11 @@ STATS = [
         {"": f"sum(specstore_damaged_segments{{{SERVICE}}})"},
     ),
     Shown(
+        "Refused files",
+        "Changed certificates or tables of identities that cannot be used, so that the earlier ones are in force. Should be 0.",
+        {"": f"sum(specstore_files_refused{{{SERVICE}}})"},
+    ),
+    Shown(
         "Failed writes, 1 h",
         "Failed merges and outputs that could not be logged. Should be 0.",
         {
