@@ -10,6 +10,13 @@ ATTENTION_BACKEND = "specstore_cpu"
 # Attribute of a verification's input: rows of each request, where they differ.
 ROWS_BY_REQUEST = "specstore_rows_by_request"
 
+# SGLang compiles these at the first request, with a C++ compiler, which not every machine has. They are a few operations on small
+# tensors: which token ids a tensor-parallel rank's part of the embedding has, and with which tokens a head's tree goes on.
+COMPILED = (
+    "sglang.srt.layers.vocab_parallel_embedding.get_masked_input_and_mask",
+    "sglang.srt.speculative.spec_utils._select_top_k_tokens_later",
+)
+
 _installed = False
 
 
@@ -79,6 +86,13 @@ def _without_nccl(stock: Callable, *arguments: object, **named: object) -> objec
     return stock(*arguments, **named | {"use_pynccl": False})
 
 
+def _without_compiling(stock: Callable, *arguments: object, **named: object) -> object:
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        return stock(*arguments, **named)
+
+
 def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
@@ -92,6 +106,7 @@ def _register_hooks() -> None:
     hooks.register({"sglang.srt.mem_cache.allocation.get_last_loc": _last_slots_in_torch}, HookType.AROUND)
     groups = "sglang.srt.distributed.parallel_state.init_model_parallel_group"
     hooks.register({groups: _without_nccl}, HookType.AROUND)
+    hooks.register(dict.fromkeys(COMPILED, _without_compiling), HookType.AROUND)
     hooks.register(dict.fromkeys(WEIGHT_UPDATES, forget_all), HookType.AFTER)
     hooks.register({host.CPU_BACKENDS: _prefer_attention_backend}, HookType.BEFORE)
     hooks.register({"sglang.srt.disaggregation.utils.get_kv_class": _send_indices_plainly}, HookType.AFTER)

@@ -45,19 +45,21 @@ class CpuTreeAttention(AttentionBackend):
         if forward_batch.encoder_lens is not None:
             _refuse("encoder-decoder models")
         self._plan_step(
+            self.req_to_token_pool.req_to_token,
             forward_batch.req_pool_indices,
             *_query_layout(forward_batch),
             locs=forward_batch.out_cache_loc,
             widths=getattr(forward_batch.spec_info, ROWS_BY_REQUEST, None),
         )
 
-    def plan_decode(self, requests, lengths, locs):
-        """Prepares a decode forward of requests with `lengths` cached tokens, whose new tokens take the slots `locs`."""
-        self._plan_step(requests, lengths.tolist(), 1, lengths, None, locs=locs)
+    def plan_decode(self, table, lengths, locs):
+        """Prepares a decode forward of one token behind each row of `table`, a table as of `req_to_token`. The rows have `lengths` cached
+        tokens, and the new ones take the slots `locs`."""
+        self._plan_step(table, torch.arange(len(table)), lengths.tolist(), 1, lengths, None, locs=locs)
 
-    def _plan_step(self, requests, prefixes, rows, positions, custom_mask, locs, widths=None):
+    def _plan_step(self, table, requests, prefixes, rows, positions, custom_mask, locs, widths=None):
         self.plan = plan_step(
-            self.req_to_token_pool.req_to_token,
+            table,
             requests,
             prefixes,
             rows,

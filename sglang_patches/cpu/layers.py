@@ -126,20 +126,11 @@ def lm_head(stock, processor, hidden_states, lm_head, embedding_bias=None, **out
     return packed_weights.multiply(hidden_states, lm_head, weight)
 
 
-def masked_input(stock, *arguments, **named):
-    """Runs get_masked_input_and_mask without compiling it. The function says which token ids a tensor-parallel rank's part of the
-    embedding has. SGLang compiles it at the first request, with a C++ compiler, which not every machine has; it is a few operations on a
-    row of numbers."""
-    with torch.compiler.set_stance("force_eager"):
-        return stock(*arguments, **named)
-
-
 HOOKS: dict[str, Callable] = {
     host.RMS_NORM: rms_norm,
     "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native": rope,
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply": linear,
     "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head": lm_head,
-    "sglang.srt.layers.vocab_parallel_embedding.get_masked_input_and_mask": masked_input,
 }
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."

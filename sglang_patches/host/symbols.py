@@ -237,7 +237,7 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         row(
             _SRT + "speculative.draft_utils.DraftBackendFactory." + name,
             "self",
-            "hooked on a CPU: attention of STANDALONE's draft model",
+            "hooked on a CPU: attention of a head that drafts",
         )
         for name in ("create_decode_backend", "create_draft_extend_backend")
     ),
@@ -287,6 +287,11 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         _SRT + "layers.vocab_parallel_embedding.get_masked_input_and_mask",
         None,
         "hooked on a CPU: tensor-parallel ranks without a C++ compiler",
+    ),
+    row(
+        _SRT + "speculative.spec_utils._select_top_k_tokens_later",
+        None,
+        "hooked on a CPU: heads without a C++ compiler",
     ),
     row(
         _SRT + "distributed.parallel_state.init_model_parallel_group",

@@ -1,4 +1,4 @@
-"""The forwards of SGLang's own draft model: each sees the cached text and the chain so far, and writes behind it."""
+"""The forwards of SGLang's own draft model: each branch sees the cached text and its own tokens so far, and writes behind them."""
 
 from types import SimpleNamespace
 
@@ -10,8 +10,9 @@ pytest.importorskip("sglang")
 from sglang_patches.cpu.attention import attend  # noqa: E402
 from sglang_patches.cpu.draft_steps import CpuDraftSteps  # noqa: E402
 
-HEADS, DIM, CONTEXT, STEPS = 2, 16, 40, 4
+HEADS, DIM, CONTEXT, STEPS = 2, 16, 48, 4
 LENGTHS = [7, 30, 12]
+REQUESTS = [2, 0, 1]
 
 
 @pytest.fixture
@@ -26,43 +27,54 @@ def runner():
     )
 
 
+@pytest.fixture(params=[1, 2, 4])
+def branches(request):
+    return request.param
+
+
 @pytest.fixture
-def batch(runner):
-    requests = torch.tensor([2, 0, 1])
+def own(runner, branches):
+    """Slots of each branch, [branches of all requests, STEPS]: those behind a request's text, branch after branch."""
     table = runner.req_to_token_pool.req_to_token
-    own = [
-        table[row, length : length + STEPS] for row, length in zip(requests.tolist(), LENGTHS, strict=True)
+    behind = [
+        table[row, length : length + branches * STEPS] for row, length in zip(REQUESTS, LENGTHS, strict=True)
     ]
-    return SimpleNamespace(
-        req_pool_indices=requests, seq_lens=torch.tensor(LENGTHS), out_cache_loc=torch.cat(own).long()
+    return torch.cat(behind).long().view(-1, STEPS)
+
+
+@pytest.fixture
+def steps(runner, branches, own):
+    batch = SimpleNamespace(
+        req_pool_indices=torch.tensor(REQUESTS), seq_lens=torch.tensor(LENGTHS), out_cache_loc=own.flatten()
     )
-
-
-def test_each_step_sees_the_text_and_the_chain_so_far(runner, batch):
-    """Against a softmax over the slots of that many tokens, written out per request."""
-    slots = runner.token_to_kv_pool.size + 1
-    keys, values = torch.randn(slots, HEADS, DIM), torch.randn(slots, HEADS, DIM)
-    query = torch.randn(len(LENGTHS), HEADS, DIM)
-    steps = CpuDraftSteps(runner, 1, STEPS)
+    steps = CpuDraftSteps(runner, branches, STEPS)
     steps.init_forward_metadata(batch)
     assert len(steps.attn_backends) == STEPS - 1
-    for step, attention in enumerate(steps.attn_backends):
+    return steps.attn_backends
+
+
+def test_each_step_sees_the_text_and_its_branch_so_far(runner, branches, own, steps):
+    """Against a softmax over the slots of that many tokens, written out per branch."""
+    slots = runner.token_to_kv_pool.size + 1
+    keys, values = torch.randn(slots, HEADS, DIM), torch.randn(slots, HEADS, DIM)
+    query = torch.randn(len(own), HEADS, DIM)
+    for step, attention in enumerate(steps):
         (group,) = attention.plan
-        found = attend(query, keys, values, group, 1.0).view(len(LENGTHS), HEADS, DIM)
-        for at, (row, length) in enumerate(zip(batch.req_pool_indices, LENGTHS, strict=True)):
-            seen = runner.req_to_token_pool.req_to_token[row, : length + step + 1].long()
+        found = attend(query, keys, values, group, 1.0).view(len(own), HEADS, DIM)
+        for at in range(len(own)):
+            row, length = REQUESTS[at // branches], LENGTHS[at // branches]
+            text = runner.req_to_token_pool.req_to_token[row, :length].long()
+            seen = torch.cat([text, own[at, : step + 1]])
             scores = torch.einsum("hd,khd->hk", query[at], keys[seen])
             expected = torch.einsum("hk,khd->hd", scores.softmax(-1), values[seen])
             torch.testing.assert_close(found[at], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_each_step_writes_behind_the_one_before(runner, batch):
-    steps = CpuDraftSteps(runner, 1, STEPS)
-    steps.init_forward_metadata(batch)
-    written = torch.stack([attention.write_loc.loc for attention in steps.attn_backends], 1)
-    assert written.tolist() == batch.out_cache_loc.view(-1, STEPS)[:, :-1].tolist()
+def test_each_step_writes_behind_the_one_before(own, steps):
+    written = torch.stack([attention.write_loc.loc for attention in steps], 1)
+    assert written.tolist() == own[:, :-1].tolist()
 
 
-def test_trees_are_refused_by_the_flag(runner):
-    with pytest.raises(NotImplementedError, match="--speculative-eagle-topk 1, not 4"):
-        CpuDraftSteps(runner, 4, STEPS)
+def test_sglang_s_table_of_slots_stays(runner, own, steps):
+    table = torch.manual_seed(1) and torch.randperm(len(LENGTHS) * CONTEXT) + 1
+    assert runner.req_to_token_pool.req_to_token.flatten().tolist() == table.tolist()

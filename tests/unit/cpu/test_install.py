@@ -56,6 +56,12 @@ operators.assign_extend_cache_locs_cpu(torch.tensor([1, 0]), table, torch.tensor
 seen["slots"] = slots.tolist()
 HookRegistry.apply_hooks()
 seen["hooks"] = [sorted(set(HookRegistry._hooks) - HookRegistry._patched), len(HookRegistry._hooks)]
+from sglang.srt.layers.vocab_parallel_embedding import get_masked_input_and_mask
+from sglang.srt.speculative.spec_utils import select_top_k_tokens
+best = torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([[3, 4], [5, 6]])
+tokens, *_ = select_top_k_tokens(1, *best, None, torch.tensor([[0.7, 0.3]]), 2)
+part, _ = get_masked_input_and_mask(torch.tensor([5, 6]), 5, 9, 0, 9, 9)
+seen["eager"] = [tokens.tolist(), part.tolist(), dict(torch._dynamo.utils.counters["frames"])]
 print(json.dumps(seen))
 """
 
@@ -80,7 +86,11 @@ def test_operators_run_through_the_torch_namespace(installed):
 
 
 def test_every_hook_finds_its_target(installed):
-    assert installed["hooks"] == [[], 15]
+    assert installed["hooks"] == [[], 16]
+
+
+def test_nothing_is_compiled(installed):
+    assert installed["eager"] == [[3, 4], [0, 1], {}]
 
 
 def test_operators_are_for_those_who_ask_for_a_cpu():

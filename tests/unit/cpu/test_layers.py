@@ -190,11 +190,3 @@ def test_bfloat16_in_software_is_said_once(monkeypatch, caplog):
     finally:
         packed_weights.can_pack.cache_clear()
     assert ["--dtype float32" in record.message for record in caplog.records] == [True]
-
-
-def test_a_rank_s_part_of_the_vocabulary_needs_no_compiler():
-    def compiler(graph, inputs):
-        raise AssertionError("compiled")
-
-    stock = torch.compile(lambda tokens, first: tokens - first, backend=compiler)
-    assert layers.masked_input(stock, torch.tensor([5, 6]), 5).tolist() == [0, 1]
