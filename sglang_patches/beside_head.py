@@ -28,6 +28,7 @@ _ALGORITHM = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm."
 # Settings of SGLang's heads, and the one value that their trees can be united with.
 _SUPPORTED = {
     "speculative_adaptive": False,
+    "speculative_use_block_verification": False,
     "speculative_use_rejection_sampling": False,
     # The target's own draws decide, never a threshold.
     "speculative_accept_threshold_single": 1.0,
@@ -44,8 +45,12 @@ def register(worker_class: Callable[[Method], type]) -> None:
     worker_class: makes the scheduler's process ready and returns the class of its worker.
     """
 
-    def after_handling(result: None, algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> None:
-        if load_options().beside_head == "on":
+    def around_handling(original: Callable, algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> None:
+        asked = load_options().beside_head == "on"
+        if asked:
+            _refuse_others(algorithm.name)  # before SGLang asks for flags that would not help
+        original(algorithm, server_args)
+        if asked:
             _resolve(algorithm.name, server_args)
 
     def around_worker(original: Callable, algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
@@ -53,18 +58,21 @@ def register(worker_class: Callable[[Method], type]) -> None:
             return worker_class(HEADS[algorithm.name])
         return original(algorithm, server_args)
 
-    hooks.register({_ALGORITHM + "handle_server_args": after_handling}, HookType.AFTER)
-    hooks.register({_ALGORITHM + "create_worker": around_worker}, HookType.AROUND)
+    around = {"handle_server_args": around_handling, "create_worker": around_worker}
+    hooks.register({_ALGORITHM + name: hook for name, hook in around.items()}, HookType.AROUND)
 
 
-def _resolve(algorithm: str, server_args: ServerArgs) -> None:
-    """Refuses settings that cannot work, by name, and widens the verified tree. SGLang has resolved the head's settings."""
+def _refuse_others(algorithm: str) -> None:
     if algorithm not in HEADS:
         raise ValueError(
             f"{FLAG}: --speculative-algorithm {algorithm} is not supported, only {', '.join(HEADS)}"
         )
     if not host.HEADS:
         raise ValueError(f"{FLAG}: SGLang {INSTALLED} has no place for it")
+
+
+def _resolve(algorithm: str, server_args: ServerArgs) -> None:
+    """Refuses settings that cannot work, by name, and widens the verified tree. SGLang has resolved the head's settings."""
     refuse_drift()
     load_options().access()
     refuse_settings(f"{algorithm} with {FLAG}", server_args, _SUPPORTED)

@@ -100,7 +100,6 @@ def _register_algorithms() -> None:
 
 def _register_heads() -> None:
     from sglang_patches import beside_head
-    from sglang_patches.host.versions import host
 
     def worker(method: Method) -> type:
         from sglang_patches.head.worker import HeadWorker
@@ -108,8 +107,7 @@ def _register_heads() -> None:
         _prepare_decoding()
         return HeadWorker.of(method)
 
-    if host.HEADS:
-        beside_head.register(worker)
+    beside_head.register(worker)
 
 
 def register_method(method: Method) -> None:

@@ -53,6 +53,16 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "base of our algorithm object",
     ),
     row(
+        _SRT + "speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
+        "self server_args",
+        "hooked: retrieval beside a head",
+    ),
+    row(
+        _SRT + "speculative.spec_info.SpeculativeAlgorithm.create_worker",
+        "self server_args",
+        "hooked: retrieval beside a head",
+    ),
+    row(
         _SRT + "speculative.spec_registry.CustomSpecAlgo.handle_server_args", "self server_args", "overridden"
     ),
     # The first step on a decode instance

@@ -63,16 +63,6 @@ _INPUTS = "sglang.srt.speculative.eagle_info."
 # What retrieval beside a head takes of SGLang.
 HEAD_ROWS = (
     row(
-        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args",
-        "self server_args",
-        "hooked: retrieval beside a head",
-    ),
-    row(
-        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
-        "self server_args",
-        "hooked: retrieval beside a head",
-    ),
-    row(
         "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.__init__",
         "self server_args gpu_id nccl_port target_worker",
         _HEAD,
