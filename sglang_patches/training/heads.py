@@ -54,23 +54,30 @@ class Told:
 def train_shown(model: Path, texts: Sequence[Text], out: Path, epochs: int, console: Console) -> None:
     """Trains a head into the folder, with a progress line and the hits at the end."""
     with bars(console) as shown:
-        task = shown.add_task("training steps", total=None, note="the model reads its answers")
+        reading = shown.add_task("the model reads its answers", total=len(texts), note="")
+        task = shown.add_task("training steps", total=None, note="")
 
         def told(step: Told) -> None:
             shown.update(task, completed=step.step, total=step.steps, note=f"loss {step.loss:.2f}")
 
-        hits = train_head(model, texts, out, epochs, told)
+        hits = train_head(model, texts, out, epochs, told, lambda: shown.advance(reading))
     by_step = ", ".join(f"{share:.0%}" for share in hits)
     console.print(f"of held-out tokens the head says rightly, by step of a draft: {by_step}")
 
 
 def train_head(
-    model: Path, texts: Sequence[Text], out: Path, epochs: int, told: Callable[[Told], None]
+    model: Path,
+    texts: Sequence[Text],
+    out: Path,
+    epochs: int,
+    told: Callable[[Told], None],
+    has_read: Callable[[], object] = lambda: None,
 ) -> list[float]:
     """Writes a head for the model into the folder `out`. Returns the share of held-out tokens that each step of a draft says rightly
     behind the right text. Raises ValueError for a model that is no Llama, or too few answers.
 
     told: is called after each step.
+    has_read: is called after each text that the model has read, before the first step.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -80,7 +87,7 @@ def train_head(
     target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     torch.manual_seed(0)
     layers = read_layers(target.config.num_hidden_layers)
-    read = list(_read(target, texts, layers))
+    read = list(read_texts(target, texts, layers, has_read))
     if len(read) < 2:
         raise ValueError(
             f"answers: {len(read)} of more than {SHOWN} tokens, give at least 2: some are held out"
@@ -96,14 +103,22 @@ def train_head(
 
 
 @torch.no_grad()  # what autograd may save, unlike inference mode's tensors
-def _read(target, texts: Sequence[Text], layers: Sequence[int]) -> Iterator[Read]:
+def read_texts(
+    target, texts: Sequence[Text], layers: Sequence[int], has_read: Callable[[], object]
+) -> Iterator[Read]:
+    """The texts as the target reads them, without those of too few tokens to train on.
+
+    target: a Llama of transformers.
+    layers: numbers of layers below the states.
+    has_read: is called after each text.
+    """
     for prompt, answer in texts:
         tokens = torch.tensor([*prompt, *answer][:LONGEST])
-        if len(tokens) < len(prompt) + SHOWN + 1:
-            continue
-        out = target(tokens[None], output_hidden_states=True, use_cache=False, logits_to_keep=1)
-        states = torch.cat([out.hidden_states[layer][0] for layer in layers], -1)
-        yield Read(tokens, states, out.hidden_states[-1][0], len(prompt))
+        if len(tokens) > len(prompt) + SHOWN:
+            out = target(tokens[None], output_hidden_states=True, use_cache=False, logits_to_keep=1)
+            states = torch.cat([out.hidden_states[layer][0] for layer in layers], -1)
+            yield Read(tokens, states, out.hidden_states[-1][0], len(prompt))
+        has_read()
 
 
 def _frequent(read: Sequence[Read], vocabulary: int) -> torch.Tensor:
