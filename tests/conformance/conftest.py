@@ -177,8 +177,8 @@ def spelling_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def draft_model(method, draft, spelling_model, tmp_path_factory) -> Path | None:
     """For a method that drafts with one. Nobody loads that of a draft which lies."""
-    if method.name == "EAGLE3":
-        return train_tiny_head(spelling_model, tmp_path_factory.mktemp("head"))
+    if method.name in ("EAGLE", "EAGLE3"):
+        return train_tiny_head(method.name, spelling_model, tmp_path_factory.mktemp("head"))
     if not method.draft_process and method.name not in HEADS:
         return None
     agreement = AGREEMENTS.get(draft, 1)

@@ -30,6 +30,12 @@ def write_spelling_model(
 ) -> Path:
     """Saves a model whose tokens are characters: it can spell JSON. Deterministic. characters: in the order of their tokens.
     vocabulary: rows of its embedding, 0 for one a token. context: tokens that it can read."""
+    write_spelling_tokenizer(folder, characters)
+    return _save_model(folder, vocabulary or 2 + len(characters), context)
+
+
+def write_spelling_tokenizer(folder: Path, characters: str = CHARACTERS) -> None:
+    """Saves a tokenizer whose tokens are characters, in this order."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = {"<s>": 0, "</s>": 1}
@@ -41,7 +47,6 @@ def write_spelling_model(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     _save_tokenizer(folder, tokenizer, bos_token="<s>", eos_token="</s>", chat_template=CHAT_TEMPLATE)
-    return _save_model(folder, vocabulary or 2 + len(characters), context)
 
 
 def texts_of(folder: Path, count: int, length: int) -> list[list[int]]:

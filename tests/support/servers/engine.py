@@ -25,7 +25,14 @@ START_SECONDS = 600.0
 DEVICE = os.environ.get("DEVICE") or "cpu"  # of every server: cpu or cuda
 CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 CPU_FLAGS = ("--attention-backend", "specstore_cpu", "--sampling-backend", "pytorch")
-ARCHITECTURES = {"llama", "llama_eagle3"}  # SGLang's modules for every model the tests and benchmarks start
+ARCHITECTURES = {
+    "llama",
+    "llama_eagle",
+    "llama_eagle3",
+    "mimo",
+    "mimo_mtp",
+    "qwen2",
+}  # SGLang's modules for every model the tests and benchmarks start
 HEAD_STEPS = 3  # tokens that a head drafts beside retrieval
 
 
@@ -45,7 +52,7 @@ def one_architecture() -> dict[str, str]:
 class ServerSpec:
     """One SGLang configuration. algorithm: None for plain decoding. nodes: drafted tokens a step; a chain with one of SGLang's heads alone.
     draft: its weights, or the model of a draft process. flags: further command-line words. beside_head: whether retrieval stands beside
-    the head, which then drafts HEAD_STEPS tokens."""
+    the head, which then drafts HEAD_STEPS tokens deep. branches: of the head's trees, 1 for chains."""
 
     name: str
     model: Path
@@ -59,6 +66,7 @@ class ServerSpec:
     max_total_tokens: int = 32768
     overlap: bool = True
     beside_head: bool = False
+    branches: int = 1
 
     def command(self, port: int) -> list[str]:
         words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)]
@@ -80,20 +88,20 @@ class ServerSpec:
         if self.algorithm == "NGRAM":
             return [*words, *rows]
         if self.algorithm in HEADS and not self.beside_head:
-            return [*words, *_chain(self.nodes)]
+            return [*words, *_head(self.nodes)]
         words += ["--specstore-nodes", str(self.nodes)]
         if self.beside_head:
-            words += ["--specstore-beside-head", *_chain(HEAD_STEPS)]
+            words += ["--specstore-beside-head", *_head(HEAD_STEPS, self.branches)]
         # One GPU is enough: the draft model shares the target's.
         method = METHODS.get(self.algorithm)
         shares = DEVICE != "cpu" and self.draft and method and not method.draft_device
         return [*words, *(["--specstore-draft-device", f"{DEVICE}:0"] if shares else [])]
 
 
-def _chain(steps: int) -> list[str]:
-    """SGLang's flags of a head that drafts a chain of so many tokens."""
-    words = ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1"]
-    return [*words, "--speculative-num-draft-tokens", str(steps + 1)]
+def _head(steps: int, branches: int = 1) -> list[str]:
+    """SGLang's flags of a head that drafts so many tokens deep."""
+    words = ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(branches)]
+    return [*words, "--speculative-num-draft-tokens", str(branches * steps + 1)]
 
 
 class StreamFailedError(requests.RequestException):
