@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import pytest
 
-from sglang_patches.methods.registry import METHODS
+from sglang_patches.methods.registry import ALGORITHMS, HEADS, METHODS
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import SglangServer, draft_processes, running
 from tests.support.servers.metrics import metric
 from tests.support.system import require
 from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_exits import train_tiny_exits
+from tests.support.tiny_head import train_tiny_head
 from tests.support.tiny_model import texts_of, write_spelling_model
 from tests.waiting import eventually
 
@@ -30,15 +31,18 @@ FLAGS = ("--tp", str(RANKS), "--context-length", "512", "--enable-metrics")
 TOKENS = 48
 GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
 SAMPLED = {"temperature": 1.0, "max_new_tokens": TOKENS, "ignore_eos": True}
-SHORT = {("SSSD", True), ("SPECSTORE", False)}  # method, overlap scheduling
+# Algorithm, overlap scheduling. SGLang has none for heads on a CPU.
+SHORT = {("SSSD", True), ("SPECSTORE", False), ("EAGLE3", False)}
 CASES = [
     pytest.param(
-        (method, overlap),
-        id=f"{method}-{'overlap' if overlap else 'in-turn'}",
-        marks=() if (method, overlap) in SHORT else pytest.mark.long,
+        (name, overlap),
+        id=f"{name}-{'overlap' if overlap else 'in-turn'}",
+        marks=() if (name, overlap) in SHORT else pytest.mark.long,
     )
-    for method in METHODS
-    for overlap in (True, False)
+    for name, overlap in [
+        *((method, overlap) for method in METHODS for overlap in (True, False)),
+        *((head, False) for head in ("EAGLE3", "STANDALONE")),
+    ]
 ]
 
 
@@ -105,10 +109,13 @@ def answers(server: SglangServer, prompts: list[list[int]]) -> list[list[int]]:
 def served(request, expected, model, draft, logs, tmp_path_factory) -> Iterator[Served]:
     """expected: its server is over by now."""
     (name, overlap), folder = request.param, tmp_path_factory.mktemp("ranks")
-    method, environment = METHODS[name], {"PYTHONPATH": PATH, "SPECSTORE_RANKS_FOLDER": str(folder)}
+    method, environment = ALGORITHMS[name], {"PYTHONPATH": PATH, "SPECSTORE_RANKS_FOLDER": str(folder)}
     if method.early_exit:
         environment["SPECSTORE_EARLY_EXIT"] = str(train_tiny_exits(model, folder / "exits.safetensors"))
-    settings = {"algorithm": name, "overlap": overlap, "draft": draft if method.draft_process else None}
+    settings = {"algorithm": name, "overlap": overlap, "beside_head": name in HEADS}
+    settings["draft"] = draft if method.draft_process or name == "STANDALONE" else None
+    if name == "EAGLE3":
+        settings["draft"] = train_tiny_head(name, model, tmp_path_factory.mktemp("head"))
     with running(spec(f"{name}-{overlap}", model, environment, **settings), logs) as server:
         yield Served(name, server, folder)
 
@@ -132,7 +139,7 @@ def test_all_ranks_commit_the_same_sampled_tokens(served, prompts):
 
 def test_one_rank_drafts_and_counts(served, prompts):
     """Overlap scheduling runs a step more than a request needs."""
-    drafting = METHODS[served.method].draft_process
+    drafting = ALGORITHMS[served.method].draft_process
     assert len(draft_processes(served.server)) == metric(served.server.url, "specstore_draft_up") == drafting
     log = served.server.log.read_text()
     assert log.count(f"specstore: {served.method}, ") == 1
