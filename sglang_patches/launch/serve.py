@@ -45,7 +45,7 @@ CPU_FLAGS = (
     *("--max-total-tokens", "16384", "--max-running-requests", "8"),
 )
 
-# A head drafts chains on a CPU; SGLang's own choice for a Llama is a tree.
+# A chain, as measured on a CPU. SGLang's own choice for a Llama is a tree of many rows.
 CPU_HEAD_FLAGS = (
     *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
 )
@@ -128,6 +128,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     )
     _check_draft_model(settings)
     _check_early_exit(settings)
+    if settings.role:
+        refuse_split_head(settings)
     return settings
 
 
@@ -135,6 +137,11 @@ def _check_draft_model(settings: Settings) -> None:
     if settings.draft_model and not settings.takes_draft_model:
         raise SettingsError(
             f"DRAFT_MODEL={settings.draft_model!r}: ALGORITHM={settings.algorithm} drafts without a model, leave it out"
+        )
+    if settings.has_head and not settings.needs_draft_model and not settings.model:
+        raise SettingsError(
+            f"MODEL='': ALGORITHM={settings.algorithm} drafts with what MODEL was trained with, and the demo model has no such head; "
+            "EAGLE3 trains it one"
         )
     if settings.needs_draft_model and settings.model and not settings.draft_model:
         raise SettingsError(
@@ -150,6 +157,14 @@ def _check_early_exit(settings: Settings) -> None:
     if settings.needs_early_exit and settings.model and not settings.early_exit:
         raise SettingsError(
             f"EARLY_EXIT='': ALGORITHM={settings.algorithm} reads MODEL's early exit, make one with python -m sglang_patches.training exits"
+        )
+
+
+def refuse_split_head(settings: Settings) -> None:
+    """Raises `SettingsError` for a head in instances that share a request: its states would have to move with the KV cache."""
+    if settings.has_head:
+        raise SettingsError(
+            f"ALGORITHM={settings.algorithm}: a head with retrieval beside it runs in one instance, give one of {', '.join(METHODS)}"
         )
 
 

@@ -47,6 +47,7 @@ def router_part(port: int, prefills: Mapping[int, int], decodes: Iterable[int]) 
 
 def sizes(settings: Settings) -> tuple[int, int]:
     """How many prefill and decode instances; raises `SettingsError` for settings that cannot be split."""
+    serve.refuse_split_head(settings)
     if settings.datastore == "embedded":
         raise SettingsError(
             "DATASTORE='embedded': instances cannot share an embedded datastore, give grpc or the address of a running one"

@@ -156,6 +156,20 @@ def test_a_head_of_a_model_of_ones_own_must_be_given():
         settings(ALGORITHM="EAGLE3", MODEL="m")
 
 
+@pytest.mark.parametrize("name", ["EAGLE", "NEXTN"])
+def test_the_demo_model_has_one_kind_of_head(name):
+    with pytest.raises(
+        SettingsError, match=f"^MODEL='': ALGORITHM={name} .* the demo model has no such head"
+    ):
+        settings(ALGORITHM=name)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_head_has_no_role(role):
+    with pytest.raises(SettingsError, match="^ALGORITHM=EAGLE3: a head .* runs in one instance"):
+        settings(ALGORITHM="eagle3", ROLE=role)
+
+
 @pytest.mark.parametrize("algorithm", ["SSSD", "NGRAM", "NONE"])
 def test_a_draft_that_nobody_would_use_is_refused(algorithm):
     with pytest.raises(

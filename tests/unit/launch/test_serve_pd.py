@@ -8,6 +8,7 @@ import pytest
 from sglang_patches.launch import serve_pd
 from sglang_patches.launch.router import read_groups
 from sglang_patches.launch.serve import SettingsError, engine_command, engine_environment, read_settings
+from sglang_patches.methods.registry import HEADS
 from tests.unit.launch.test_serve import flag
 
 CHECKOUT = Path(__file__).parents[3]
@@ -72,6 +73,13 @@ def test_everything_starts_the_router_in_one_way():
 def test_a_bad_number_of_instances_is_refused_by_name(value):
     with pytest.raises(SettingsError, match="^DECODES="):
         serve_pd.count({"DECODES": value}, "DECODES")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_is_not_split(name):
+    asked = read_settings({"ALGORITHM": name, "MODEL": "m", "DRAFT_MODEL": "d", "DEVICE": "cpu"})
+    with pytest.raises(SettingsError, match=f"^ALGORITHM={name}: a head .* runs in one instance"):
+        serve_pd.run(asked, [])
 
 
 def test_an_embedded_datastore_cannot_be_shared():
