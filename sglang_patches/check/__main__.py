@@ -40,7 +40,8 @@ def main(
     everything: Annotated[
         bool,
         typer.Option(
-            "--all", help="Every method, also sampled, with its draft process killed, and tokens a second."
+            "--all",
+            help="Every method, or the head that the flags name: also sampled, with a draft process killed, and tokens a second.",
         ),
     ] = False,
     out: Annotated[
@@ -65,7 +66,9 @@ def main(
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specstore-check-")))
         _set_environment(device, folder / "caches" if out else None)
         setup = Setup(model, device, tokens, tuple(context.args))
-        if everything and setup.asked_method:
+        if setup.lacks_head:
+            raise typer.BadParameter(f"{setup.method} needs --speculative-draft-model-path")
+        if everything and setup.asked_method and not setup.has_head:
             raise typer.BadParameter("--all checks every method: leave out --speculative-algorithm")
         try:
             results = Results(folder, setup.about())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sglang_patches.check.results import OK
@@ -29,6 +29,7 @@ class Answers:
     """Answers of one engine to the same prompts, perhaps several rounds of them; lists by answer, with the fields of `Answer`.
 
     tokens_per_step: of all answers, after the first token of each, which is the prefill's.
+    accepted: drafted tokens in the answers, by who proposed them.
     """
 
     dtype: str
@@ -37,6 +38,7 @@ class Answers:
     logprobs: list[list[float]]
     margins: list[list[float]]
     tokens_per_step: float
+    accepted: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)

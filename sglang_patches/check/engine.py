@@ -86,7 +86,17 @@ def summary(answers: Sequence[dict], engine: Engine) -> dict:
         "logprobs": [[token[0] for token in info.get("output_token_logprobs", ())] for info in infos],
         "margins": [[first[0] - second[0] for first, second in top] for top in tops],
         "tokens_per_step": tokens_per_step(infos),
+        "accepted": _accepted(infos),
     }
+
+
+def _accepted(infos: Sequence[dict]) -> dict[str, int]:
+    """Drafted tokens in the answers, by who proposed them; empty for plain decoding."""
+    total: dict[str, int] = {}
+    for info in infos:
+        for source, count in info.get("specstore", {}).get("accepted", {}).items():
+            total[source] = total.get(source, 0) + count
+    return total
 
 
 def tokens_per_step(infos: Sequence[dict]) -> float:

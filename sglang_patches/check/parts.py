@@ -16,7 +16,8 @@ from sglang_patches.check.pinned import SEED
 from sglang_patches.check.results import OK, Result, Results, host_table
 from sglang_patches.check.setup import PLAIN, Setup
 from sglang_patches.demo.corpus import PROMPTS as SPEED_PROMPTS
-from sglang_patches.methods.registry import METHODS
+from sglang_patches.ledger.usage import HEAD, source_name
+from sglang_patches.methods.registry import HEADS, METHODS
 
 PROMPTS = (
     "The days of the week are Monday, Tuesday, Wednesday, Thursday,",
@@ -73,6 +74,11 @@ def engine_parts(setup: Setup, results: Results, engines: Engines, everything: b
     asked = _Asked(setup, results, engines)
     if not everything:
         return [*asked.greedy(PLAIN), *asked.greedy(setup.method)]
+    if setup.has_head:
+        return _one_after_another(
+            [part for who in (PLAIN, setup.method) for part in (*asked.greedy(who), asked.sampled(who))]
+            + [asked.speed(who) for who in (PLAIN, setup.method)]
+        )
     parts = [*asked.greedy(PLAIN), asked.sampled(PLAIN)]
     for method in FIRST:
         parts += [*asked.greedy(method), asked.sampled(method)]
@@ -80,6 +86,11 @@ def engine_parts(setup: Setup, results: Results, engines: Engines, everything: b
     parts += [asked.speed(method) for method in TIMED]
     for method in LAST:
         parts += [*asked.greedy(method), asked.sampled(method)]
+    return _one_after_another(parts)
+
+
+def _one_after_another(parts: Sequence[Part]) -> list[Part]:
+    """The parts of each engine together."""
     places = list(dict.fromkeys(part.engine for part in parts))
     return sorted(parts, key=lambda part: places.index(part.engine))
 
@@ -140,8 +151,8 @@ class _Asked:
         if method == PLAIN:
             return Result(OK, data=_summary(ours))
         state, margins = compare(self._plain(kind), ours, margin)
-        if state.startswith(OK) and ours.tokens_per_step <= 1:
-            state = f"no drafted token was accepted ({ours.tokens_per_step:.2f} tokens a step)"
+        if state.startswith(OK):
+            state = _drafts_in_vain(method, ours) or state
         return Result(state, data=_summary(ours) | {"margins": margins})
 
     def _plain(self, kind: str) -> Answers:
@@ -166,8 +177,18 @@ def _needs(method: str, kind: str) -> tuple[str, ...]:
     return (f"{method}: start", *(() if method == PLAIN else (f"{PLAIN}: {kind}",)))
 
 
+def _drafts_in_vain(method: str, ours: Answers) -> str | None:
+    """Says whose drafts were never accepted, None if all are now and then."""
+    if ours.tokens_per_step <= 1:
+        return f"no drafted token was accepted ({ours.tokens_per_step:.2f} tokens a step)"
+    if method in HEADS and not ours.accepted.get(source_name(HEAD)):
+        return "no token of the head was accepted: it may be another model's"
+    return None
+
+
 def _summary(answers: Answers) -> dict:
-    return {"answers": len(answers), "tokens_per_step": answers.tokens_per_step}
+    told = {"answers": len(answers), "tokens_per_step": answers.tokens_per_step}
+    return told | ({"accepted": answers.accepted} if answers.accepted else {})
 
 
 def _told(found: dict, plain: dict | None) -> str:

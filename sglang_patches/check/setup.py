@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sglang_patches.early_exit.fingerprint import model_fingerprint
-from sglang_patches.methods.registry import DEFAULT, METHODS
+from sglang_patches.methods.registry import DEFAULT, HEADS, METHODS
 
 PLAIN = "plain"  # in the place of a method's name
 DRAFTING = ("--speculative-", "--specstore-")  # flags that begin so
@@ -43,6 +43,17 @@ class Setup:
         """The one that is checked where not all are."""
         return self.asked_method or DEFAULT
 
+    @property
+    def has_head(self) -> bool:
+        """Whether a head of the model drafts, and retrieval beside it."""
+        return self.method in HEADS
+
+    @property
+    def lacks_head(self) -> bool:
+        """Whether SGLang needs the path of a head and the flags have none."""
+        path = value_of(self.flags, "--speculative-draft-model-path")
+        return self.has_head and HEADS[self.method].needs_draft_model and not path
+
     def engine_flags(self, method: str, target: Path, early_exit: Path | None) -> list[str]:
         """The words of an engine. early_exit: file for a method that reads one and has none by its flags. Where no draft model is
         given, the model that is checked drafts."""
@@ -54,6 +65,8 @@ class Setup:
         words += ["--speculative-algorithm", method]
         known = METHODS.get(method)  # another plugin's method has what its flags say
         own = without(self.flags, ("--speculative-algorithm",))
+        if method in HEADS:
+            return [*words, "--specstore-beside-head", *own]
         if known is None:
             return words + own
         if not known.draft_process:

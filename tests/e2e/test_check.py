@@ -16,6 +16,7 @@ import pytest
 from sglang_patches.check.__main__ import CACHES
 from sglang_patches.check.parts import LAST
 from sglang_patches.methods.registry import METHODS
+from tests.support.tiny_head import train_tiny_head
 from tests.support.tiny_model import write_spelling_model
 
 WRONG_PLUGIN, WRONG_METHOD = Path(__file__).parent / "wrong_plugin", "DUO"
@@ -72,9 +73,9 @@ def wrong_of(states: dict[str, str]) -> dict[str, str]:
 class Check:
     """`check --all`, whose engines are forked."""
 
-    def __init__(self, model: Path, out: Path) -> None:
+    def __init__(self, model: Path, out: Path, *flags: str) -> None:
         self._command = [sys.executable, "-m", "tests.support.forked_check", "--device", "cpu", "--all"]
-        self._command += ["--model", str(model), "--tokens", "24", "--out", str(out), *FLAGS]
+        self._command += ["--model", str(model), "--tokens", "24", "--out", str(out), *FLAGS, *flags]
 
     def run(self, stopped_at: str = "", **variables: str) -> tuple[int, dict[str, str], list[str]]:
         """Status, the table's states, and the parts that began. stopped_at: the part at whose beginning it is told to end."""
@@ -163,3 +164,27 @@ def test_one_file_has_the_results_and_what_they_belong_to(checked):
 def test_compiled_kernels_go_to_the_folder(checked):
     *_, out = checked
     assert (out / "caches" / "flashinfer").is_dir()  # FlashInfer makes it when it is imported
+
+
+def test_a_head_is_checked_with_retrieval_beside_it(tmp_path):
+    model, head, out = (tmp_path / name for name in ("model", "head", "out"))
+    head.mkdir()
+    write_spelling_model(model)
+    train_tiny_head("EAGLE3", model, head)
+    flags = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head)]
+    chain = [
+        "--speculative-num-steps",
+        "3",
+        "--speculative-eagle-topk",
+        "1",
+        "--speculative-num-draft-tokens",
+        "4",
+    ]
+    status, states, _ = Check(model, out, *flags, *chain).run()
+    rows = ["start", "greedy answers", "sampled answers", "tokens a second"]
+    assert list(states) == [*KERNELS, *(f"{who}: {row}" for who in ("plain", "EAGLE3") for row in rows)]
+    assert (status, wrong_of(states)) == (0, {})
+    found = {row["check"]: row["data"] for row in json.loads((out / "results.json").read_text())["rows"]}
+    for kind in ("greedy answers", "sampled answers"):
+        accepted = found[f"EAGLE3: {kind}"]["accepted"]
+        assert accepted.pop("head") > 0 < sum(accepted.values())

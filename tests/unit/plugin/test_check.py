@@ -122,6 +122,20 @@ def test_methods_have_what_they_need_and_what_is_given(gpus):
     assert "--specstore-early-exit" not in words("SAGUARO")
 
 
+def test_a_head_has_retrieval_beside_it_and_what_is_given(gpus):
+    flags = "--speculative-draft-model-path head --speculative-num-steps 3"
+    asked = f"--speculative-algorithm EAGLE3 {flags}"
+    assert (
+        words("EAGLE3", asked)[4:]
+        == f"--speculative-algorithm EAGLE3 --specstore-beside-head {flags}".split()
+    )
+    assert words(PLAIN, f"{asked} --specstore-beside-head --tp 2")[4:] == ["--tp", "2"]
+    assert setup(asked).has_head and not setup(asked).lacks_head
+    assert setup("--speculative-algorithm STANDALONE").lacks_head
+    assert not setup("--speculative-algorithm NEXTN").lacks_head  # the target's own layers
+    assert not setup().has_head
+
+
 def test_a_draft_model_shares_the_only_gpu(gpus):
     device = "--specstore-draft-device"
     assert device not in words("SAGUARO")
@@ -153,6 +167,13 @@ def test_all_methods_are_asked_and_an_engine_is_started_once(results):
         ]
         assert len(changes) == len(set(changes)) == starts
         assert {*METHODS, PLAIN} <= set(engines)
+
+
+def test_a_head_is_asked_in_the_place_of_all_methods(results):
+    asked = setup("--speculative-algorithm EAGLE3 --speculative-draft-model-path head", device="cpu")
+    parts = engine_parts(asked, results, Engines(results.folder), everything=True)
+    rows = ["start", "greedy answers", "sampled answers", "tokens a second"]
+    assert [part.name for part in parts] == [f"{who}: {row}" for who in (PLAIN, "EAGLE3") for row in rows]
 
 
 def test_what_a_part_needs_comes_before_it(results):
@@ -238,6 +259,26 @@ def test_a_method_that_accepts_no_draft_is_named(results):
     assert "no drafted token was accepted (1.00" in results.rows["SSSD: greedy answers"].state
     logprobs = {name: arguments["logprobs"] for name, _, arguments in engines.asked}
     assert logprobs == {"plain": True, "SSSD": False}  # a method is asked as it is served
+
+
+@pytest.mark.parametrize(
+    ("accepted", "state"),
+    [
+        ({"head": 2, "live": 3}, "ok"),
+        ({"live": 3}, "no token of the head was accepted: it may be another model's"),
+    ],
+)
+def test_a_head_of_which_nothing_is_accepted_is_named(results, accepted, state):
+    said = SAID | {"tokens_per_step": 2.0}
+    engines = Scripted(plain=said, EAGLE3=said | {"accepted": accepted})
+    asked = setup("--speculative-algorithm EAGLE3 --speculative-draft-model-path head", device="cpu")
+    for one in engine_parts(asked, results, engines, everything=False):
+        if one.name.endswith("start"):
+            results.add(one.name, Result("ok"))
+        else:
+            run(one, results)
+    assert results.rows["EAGLE3: greedy answers"].state == state
+    assert results.rows["EAGLE3: greedy answers"].data["accepted"] == accepted
 
 
 class Dying(Engine):
@@ -333,6 +374,10 @@ def test_kernel_with_a_fault_is_noticed(found):
         ("--device cpu", "--device needs --model"),
         ("--all", "--all and --out need --device"),
         ("--device cpu --model . --all --speculative-algorithm DUO", "--all checks every method"),
+        (
+            "--device cpu --model . --speculative-algorithm EAGLE3",
+            "EAGLE3 needs --speculative-draft-model-path",
+        ),
     ],
 )
 def test_what_cannot_be_checked_is_refused_before_anything_runs(arguments, refusal):
