@@ -57,7 +57,9 @@ def demo_head() -> Path:
     """The folder of the demo model's head, which is trained on its answers that ship with the package."""
 
     def make(folder: Path) -> None:
-        print("training an EAGLE-3 head of the demo model: ten minutes, once", file=sys.stderr, flush=True)
+        print(
+            "training an EAGLE-3 head of the demo model: about ten minutes, once", file=sys.stderr, flush=True
+        )
         train_shown(ensure(), _answers(), folder, EPOCHS, Console(stderr=True))
 
     return made_once(demo_model_dir().with_name(f"{MODEL_NAME}-eagle3"), make)
