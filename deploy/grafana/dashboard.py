@@ -167,6 +167,11 @@ CLIENT = [
         "On decode instances: whether the datastore had the session at the first step.",
         {"{{session}}": rate("specstore_client_takeovers_total", ENGINE, "session")},
     ),
+    Shown(
+        "Sessions of clients",
+        "Calls whose client names its session, by where it does so; unusable: what was no name.",
+        {"{{source}}": rate("specstore_request_conversations_total", ENGINE, "source")},
+    ),
 ]
 
 DATASTORE = [
