@@ -24,6 +24,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang_patches.host import hooks
 from sglang_patches.host.versions import INSTALLED, host
 from sglang_patches.ledger.requests import USAGE
+from sglang_patches.ledger.usage import SUMMARY
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.ollama.serving import OllamaServing
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SUMMARY = "specstore"
 INTERVAL = "specstore_interval"  # attribute of SGLang's reporter
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager."
 _SERVING = "sglang.srt.entrypoints.ollama.serving.OllamaServing."

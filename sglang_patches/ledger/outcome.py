@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numba
 import numpy as np
 
-from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Rejected
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Outcome:
 
     start: tokens of the request before the step. tokens: int32, what was emitted: the accepted path, then the target's own token.
     tree: what was verified, empty in a plain step. accepted: bool, which of its nodes lie on the path. refused: at each depth
-    of the path, the siblings of the token that the target chose.
+    of the path, the siblings of the token that the target chose. predicted: what the request's own reference proposed, among others.
     """
 
     request: RequestState
@@ -32,6 +32,7 @@ class Outcome:
     tree: DraftTree
     accepted: np.ndarray
     refused: tuple[Rejected, ...]
+    predicted: DraftTree = EMPTY_TREE
 
 
 def settle(

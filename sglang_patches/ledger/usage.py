@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from datastore_service.protocol.tree import OTHER_TIER, Tier, tier_name
+from datastore_service.protocol.tree import OTHER_TIER, DraftTree, Tier, tier_name
 from sglang_patches.ledger.outcome import Outcome
 
-# Who proposed a node, as a DraftTree's `sources` say it: the datastore's tiers, a draft model, and the target's own head.
-DRAFT_MODEL, HEAD = OTHER_TIER + 1, OTHER_TIER + 2
-SOURCES = HEAD + 1  # numbers are below it
-_NAMES = {DRAFT_MODEL: "draft_model", HEAD: "head"}
+# Who proposed a node, as a DraftTree's `sources` say it: the datastore's tiers, a draft model, the target's own head, and the request's
+# own reference.
+DRAFT_MODEL, HEAD, REFERENCE = OTHER_TIER + 1, OTHER_TIER + 2, OTHER_TIER + 3
+SOURCES = REFERENCE + 1  # numbers are below it
+_NAMES = {DRAFT_MODEL: "draft_model", HEAD: "head", REFERENCE: "reference"}
 assert max(Tier) < OTHER_TIER
+SUMMARY, PREDICTION = "specstore", "prediction"  # fields of an answer's `meta_info`, and of that
 TARGET = "target"  # source of a token that nobody drafted
 UNSETTLED = (
     2  # steps that an answer's end may lie in: overlap scheduling runs one step more than an answer needs
@@ -31,10 +33,12 @@ class Usage:
 
     prompt: number of tokens.
     by_token: whether each output token's source is kept.
+    predicted: whether the request brought a reference along.
     """
 
-    def __init__(self, prompt: int = 0, by_token: bool = False) -> None:
+    def __init__(self, prompt: int = 0, by_token: bool = False, predicted: bool = False) -> None:
         self._prompt = prompt
+        self._predicted = {"accepted": 0, "rejected": 0} if predicted else None
         self._sources: list[str] | None = [] if by_token else None
         self._open: list[Outcome] = []  # not counted yet: the answer may end within them
         self._steps = 0
@@ -57,6 +61,11 @@ class Usage:
         if len(of):
             self._drafted += np.bincount(of, minlength=SOURCES)
             self._accepted += np.bincount(of[outcome.accepted][:room], minlength=SOURCES)
+        if self._predicted is not None and len(outcome.predicted):
+            on_path = outcome.accepted[_shared(outcome.tree, outcome.predicted)]
+            accepted = min(int(on_path.sum()), room)
+            self._predicted["accepted"] += accepted
+            self._predicted["rejected"] += int((~on_path).sum())
         if self._sources is not None:
             self._keep(self._sources, outcome)
 
@@ -71,7 +80,8 @@ class Usage:
 
     def summary(self, length: int) -> dict[str, object]:
         """What an answer of `length` tokens took. steps: forwards after the prompt's. drafted, accepted: tokens by source. sources: of each
-        output token, where they are kept. Accepted tokens behind the end of the answer do not count."""
+        output token, where they are kept. prediction: tokens that the request's own reference proposed, whoever else did, where it brought
+        one. Accepted tokens behind the end of the answer do not count."""
         end = self._prompt + length
         for outcome in [outcome for outcome in self._open if outcome.start < end]:
             self._count(outcome, end - outcome.start)
@@ -81,7 +91,22 @@ class Usage:
             "drafted": _by_name(self._drafted),
             "accepted": _by_name(self._accepted),
         }
+        if self._predicted is not None:
+            told[PREDICTION] = dict(self._predicted)
         return told if self._sources is None else told | {"sources": self._sources[:length]}
+
+
+def _shared(tree: DraftTree, other: DraftTree) -> list[int]:
+    """The nodes of a tree whose paths are in the other one too."""
+    edges = {
+        edge: node for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    }
+    place = {-1: -1}  # nodes of the other -> of the tree
+    for node, (parent, token) in enumerate(zip(other.parents.tolist(), other.tokens.tolist(), strict=True)):
+        there = edges.get((place.get(parent), token))
+        if there is not None:
+            place[node] = there
+    return [node for node in place.values() if node >= 0]
 
 
 def _by_name(numbers: np.ndarray) -> dict[str, int]:

@@ -7,7 +7,7 @@ import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from sglang_patches.ledger.outcome import settle
-from sglang_patches.ledger.usage import DRAFT_MODEL, Usage
+from sglang_patches.ledger.usage import DRAFT_MODEL, REFERENCE, Usage
 
 PROMPT = 3
 
@@ -79,3 +79,28 @@ def test_a_decode_instance_gets_the_first_token_from_elsewhere():
     step(usage, 4, [11, 12], tree([11], [-1], [1]))
     assert usage.summary(3)["sources"] == ["target", "prior", "target"]
     assert usage.summary(3)["steps"] == 1
+
+
+def test_a_prediction_s_tokens_whoever_proposed_them():
+    """Drafted tokens that the reference proposed too: accepted, refused, and not verified. Beside them others."""
+    usage = Usage(PROMPT, predicted=True)
+    verified = tree([11, 99, 12, 13], [-1, -1, 0, 2], [1, 3, REFERENCE, REFERENCE])
+    (outcome,) = settle([SimpleNamespace()], [verified], [3], [np.array([11, 12, 14], np.int32)])
+    outcome.predicted = tree([11, 12, 13, 20], [-1, 0, 1, 2], [REFERENCE] * 4)
+    usage.add(outcome)
+    assert usage.summary(9)["prediction"] == {"accepted": 2, "rejected": 1}
+
+
+def test_accepted_tokens_of_a_prediction_behind_the_end_do_not_count():
+    usage = Usage(PROMPT, predicted=True)
+    (outcome,) = settle(
+        [SimpleNamespace()], [tree([11, 12], [-1, 0], [1, 1])], [3], [np.array([11, 12, 14], np.int32)]
+    )
+    outcome.predicted = outcome.tree
+    usage.add(outcome)
+    assert usage.summary(1)["prediction"] == {"accepted": 1, "rejected": 0}
+
+
+def test_only_a_request_with_a_prediction_is_told_of_it():
+    assert "prediction" not in Usage(PROMPT).summary(0)
+    assert Usage(PROMPT, predicted=True).summary(0)["prediction"] == {"accepted": 0, "rejected": 0}
