@@ -21,6 +21,7 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Opening
 from sglang_patches.exchange.text import Text
 from sglang_patches.ledger.outcome import Outcome, settle
+from sglang_patches.ledger.reference import SEPARATOR, Reference
 from sglang_patches.ledger.usage import Usage
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 # Requests that vanished, neither finished nor aborted, leave the book after this time.
 UNSEEN_SECONDS = 600.0
 USAGE = "specstore_usage"  # attribute of a request of SGLang: its `Usage`, for the answer
+# Of a request's `custom_params`: the tokens of its reference (`entry/references.py`).
+REFERENCE_TOKENS = "specstore_reference"
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class RequestState:
     session: its name with the datastore and the draft side. tenant: that the request named, "" for the server's own. plain_reason: why nothing may be drafted for it, None if it may.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
     known. confirmed: leading tokens that were SGLang's when a step began. ended: its session is closed. ends: tokens that end it. usage: what
-    its answer says of its steps. most_nodes: most drafted tokens that it wants verified in a step, None if it does not say. Overlap scheduling may launch a request once more after the step that ended it.
+    its answer says of its steps. most_nodes: most drafted tokens that it wants verified in a step, None if it does not say. reference: that
+    it brought along, None without one. predicted: what that proposed for the step that is being verified. Overlap scheduling may launch a
+    request once more after the step that ended it.
     """
 
     req: Req
@@ -77,6 +82,8 @@ class RequestState:
     ends: frozenset[int] = frozenset()
     usage: Usage = field(default_factory=Usage)
     most_nodes: int | None = None
+    reference: Reference | None = None
+    predicted: DraftTree = EMPTY_TREE
 
     def within_wish(self, tree: DraftTree) -> DraftTree:
         """The part of the tree that the request wants verified."""
@@ -115,6 +122,16 @@ def most_nodes(req: Req) -> int | None:
     wishes = _wishes(req)
     nodes = 0 if wishes.get("draft") is False else wishes.get("nodes")
     return nodes if isinstance(nodes, int) and nodes >= 0 else None  # what is no number is no wish
+
+
+def reference_of(req: Req, vocab_size: int) -> Reference | None:
+    """The reference that the request brought along, None without one. A tokenizer may have more tokens than the model: text ends at those."""
+    given = (req.sampling_params.custom_params or {}).get(REFERENCE_TOKENS)
+    if not given:
+        return None
+    tokens = np.array([*given, SEPARATOR], np.int32)
+    tokens[tokens >= vocab_size] = SEPARATOR
+    return Reference(tokens)
 
 
 def tenants_of(options: Options) -> Callable[[Req], str]:
@@ -191,11 +208,13 @@ class RequestBook:
         for row in behind:
             if _has_begun_anew(states[row], step.lengths[row], step.roots[row]):
                 states[row].confirmed = min(states[row].opening.prompt_length, step.lengths[row] - 1)
-                states[row].tree = EMPTY_TREE
+                states[row].tree = states[row].predicted = EMPTY_TREE
         self._write(states, step, behind)
         taken_back = [states[row] for row in behind if states[row].settled > states[row].confirmed]
         for state in taken_back:
             state.settled = state.confirmed
+            if state.reference is not None:
+                state.reference.begin_anew()
         now = time.monotonic()
         for state, length in zip(states, step.lengths, strict=True):
             state.confirmed, state.last_seen = length, now
@@ -216,7 +235,8 @@ class RequestBook:
             [state.settled for state in news],
             [state.text.after(state.settled) for state in news],
         )
-        for state in news:
+        for state, outcome in zip(news, outcomes, strict=True):
+            outcome.predicted, state.predicted = state.predicted, EMPTY_TREE
             state.settled, state.tree = state.text.length, EMPTY_TREE
         return outcomes
 
@@ -255,6 +275,8 @@ class RequestBook:
 
     def _open(self, req: Req, length: int, pending: Sequence[int] = ()) -> RequestState:
         opening, nodes = request_opening(req, self._publish), most_nodes(req)
+        plain_reason = self._needs_plain_step(req) or ("its own wish" if nodes == 0 else None)
+        reference = None if plain_reason else reference_of(req, self._vocab_size)
         begun = self._begun_elsewhere(req)
         if begun and any(state.session == begun for state in self._states.values()):
             begun = None  # several samples of one prompt
@@ -263,7 +285,7 @@ class RequestBook:
             begun or self._own_session(req.rid),
             opening,
             self._tenant_of(req),
-            self._needs_plain_step(req) or ("its own wish" if nodes == 0 else None),
+            plain_reason,
             expected=opening.prompt_length if begun else 0,
             text=Text(self._in_vocabulary(_listed(req, 0, length, pending))),
             settled=length,
@@ -271,8 +293,11 @@ class RequestBook:
             ended=req.finished(),
             last_seen=time.monotonic(),
             ends=end_tokens(req),
-            usage=Usage(opening.prompt_length, bool(_wishes(req).get("sources", False))),
+            usage=Usage(
+                opening.prompt_length, bool(_wishes(req).get("sources", False)), reference is not None
+            ),
             most_nodes=nodes,
+            reference=reference,
         )
         setattr(req, USAGE, state.usage)
         if not state.ended:

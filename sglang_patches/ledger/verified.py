@@ -13,7 +13,7 @@ from sglang_patches.ledger.usage import SOURCES, source_name
 
 VERIFIED = Counter(
     "specstore_verified_nodes",
-    "Drafted tokens that the target verified, by who drafted them: draft_model, head, or a tier of the datastore",
+    "Drafted tokens that the target verified, by who drafted them: draft_model, head, reference, or a tier of the datastore",
     ["source"],
 )
 ACCEPTED = Counter(

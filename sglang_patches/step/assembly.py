@@ -20,6 +20,7 @@ from sglang_patches.draft_process.arguments import given_of
 from sglang_patches.draft_process.settings import DraftSettings, draft_settings
 from sglang_patches.drafting.channel import ProcessChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
+from sglang_patches.drafting.references import References
 from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.early_exit.tap import Tap
@@ -141,12 +142,15 @@ class MethodWorker(TreeWorker[Launch]):
             options.endpoint,
             budget.nodes,
         )
+        estimate = self.policy.acceptance.estimate
+        references = References(estimate, budget)
         if parts.channel is None:
-            return DatastoreSource(feed, parts.fallback)
+            return DatastoreSource(feed, parts.fallback, references)
         speculation = Speculation(parts.channel, budget.nodes, self._sampling_of, vocabulary=self.vocab_size)
         courier = make_courier(self.device)
-        estimate = self.policy.acceptance.estimate
-        return DraftSideSource(feed, parts.fallback, parts.channel, speculation, courier, estimate, budget)
+        return DraftSideSource(
+            feed, parts.fallback, references, parts.channel, speculation, courier, estimate, budget
+        )
 
     def _open_datastore(self, texts: Texts) -> Datastore:
         return open_datastore(

@@ -12,6 +12,7 @@ import torch
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget
 from sglang_patches.drafting.datastore import DatastoreFeed
+from sglang_patches.drafting.references import References
 from sglang_patches.drafting.seams import DraftChannel, Fallback
 from sglang_patches.drafting.speculation import Choices, Speculation
 from sglang_patches.drafting.union import Estimate, Part, best_trees, first_trees
@@ -59,20 +60,20 @@ class Sources:
 
 
 class DatastoreSource(Sources):
-    """The datastore alone. It hears nothing of a step that needs nothing of it: the next entries carry the step's tokens."""
+    """The datastore, and beside it the requests' own references. The datastore hears nothing of a step that needs nothing of it: the next
+    entries carry the step's tokens."""
 
-    def __init__(self, feed: DatastoreFeed, fallback: Fallback) -> None:
-        self.feed, self.fallback = feed, fallback
+    def __init__(self, feed: DatastoreFeed, fallback: Fallback, references: References) -> None:
+        self.feed, self.fallback, self.references = feed, fallback, references
         self.followers = [feed, fallback]
 
     def propose(
         self, batch: ScheduleBatch, states: States, depths: Sequence[int], wanted: bool
     ) -> list[DraftTree]:
-        if wanted:
-            return self._drafted(states, depths)
-        if self.feed.has_news(states):
+        if not wanted and self.feed.has_news(states):
             self.feed.step(states, [NO_DRAFT] * len(states))
-        return super().propose(batch, states, depths, wanted)
+        trees = self._drafted(states, depths) if wanted else super().propose(batch, states, depths, wanted)
+        return self.references.beside(trees, states)
 
     def step_took(self, seconds: float) -> None:
         self.fallback.step_took(seconds)
@@ -93,13 +94,14 @@ class DraftSideSource(DatastoreSource):
         self,
         feed: DatastoreFeed,
         fallback: Fallback,
+        references: References,
         channel: DraftChannel,
         speculation: Speculation,
         courier: Courier | None,
         estimate: Estimate,
         budget: Budget,
     ) -> None:
-        super().__init__(feed, fallback)
+        super().__init__(feed, fallback, references)
         self.followers = [feed, speculation, fallback]
         self.channel, self.speculation = channel, speculation
         self._courier, self._estimate, self._budget = courier, estimate, budget

@@ -40,12 +40,12 @@ from tests.support.tiny_exits import train_tiny_exits  # noqa: E402
 from tests.support.tiny_head import train_tiny_head  # noqa: E402
 from tests.support.tiny_model import texts_of, write_spelling_model  # noqa: E402
 
-# The first starts no server. The second forks its servers, which a process that has seen a GPU cannot do.
-collect_ignore = [] if ON_CPU else ["test_in_process.py", "test_split.py"]
+# The first two start no server. The third forks its servers, which a process that has seen a GPU cannot do.
+collect_ignore = [] if ON_CPU else ["test_in_process.py", "test_references.py", "test_split.py"]
 
 TESTED = METHODS | {name: HEADS[name] for name in TESTED_HEADS}
 # They make a worker without SGLang's, or two that share requests.
-WITHOUT_HEADS = {"test_in_process.py", "test_split.py"}
+WITHOUT_HEADS = {"test_in_process.py", "test_references.py", "test_split.py"}
 LYING_PLUGIN = Path(__file__).parent / "lying_plugin"
 OVERLAP_PLUGIN = Path(__file__).parent / "overlap_plugin"
 CONTEXT = 1024

@@ -361,13 +361,13 @@ def test_sampled_output_has_plain_decodings_distribution(workbench, model, setti
     assert p_value_of(workbench, model, setting, lags) > REJECT
 
 
-def p_value_of(workbench: Workbench, model: Markov, setting: str, lags: bool) -> float:
+def p_value_of(workbench: Workbench, model: Markov, setting: str, lags: bool, **wanted: object) -> float:
     """That sampled output has plain decoding's distribution: counted over many requests with one prompt, 48 at a time."""
     (prompt,) = _prompts(1, 40)
     torch.manual_seed(1)
     pinned = mock.patch("random.SystemRandom", lambda: random.Random(7))  # seeds of shared noise
     with pinned, workbench.scheduler(model, lags=lags, size=48) as scheduler:
-        params = SAMPLED[setting] | COUNTING
+        params = SAMPLED[setting] | COUNTING | wanted
         answers = scheduler.answers([request(prompt, VOCABULARY, **params) for _ in range(SAMPLES)])
         assert scheduler.tokens_per_step > 1.05, "nothing was accepted, the test would show nothing"
     return _p_value(Counter(map(tuple, answers)), _expected(model, setting))

@@ -153,9 +153,23 @@ SURVIVORS = (
     Mutant(
         "w10",  # nothing is told where no draft is wanted
         "sglang_patches/step/sources.py",
-        "if self.feed.has_news(states):",
+        "if not wanted and self.feed.has_news(states):",
         "if False:",
         "../conformance/test_in_process.py::test_the_datastore_hears_all_but_the_text_of_requests_that_want_no_draft",
+    ),
+    Mutant(
+        "w12",  # a reference follows text that was taken back
+        "sglang_patches/ledger/requests.py",
+        "                state.reference.begin_anew()",
+        "                pass",
+        "drafting/test_references.py",
+    ),
+    Mutant(
+        "w13",  # a drafted token's chance is another request's
+        "sglang_patches/drafting/references.py",
+        "made[row] = tree",
+        "made[rows[0]] = tree",
+        "drafting/test_references.py",
     ),
     Mutant(
         "d08",
