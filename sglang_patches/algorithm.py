@@ -12,7 +12,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang_patches import reports
 from sglang_patches.draft_process.arguments import OWN, given_of, refuse_target_s_source
 from sglang_patches.draft_process.settings import refuse_draft_devices
-from sglang_patches.entry import request_checks, request_hook
+from sglang_patches.entry import predictions, references, request_checks, request_hook
 from sglang_patches.host.hooks import refuse_if_left_out, targets
 from sglang_patches.host.symbols import refuse_drift
 from sglang_patches.host.versions import INSTALLED, host
@@ -111,6 +111,8 @@ def register_around(server_args: ServerArgs, verifies: bool) -> None:
         refuse_if_left_out(targets(ends.HOOKS, reports.SCHEDULER_HOOKS))
         reports.register_in_entry()
     request_checks.register()
+    references.register()
+    predictions.register()
     request_hook.register(server_args)
 
 

@@ -4,5 +4,6 @@
 - `request_hook`: what each request passes through;
 - `request_wishes`: what it says in `custom_params.specstore`;
 - `request_tenants`: whose request it is;
-- `request_conversations`: which session of its client it belongs to.
+- `request_conversations`: which session of its client it belongs to;
+- `references`: texts that it expects its answer to follow; `predictions`: OpenAI's field for one.
 """

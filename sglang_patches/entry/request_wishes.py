@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 FIELD = "custom_params.specstore"
 # Their types, as Python and as a client has them.
-_NAME, _SWITCH, _COUNT = (str, "a string"), (bool, "true or false"), (int, "a whole number of at least 0")
+_NAME, _SWITCH = ((str,), "a string"), ((bool,), "true or false")
+_COUNT, _TEXTS = ((int,), "a whole number of at least 0"), ((str, list), "a string or a list of strings")
 WISHES = {
     "conversation": _NAME,
     "draft": _SWITCH,
     "nodes": _COUNT,
     "publish": _SWITCH,
+    "reference": _TEXTS,
     "sources": _SWITCH,
     "tenant": _NAME,
 }
@@ -68,8 +70,8 @@ def _check(name: str, value: object) -> None:
     """A null stands for a wish that is not given."""
     if name not in WISHES:
         raise ValueError(f"{FIELD}: {reprlib.repr(name)} is none of {', '.join(WISHES)}")
-    kind, title = WISHES[name]
-    if value is not None and (type(value) is not kind or (isinstance(value, int) and value < 0)):
+    kinds, title = WISHES[name]
+    if value is not None and (type(value) not in kinds or (isinstance(value, int) and value < 0)):
         raise ValueError(f"{FIELD}.{name}: {reprlib.repr(value)} is not {title}")
 
 

@@ -128,7 +128,9 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "hooked: drafted tokens are those that were verified",
     ),
     row(_SRT + "managers.io_struct.GenerateReqInput", None, "the tenant of a request"),
-    row(_MANAGER + "_create_tokenized_object", None, "hooked: requests that would end the server"),
+    row(
+        _MANAGER + "_create_tokenized_object", None, "hooked: requests that would end the server, references"
+    ),
     *(
         row(
             _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin." + name,
@@ -144,6 +146,11 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
             "hooked: the last text of a stream",
         )
         for name in ("_stream_chat_response", "_stream_generate_response")
+    ),
+    row(
+        _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat.handle_request",
+        "self request raw_request",
+        "hooked: a chat completion's prediction, and what its usage says of it",
     ),
     row(_SRT + "environ.envs", None, "servers that are refused where requests have tenants"),
     row(_SRT + "environ.Envs.SGLANG_RUST_SERVER", None, "as above"),

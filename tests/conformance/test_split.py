@@ -32,6 +32,7 @@ from tests.conformance.test_features import (
     output_ids,
     outputs,
 )
+from tests.conformance.test_predictions import post, predicted, said
 from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import SglangServer, Split, running_split
 from tests.support.servers.metrics import metric
@@ -128,6 +129,22 @@ def test_tenants_share_no_prefix(method, stack, prompts):
     assert cached("prefix") == 0
     assert cached("prefix") > 0
     assert cached("another prefix") == 0
+
+
+def test_a_reference_drafts_on_the_decode_instance(stack, plain, prompts):
+    asked = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    expected = plain.generate(prompts[5], **asked)
+    wanted = asked | {"custom_params": {"specstore": {"reference": expected["text"]}}}
+    answer, routed = stack.generate_at(0, prompts[5], **wanted), stack.generate(prompts[5], **wanted)
+    assert answer["output_ids"] == routed["output_ids"] == expected["output_ids"]
+    assert answer["meta_info"]["specstore"]["prediction"]["accepted"] > 0
+    assert "prediction" not in routed["meta_info"]["specstore"]
+
+
+def test_a_prediction_ends_at_the_router(stack, plain):
+    asked = post(plain)
+    answer = post(stack, **predicted(said(asked)))
+    assert said(answer) == said(asked) and not answer["usage"].get("completion_tokens_details")
 
 
 def test_only_decode_instances_check_the_memory_for_verification(stack):

@@ -140,7 +140,7 @@ WRONG_WISHES = [
     ({"nodes": True}, "nodes: True is not a whole number"),
     (
         {"conversations": "c"},
-        "'conversations' is none of conversation, draft, nodes, publish, sources, tenant",
+        "'conversations' is none of conversation, draft, nodes, publish, reference, sources, tenant",
     ),
 ]
 
