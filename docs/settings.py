@@ -556,7 +556,7 @@ REQUESTS = (
     right(
         "custom_params",
         "`specstore` in it is ours: `conversation` and `tenant` are strings, `draft`, `publish` and `sources` are true or false, `nodes` is a "
-        "count; another type or name is answered 400, a null is as if not given",
+        "count, `reference` is a string or a list of strings; another type or name is answered 400, a null is as if not given",
         "unit/entry/test_request_tenants",
     ),
     right(

@@ -38,7 +38,7 @@ PATHS = {
     "/v1/chat/completions": [name for name in ChatCompletionRequest.model_fields if name not in ORDERS],
     "/open_session": _names(OpenSessionReqInput),
 }
-WISHES = ("conversation", "draft", "nodes", "publish", "sources", "tenant")
+WISHES = ("conversation", "draft", "nodes", "publish", "reference", "sources", "tenant")
 
 
 def odd_requests(seed: int, ids: list[int]) -> Iterator[Odd]:
