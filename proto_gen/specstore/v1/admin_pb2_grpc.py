@@ -123,14 +123,14 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Sizes and counters since the service started.
+        """Sizes and counters since the service started, of the tenants that the caller may read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListNamespaces(self, request, context):
-        """The namespaces that exist.
+        """The namespaces that exist, of the tenants that the caller may read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,8 @@ class DraftingServicer(object):
         streams has ended.
         An entry that breaks a limit is answered by itself: STATUS_OVER_BUDGET, and DraftReply.refusals names the field and its limit.
         The first message names the namespace. An error of a whole message ends the stream: INVALID_ARGUMENT names the offending field and
-        its limit, RESOURCE_EXHAUSTED a bound of the service, FAILED_PRECONDITION a missing or changed namespace.
+        its limit, RESOURCE_EXHAUSTED a bound of the service, FAILED_PRECONDITION a missing or changed namespace, UNAUTHENTICATED and
+        PERMISSION_DENIED what the caller lacks. An entry of a tenant for whom the caller may not draft is refused by itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
