@@ -18,13 +18,14 @@ from datastore_service.engine.fusion import (
 from datastore_service.engine.kernel import kernel
 from datastore_service.engine.memory import address_of, view_i32, view_i64
 from datastore_service.engine.retrieval import (
-    FIRST_GRAM,
+    FIRST_PREFIX,
     FIRST_ROW,
     INDEX,
     INDEX_STOP,
     MATCH,
     MAX_MATCH,
     MAX_SEGMENTS,
+    PREFIXES,
     REJECTED_ROW,
     SAMPLES,
     SESSION_ROW,
@@ -35,6 +36,7 @@ from datastore_service.engine.retrieval import (
     VOCAB,
     WIDTH,
     fresh_occurrences,
+    longest_prefix,
     refused_occurrences,
     segment_occurrences,
     session_occurrences,
@@ -158,45 +160,74 @@ def _keep_draft(descriptor, tokens, parents, tiers):
 
 
 @njit(inline="always")
+def _longest_match(integers, count):
+    longest = np.int64(0)
+    for i in range(count):
+        longest = max(longest, integers[MATCH, i])
+    return longest
+
+
+@njit(inline="always")
 def _is_enough(gram, nodes, count, weights, integers, reals):
     """Whether matches of `gram` tokens or fewer would change almost nothing. `weighted`: the unclaimed probability is too
     small for a place among `nodes`. `priority`: a longer n-gram has been found."""
     if count == 0:
         return False
     if np.int64(weights[POLICY]) == Policy.PRIORITY:
-        longest = np.int64(0)
-        for i in range(count):
-            longest = max(longest, integers[MATCH, i])
-        return gram < PRIORITY_GRAM and longest > gram
+        return gram < PRIORITY_GRAM and _longest_match(integers, count) > gram
     return unclaimed(reals, weights) * nodes < _MIN_GAIN
+
+
+@njit(inline="always")
+def _indexed_occurrences(address, sources, live, level, most, context, size, integers, reals, count):
+    """Lists where the last GRAMS[level] tokens occur in the session and in fresh texts (source rows up to `live`), and counts
+    their votes. Returns the new number of occurrences."""
+    if GRAMS[level] > size:
+        return count
+    before = count
+    count = session_occurrences(address, level, most, integers, count)
+    count = refused_occurrences(address, integers, before, count)
+    if live > FIRST_ROW:
+        count = fresh_occurrences(sources, FIRST_ROW, live, level, context, size, integers, count)
+    count_votes(integers, reals, before, count, sources)
+    return count
 
 
 @njit
 def _occurrences(address, sources, bounds, context, size, nodes, weights, intervals, integers, reals):
-    """Searches all tiers, longest n-grams first. Returns the number of occurrences."""
+    """Searches all tiers, longest n-grams first. Returns the number of occurrences.
+
+    If the session and fresh texts claim enough, segments are searched for longer matches alone."""
     live, prior, end = bounds
     most = min(SAMPLES, _MIN_SAMPLES + 2 * nodes)
-    count = np.int64(0)
-    longer_live = longer_prior = MAX_MATCH + 1
-    for level in range(LEVELS - 1, -1, -1):
-        gram = GRAMS[level]
+    count = _indexed_occurrences(
+        address, sources, live, LEVELS - 1, most, context, size, integers, reals, np.int64(0)
+    )
+    shortest = FIRST_PREFIX
+    if _is_enough(GRAMS[LEVELS - 1], nodes, count, weights, integers, reals):
+        match = _longest_match(integers, count)
+        while shortest < len(PREFIXES) and PREFIXES[shortest] <= match:
+            shortest += 1
+    longest_live = longest_prefix(sources, live, prior, shortest, most, context, size, intervals[0])
+    longest_prior = longest_prefix(sources, prior, end, shortest, most, context, size, intervals[1])
+    longest = max(longest_live, longest_prior)
+    for place in range(max(LEVELS - 2, longest), -1, -1):
+        gram = PREFIXES[place]
         if gram > size:
             continue
-        if _is_enough(gram, nodes, count, weights, integers, reals):
+        if place != longest and _is_enough(gram, nodes, count, weights, integers, reals):
             break
+        if place < LEVELS - 1:
+            count = _indexed_occurrences(
+                address, sources, live, place, most, context, size, integers, reals, count
+            )
         before = count
-        count = session_occurrences(address, level, most, integers, count)
-        count = refused_occurrences(address, integers, before, count)
-        if live > FIRST_ROW:
-            count = fresh_occurrences(sources, FIRST_ROW, live, level, context, size, integers, count)
-        if gram <= FIRST_GRAM and prior > live:
-            count, longer_live = segment_occurrences(
-                sources, live, prior, gram, longer_live, most, context, size, intervals, integers, count
-            )
-        if gram <= FIRST_GRAM and end > prior:
-            count, longer_prior = segment_occurrences(
-                sources, prior, end, gram, longer_prior, most, context, size, intervals, integers, count
-            )
+        count = segment_occurrences(
+            sources, live, prior, place, longest_live, most, context, size, intervals[0], integers, count
+        )
+        count = segment_occurrences(
+            sources, prior, end, place, longest_prior, most, context, size, intervals[1], integers, count
+        )
         count_votes(integers, reals, before, count, sources)
     return count
 
@@ -214,7 +245,9 @@ def run_batch(requests, entries, appended, sources, weights, integers, reals, to
     context = integers[_CONTEXT]
     count = integers[COUNTERS_ROW]
     scratch = np.int64(integers[_DESCRIPTOR].ctypes.data)  # an unsigned address would become a float
-    intervals = integers[_INTERVALS, : 4 * MAX_SEGMENTS].reshape((2, MAX_SEGMENTS, 2))
+    intervals = integers[_INTERVALS, : 4 * len(PREFIXES) * MAX_SEGMENTS].reshape(
+        (2, len(PREFIXES), MAX_SEGMENTS, 2)
+    )
     for row in range(len(requests)):
         request, tentative = requests[row], row >= entries
         request[DRAFTED] = request[OUTPUT]

@@ -45,7 +45,7 @@ from datastore_service.engine.retrieval import (
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import MAX_DEPTH
 
-MATCH_CLASSES = (1, 2, 3, 4, 6, 10, 16)  # shortest match of each class
+MATCH_CLASSES = (1, 2, 3, 4, 6, 10, 16, 32, 64, 128)  # shortest match of each class
 CLASSES = len(MATCH_CLASSES)
 TIERS = (
     Tier.SESSION,
@@ -82,18 +82,19 @@ class FusionWeights:
     search for accepted tokens and squared error of the probabilities, on replays of held-out Python sources and
     grade-school mathematics. On other held-out documents, at 16 nodes, they accept more tokens a step than the hand-set
     values that the search started from: 2.72 against 2.57 (Python), 2.42 against 2.20 (mathematics), 1.81 against 1.79
-    (Python without a prior). The live tier has the prior's values.
+    (Python without a prior). The live tier has the prior's values. Those of long matches are from a second search, on
+    near-verbatim text and C++ too (docs/optimisations.md, Long matches).
     """
 
-    trust_session: Row = (0.35, 0.37, 0.52, 0.68, 0.68, 0.90, 0.95)
-    trust_live: Row = (0.45, 0.35, 0.36, 0.40, 0.58, 0.60, 0.98)
-    trust_prior: Row = (0.45, 0.35, 0.36, 0.40, 0.58, 0.60, 0.98)
-    hold_session: Row = (0.60, 0.80, 0.75, 0.70, 0.80, 0.80, 0.98)
-    hold_live: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97)
-    hold_prior: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97)
-    trust_rejected: Row = (0.01, 0.01, 0.03, 0.02, 0.01, 0.01, 0.01)
-    hold_rejected: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97)
-    keep: Row = (1.0, 0.9, 0.6, 0.55, 0.65, 0.65, 0.65)
+    trust_session: Row = (0.35, 0.37, 0.52, 0.68, 0.68, 0.90, 0.95, 0.95, 0.95, 0.95)
+    trust_live: Row = (0.45, 0.35, 0.36, 0.40, 0.58, 0.60, 0.80, 0.85, 0.92, 0.95)
+    trust_prior: Row = (0.45, 0.35, 0.36, 0.40, 0.58, 0.60, 0.80, 0.85, 0.92, 0.95)
+    hold_session: Row = (0.60, 0.80, 0.75, 0.70, 0.80, 0.80, 0.98, 0.98, 0.98, 0.98)
+    hold_live: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.80, 0.93, 0.98, 0.985, 0.99)
+    hold_prior: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.80, 0.93, 0.98, 0.985, 0.99)
+    trust_rejected: Row = (0.01, 0.01, 0.03, 0.02, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01)
+    hold_rejected: Row = (0.60, 0.65, 0.60, 0.60, 0.62, 0.72, 0.97, 0.97, 0.97, 0.97)
+    keep: Row = (1.0, 0.9, 0.6, 0.55, 0.65, 0.65, 0.65, 0.65, 0.65, 0.65)
     policy: Policy = Policy.WEIGHTED
     doubt: float = 0.7
     floor: float = 0.002

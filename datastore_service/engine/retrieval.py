@@ -31,7 +31,7 @@ from datastore_service.engine.session import (
     text_of,
 )
 
-MAX_MATCH = 32
+MAX_MATCH = 128
 
 # Fields of a source: the segment's descriptor, the tier, the address of the index's descriptor (for fresh text alone), and
 # the vocabulary's size. A token is below it unless the segment's file is damaged.
@@ -50,11 +50,11 @@ SESSION_ROW, REJECTED_ROW, FIRST_ROW = range(
 FRESH_WALK = 8  # occurrences visited for each n-gram length, in all fresh texts together
 SAMPLES = 12  # rows taken of a prefix in all segments of a tier; the paper takes 100, which was slower and no better
 LARGE = 8 * BLOCK  # rows of an interval from which its exact ends do not matter
-FIRST_GRAM = 4  # length of the first searched prefix, the paper's P
-LONG_GRAM = 8  # also searched if the first interval is larger than the sample
+PREFIXES = (*GRAMS, 16, 32, 64, MAX_MATCH)  # lengths of the prefixes that are searched in segments
+FIRST_PREFIX = PREFIXES.index(4)  # the first that is searched: the paper's P
 MAX_SEGMENTS = 64  # of one tier; the paper caps them at 8
 MAX_OCCURRENCES = (
-    LEVELS * (3 * SAMPLES + FRESH_WALK) + 2 * (FIRST_GRAM + 1) * SAMPLES
+    LEVELS * (3 * SAMPLES + FRESH_WALK) + 2 * len(PREFIXES) * SAMPLES
 )  # two refused tokens of each place
 
 
@@ -329,8 +329,11 @@ def _locate(sources, begin, end, query, size, intervals):
 
 
 @njit(inline="always")
-def _take(sources, begin, end, intervals, total, samples, gram, longer, context, size, occurrences, count):
+def _take(sources, begin, end, intervals, samples, gram, longer, context, size, occurrences, count):
     """Samples a tier's intervals as if they were one. Returns the new number of occurrences."""
+    total = np.int64(0)
+    for row in range(end - begin):
+        total += intervals[row, 1] - intervals[row, 0]
     step = max(np.int64(1), (total + samples - 1) // samples)
     passed = np.int64(0)
     for row in range(begin, end):
@@ -344,25 +347,39 @@ def _take(sources, begin, end, intervals, total, samples, gram, longer, context,
 
 
 @njit
-def segment_occurrences(
-    sources, begin, end, gram, longer, samples, context, size, intervals, occurrences, count
-):
-    """Lists where the context's last `gram` tokens occur in one tier (source rows begin..end). It is one turn of Algorithm
-    2, which backs off to shorter prefixes. longer: the prefix of the turn before, whose matches are listed already.
+def longest_prefix(sources, begin, end, shortest, samples, context, size, intervals):
+    """Locates prefixes in one tier (source rows begin..end): the shortest and then ever longer ones, as long as the one before
+    has more occurrences than are sampled. A sample would miss most of those with a longer match.
 
-    context: int64 [size], the last tokens of the text. intervals: int64 [2, MAX_SEGMENTS, 2], scratch. Beyond the paper:
-    if the first prefix has more occurrences than are sampled, those with a longer match are listed first, because a
-    sample would miss most of them. Returns the new number of occurrences and the next turn's `longer`."""
-    found, found_long = intervals[0], intervals[1]
-    total = _locate(sources, begin, end, context[size - gram :], gram, found)
-    if gram == FIRST_GRAM and total > samples and size >= LONG_GRAM:
-        total_long = _locate(sources, begin, end, context[size - LONG_GRAM :], LONG_GRAM, found_long)
-        if total_long > 0:
-            count = _take(
-                sources, begin, end, found_long, total_long, samples, LONG_GRAM, longer, context, size, occurrences, count
-            )  # fmt: skip
-            longer = LONG_GRAM
-    if total == 0:
-        return count, longer
-    count = _take(sources, begin, end, found, total, samples, gram, longer, context, size, occurrences, count)
-    return count, gram
+    shortest: its place in PREFIXES. Other arguments: see segment_occurrences. Returns the place in PREFIXES of the longest that occurs, or -1."""
+    longest = np.int64(-1)
+    for place in range(shortest, len(PREFIXES)):
+        gram = PREFIXES[place]
+        if gram > size:
+            break
+        total = _locate(sources, begin, end, context[size - gram :], gram, intervals[place])
+        if total > 0:
+            longest = np.int64(place)
+        if total <= samples:
+            break
+    return longest
+
+
+@njit
+def segment_occurrences(
+    sources, begin, end, place, longest, samples, context, size, intervals, occurrences, count
+):
+    """Lists where a prefix occurs in one tier (source rows begin..end) and a longer one does not. It is one turn of Algorithm
+    2, which backs off to shorter prefixes.
+
+    place: of the prefix in PREFIXES. longest: of `longest_prefix`. context: int64 [size], the last tokens of the text.
+    intervals: int64 [PREFIXES, MAX_SEGMENTS, 2], as `longest_prefix` left them. Returns the new number of occurrences."""
+    gram = PREFIXES[place]
+    if place < FIRST_PREFIX:
+        _locate(sources, begin, end, context[size - gram :], gram, intervals[place])
+    elif place > longest:
+        return count
+    longer = MAX_MATCH + 1 if place == longest else PREFIXES[place + 1]
+    return _take(
+        sources, begin, end, intervals[place], samples, gram, longer, context, size, occurrences, count
+    )

@@ -1,19 +1,22 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore_service.engine.batch import source_table
 from datastore_service.engine.retrieval import (
     CURSOR,
-    FIRST_GRAM,
+    FIRST_PREFIX,
     FIRST_ROW,
     MATCH,
     MAX_MATCH,
     MAX_SEGMENTS,
     OCCURRENCE_FIELDS,
+    PREFIXES,
     SAMPLES,
     SOURCE,
     STEP,
+    longest_prefix,
     segment_occurrences,
 )
 from datastore_service.engine.segment import build_segment
@@ -27,13 +30,16 @@ contexts = st.lists(st.integers(0, 3), min_size=1, max_size=MAX_MATCH)
 def retrieve(segments, context, enough=ENOUGH):
     """Rows (source, position of the next token, match length, step), backing off until there are enough."""
     out = np.zeros((OCCURRENCE_FIELDS, 4000), dtype=np.int64)
-    intervals = np.zeros((2, MAX_SEGMENTS, 2), dtype=np.int64)
+    intervals = np.zeros((len(PREFIXES), MAX_SEGMENTS, 2), dtype=np.int64)
     table = source_table((), (), tuple(segments))
     tokens = np.array(context, dtype=np.int64)
-    count, longer, end = 0, MAX_MATCH + 1, len(table)
-    for gram in range(min(FIRST_GRAM, len(tokens)), 0, -1):
-        count, longer = segment_occurrences(
-            table, FIRST_ROW, end, gram, longer, SAMPLES, tokens, len(tokens), intervals, out, count
+    count, end = 0, len(table)
+    longest = longest_prefix(table, FIRST_ROW, end, FIRST_PREFIX, SAMPLES, tokens, len(tokens), intervals)
+    for place in range(max(FIRST_PREFIX, longest), -1, -1):
+        if PREFIXES[place] > len(tokens):
+            continue
+        count = segment_occurrences(
+            table, FIRST_ROW, end, place, longest, SAMPLES, tokens, len(tokens), intervals, out, count
         )
         if count >= enough:
             break
@@ -58,7 +64,7 @@ def test_unsampled_retrieval_is_the_back_off_of_algorithm_2(documents, context):
         documents = documents[:1]
         segment = build_segment([np.array(d, dtype=np.int64) for d in documents], 4)
     places = {}
-    for gram in range(min(FIRST_GRAM, len(context)), 0, -1):
+    for gram in range(min(PREFIXES[FIRST_PREFIX], len(context)), 0, -1):
         places = expected_places(documents, segment, context, gram)
         if len(places) >= ENOUGH:
             break
@@ -73,7 +79,7 @@ def test_sampled_occurrences_are_real_and_distinct(documents, context):
     segments = [build_segment([np.array(d, dtype=np.int64)], 4) for d in documents]
     found = retrieve(segments, context)
     assert len({(row, cursor) for row, cursor, *_ in found}) == len(found)
-    assert len(found) <= (FIRST_GRAM + 1) * SAMPLES
+    assert len(found) <= len(PREFIXES) * SAMPLES
     for row, cursor, match, step in found:
         document = documents[row - FIRST_ROW]
         assert cursor < len(document)
@@ -102,6 +108,19 @@ def test_a_rare_long_match_is_found_among_many_short_ones():
     segment = build_segment(documents, 12)
     found = retrieve([segment], special)
     assert max(match for _, _, match, _ in found) == len(special)
+
+
+@pytest.mark.parametrize("match", PREFIXES[FIRST_PREFIX:])
+def test_a_match_of_any_length_is_found_among_many_that_are_one_prefix_shorter(match):
+    """The rarer, the longer; every shorter prefix has more occurrences than are sampled."""
+    context = np.arange(MAX_MATCH) % 97
+    lengths = [length for length in PREFIXES[FIRST_PREFIX:] if length < match]
+    documents = [[*context[-length:], 98] for length in lengths for _ in range(4 * SAMPLES)]
+    segment = build_segment([np.array(d) for d in [*documents, [99, *context[-match:], 100]]], 101)
+    found = retrieve([segment], context.tolist(), enough=1000)
+    longest = [cursor for _, cursor, length, _ in found if length == match]
+    assert [int(segment.tokens[cursor]) for cursor in longest] == [100]
+    assert len(found) <= len(PREFIXES) * SAMPLES
 
 
 def test_several_segments_are_sampled_like_one():
