@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.replay.method import Method
 from benchmarks.replay.peers import SglangNgram, SuffixDecoding, installed
 from benchmarks.replay.retrieval import PromptLookup, Rest
+from benchmarks.replay.sssd import Sssd
 from benchmarks.replay.tables import OURS
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.fusion import CLASSES, FusionWeights, Policy
@@ -21,6 +22,7 @@ from datastore_service.protocol.types import Budget, Entry, Opening, Rejected
 from sglang_patches.ledger.outcome import settle
 
 REFUSALS = 4096
+SSSD_PREFIXES = (4, 8, 16, 32)  # the paper's, and longer ones
 NAME = "replay"
 
 
@@ -109,7 +111,14 @@ OWN: dict[str, Factory] = {
     f"{OURS}, with rejected": _ours(Tiers(rejected=True)),
     f"{OURS}, priority fusion": _ours(policy=Policy.PRIORITY),
 }
+
+
+def _sssd(prefix: int) -> Factory:
+    return lambda corpus, nodes: Sssd(corpus.segments, corpus.vocab_size, nodes, prefix)
+
+
 PEERS: dict[str, Factory] = {
+    **{f"SSSD's paper, {prefix} tokens": _sssd(prefix) for prefix in SSSD_PREFIXES},
     "prompt lookup": lambda corpus, nodes: PromptLookup(nodes),
     "REST-style": lambda corpus, nodes: Rest(corpus.segments, nodes),
     "SGLang trie": lambda corpus, nodes: SglangNgram(nodes),

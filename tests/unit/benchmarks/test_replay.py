@@ -13,17 +13,20 @@ from benchmarks.replay.experiments import Setting, growing, run
 from benchmarks.replay.footprint import footprint
 from benchmarks.replay.method import Method, chain_of, replay, tree_of
 from benchmarks.replay.methods import METHODS, OURS, Corpus, available
+from benchmarks.replay.sssd import STOP, SubIndex, from_datastore
 from benchmarks.report import plots
 from benchmarks.traces import Trace, load_traces
+from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import EMPTY_TREE
 
 VOCABULARY = 1000
 RNG = np.random.default_rng(0)
 PHRASE = RNG.integers(1, VOCABULARY, 60).astype(np.int32)
-SESSION_METHODS = [OURS, "prompt lookup", "SGLang trie", "suffix decoding", "suffix decoding, tree"]
-OF_PRIOR = ["REST-style", "SGLang trie + corpus", "SGLang trie, warmed", "suffix decoding"]
+SSSD = "SSSD's paper, 4 tokens"
+SESSION_METHODS = [OURS, SSSD, "prompt lookup", "SGLang trie", "suffix decoding", "suffix decoding, tree"]
+OF_PRIOR = [SSSD, "REST-style", "SGLang trie + corpus", "SGLang trie, warmed", "suffix decoding"]
 PRIOR_METHODS = [OURS, f"{OURS}, prior alone", *OF_PRIOR]
-LIVE_METHODS = [OURS, f"{OURS}, live alone", "SGLang trie", "suffix decoding, tree"]
+LIVE_METHODS = [OURS, SSSD, f"{OURS}, live alone", "SGLang trie", "suffix decoding, tree"]
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +112,24 @@ def test_rest_takes_the_most_frequent_beginnings():
     tree = made("REST-style", documents, nodes=2).draft(np.array([8, 1, 2], np.int32))
     assert (tree.tokens[0], tree.parents[0]) == (3, -1)
     assert len(tree) == 2
+
+
+def test_sssd_reads_at_regular_intervals_and_shortens_the_prefix_until_it_has_enough():
+    often = [np.array([1, 2, 3, 10 + i % 2], np.int32) for i in range(250)]
+    rare = [np.array([7, 1, 2, 3, 12], np.int32)]
+    index = SubIndex(build_segment([*often, *rare], VOCABULARY))
+    ((text, cut),) = index.continuations(index.rows(np.array([7, 1, 2, 3])), 4)
+    assert text[cut : cut + 2] == [12, STOP]
+    assert len(from_datastore([index], np.array([1, 2, 3]))) == 126  # every second of 251
+    assert len(from_datastore([index], np.array([7, 1, 2, 3]))) == 1 + 126
+
+
+def test_sssd_takes_the_largest_estimate_and_damps_what_the_input_proposes():
+    """Algorithm 3 by hand: the datastore says 9, then 8; the input, after a match of two, 5 and then 6."""
+    method = made(SSSD, [np.array([2, 3, 9, 8], np.int32)], nodes=3)
+    tree = method.draft(np.array([2, 3, 5, 6, 1, 2, 3], np.int32))
+    assert tree.tokens.tolist() == [9, 8, 5]  # 1, 1 and 0.6 / 2
+    assert tree.parents.tolist() == [-1, 0, -1]
 
 
 def test_paired_ratio_compares_with_ours():
