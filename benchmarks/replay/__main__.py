@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.options import Parser
-from benchmarks.replay.experiments import EXPERIMENTS, Setting
+from benchmarks.replay.experiments import EXPERIMENTS, SLOW, Setting
 from benchmarks.replay.footprint import footprint
 from benchmarks.replay.methods import NEEDS_PEERS, available
 from benchmarks.report.records import finish
@@ -23,7 +23,8 @@ from benchmarks.traces import SHIPPED, SHIPPED_LANGUAGE, SHIPPED_PRIOR, Trace, b
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("replay", __doc__)
     add = parser.add
-    add("--experiments", list(EXPERIMENTS), "what is asked", choices=EXPERIMENTS)
+    usual = [name for name in EXPERIMENTS if name not in SLOW]
+    add("--experiments", usual, "what is asked", choices=EXPERIMENTS)
     add("--traces", [SHIPPED], "answers to replay: files of python -m benchmarks.record")
     add("--prior", [SHIPPED_PRIOR], "answers to other prompts, likewise")
     add("--language", [SHIPPED_LANGUAGE], "answers in another language, likewise")

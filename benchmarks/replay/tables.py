@@ -93,6 +93,7 @@ FOOTPRINT = {
 SECTIONS = {
     "methods": ("With a prior", compared),
     "cold": ("Without a prior", compared),
+    "paper": ("Beside the paper's SSSD", compared),
     "size": ("A growing prior (SSSD, figure 5a; Double, table 3)", grown),
     "language": ("Another language (SSSD, figure 5b)", grown),
     "entries": ("Whose answers (SSSD, figure 5c)", grown),

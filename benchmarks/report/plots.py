@@ -86,7 +86,7 @@ def where(rows: Rows, **fields: object) -> list[dict]:
 
 def replay(record: dict) -> Iterator[tuple[str, Figure]]:
     for name, rows in record["results"].items():
-        if name in ("methods", "cold"):
+        if name in ("methods", "cold", "paper"):
             yield name, by_nodes(rows)
         elif name in ("size", "language", "entries"):
             yield name, by_size(rows)

@@ -176,6 +176,7 @@ def test_command_writes_tables_plots_and_a_manifest(recorded, tmp_path, capsys):
     asked = [
         "--experiments",
         "cold",
+        "paper",
         "size",
         "language",
         "entries",
@@ -185,10 +186,11 @@ def test_command_writes_tables_plots_and_a_manifest(recorded, tmp_path, capsys):
     report = json.loads(out.read_text())
     assert set(report["manifest"]["prompts"]) == {"traces.jsonl.gz", "prior.jsonl"}
     assert {row["category"] for row in report["results"]["cold"]} == {"a", "b", "all"}
+    assert {row["method"] for row in report["results"]["paper"]} == {OURS, SSSD, "SSSD's paper, 32 tokens"}
     assert report["results"]["size"][0]["documents"] == 0
     plots.draw("replay", report, out.parent)
     assert {path.name for path in out.parent.glob("*.png")} == {
-        f"replay-{name}.png" for name in ("cold", "size", "language")
+        f"replay-{name}.png" for name in ("cold", "paper", "size", "language")
     }
 
 
