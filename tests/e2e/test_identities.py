@@ -15,17 +15,11 @@ from tests.support.servers.engine import ServerSpec
 from tests.support.servers.forked import running
 from tests.support.tiny_model import VOCABULARY
 from tests.unit.certificates import Files, issue, issue_named
-from tests.unit.server.identity_files import AUDIENCE, ISSUER, Issuer, put, write_keys
+from tests.unit.server.identity_files import JWT_SECTION, Issuer, put, write_keys
 from tests.waiting import eventually
 
 TOKEN, OPERATOR = "engine-0123456789", "operator-0123456789"
-TABLE = f"""
-[jwt]
-keys = "keys.json"
-algorithms = ["ES256"]
-audience = "{AUDIENCE}"
-issuer = "{ISSUER}"
-
+TABLE = f"""{JWT_SECTION}
 [identities.engine]
 certificates = ["uri:spiffe://example/engine"]
 tokens = ["sha256:{token_digest(TOKEN)}"]

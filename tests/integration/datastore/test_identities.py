@@ -14,17 +14,11 @@ from datastore_service.tls import client_tls
 from tests.integration.datastore.conftest import specstore
 from tests.support.servers.datastore import DatastoreService
 from tests.unit.certificates import issue, issue_named
-from tests.unit.server.identity_files import AUDIENCE, ISSUER, Issuer, put, write_keys
+from tests.unit.server.identity_files import JWT_SECTION, Issuer, put, write_keys
 from tests.waiting import eventually
 
 TOKEN = "reader-0123456789"
-TABLE = f"""
-[jwt]
-keys = "keys.json"
-algorithms = ["ES256"]
-audience = "{AUDIENCE}"
-issuer = "{ISSUER}"
-
+TABLE = f"""{JWT_SECTION}
 [identities.feeder]
 certificates = ["uri:spiffe://example/feeder"]
 publish = ["acme"]

@@ -11,6 +11,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
 AUDIENCE, ISSUER = "specstore", "https://issuer.example"
+# The part of a table that says which JWTs count: those of an `Issuer` whose keys `write_keys` wrote beside the table.
+JWT_SECTION = f"""
+[jwt]
+keys = "keys.json"
+algorithms = ["ES256"]
+audience = "{AUDIENCE}"
+issuer = "{ISSUER}"
+"""
 
 
 class Issuer:

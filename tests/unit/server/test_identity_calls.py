@@ -32,20 +32,14 @@ from datastore_service.tls import Tls, client_tls
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2 import DraftRequest
 from tests.unit.certificates import issue, issue_named
-from tests.unit.server.identity_files import AUDIENCE, ISSUER, Issuer, put, write_keys
+from tests.unit.server.identity_files import JWT_SECTION, Issuer, put, write_keys
 from tests.unit.server.service import VOCAB, running, serving
 
 SECONDS = 60.0
 READER, OPERATOR = "reader-0123456789", "operator-0123456789"
 HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
 
-TABLE = f"""
-[jwt]
-keys = "keys.json"
-algorithms = ["ES256"]
-audience = "{AUDIENCE}"
-issuer = "{ISSUER}"
-
+TABLE = f"""{JWT_SECTION}
 [identities.engine]
 certificates = ["uri:spiffe://example/engine/*"]
 draft = ["acme"]
