@@ -1,8 +1,10 @@
 """What several test packages share."""
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,8 +41,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGTERM, interrupt)
     if config.getoption("--long"):
         os.environ.setdefault("SPECSTORE_FUZZ", LONG_FUZZ)  # read when the fuzz tests are imported
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a run as Ctrl-C does, so that fixtures stop the servers they started. `timeout` sends it twice: the second one would
+    interrupt the fixtures."""
+    signal.signal(number, lambda *_: None)
+    raise KeyboardInterrupt
 
 
 @pytest.hookimpl(wrapper=True)
