@@ -71,6 +71,7 @@ ROWS = [
     Row(REST, "unit/accelerator/test_interpreted.py", "a GPU's kernels, interpreted: few changes reach them"),
     Row(REST, "unit/benchmarks", "tests simulators and load programs, not the product"),
     Row(REST, "unit/step/test_two_ranks.py", "two processes that import SGLang"),
+    Row(REST, "unit/support/test_parts.py", "imports all tests", ("test_one_process_collects_every_test",)),
 ]
 
 

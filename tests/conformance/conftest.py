@@ -65,8 +65,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A method after the other and, of one, a setup after the other: no server is started twice. A test with the mark `draft_process` is
     for methods that have one."""
-    foreign = [item for item in items if _is_foreign(item)]
-    config.hook.pytest_deselected(items=foreign)
+    ours = {item for item in items if Path(__file__).parent in item.path.parents}
+    foreign = {item for item in ours if _is_foreign(item)}
+    config.hook.pytest_deselected(items=list(foreign))
     items[:] = [item for item in items if item not in foreign]
     methods, setups = list(_methods(config)), [None, *SETUPS]
 
@@ -78,7 +79,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         setup = setups[1] if "stack" in item.fixturenames else given.get("server")
         return methods.index(given["method"].name), setups.index(setup)
 
-    ours = {item for item in items if Path(__file__).parent in item.path.parents}
     ordered = iter(sorted(filter(ours.__contains__, items), key=place))
     items[:] = [next(ordered) if item in ours else item for item in items]  # others stay where they are
 
