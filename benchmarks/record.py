@@ -8,7 +8,7 @@ One JSONL line a prompt: its category and text, the answer's text, and the token
 tokens` takes the answer's: the exact tokens that the server will generate again, which encoding the text anew would
 not always give; benchmarks.traces reads them). A run that was interrupted goes on after the last complete line.
 
-It starts a server of its own, and what it records is for benchmarks. `specstore distil` asks a running server and is for users.
+It starts a server of its own, and what it records is for benchmarks. `specstore collect` asks a running server and is for users.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.progress import track
 
 from benchmarks.options import NEEDED, Parser, add_dtype
 from benchmarks.prompts import Prompt, chat_ids, load_prompts
-from datastore_service.distil.answer_file import AnswerFile
+from datastore_service.answers.answer_file import AnswerFile
 from datastore_service.storage.errors import StorageError
 from tests.support.servers.engine import Endpoint, ServerSpec, exit_when_terminated, running
 

@@ -51,7 +51,7 @@ LAYERS = (
     (_plugin(26, "step"), _plugin(62, "training")),
     (_plugin(16, "draft_process"),),
     (_plugin(33, "methods"),),
-    (_plugin(37, "drafting"), _plugin(56, "draft_side"), _datastore(84, "cli", "server", "distil")),
+    (_plugin(37, "drafting"), _plugin(56, "draft_side"), _datastore(84, "cli", "server", "answers")),
     (_plugin(14, "verification", "early_exit", "start"), _plugin(46, "ledger", "exchange")),
     (_plugin(30, "host", "options", "namespace", "metrics", "cpu"),),
     (_datastore(50, "client"),),

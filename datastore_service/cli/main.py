@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from datastore_service.answers.errors import ModelServerError
 from datastore_service.cli.admin import (
     compact,
     drop_namespace,
@@ -27,7 +28,7 @@ from datastore_service.cli.admin import (
     stats,
     warmup,
 )
-from datastore_service.cli.distil import distil
+from datastore_service.cli.collect import collect
 from datastore_service.cli.options import (
     TOKEN_VARIABLE,
     AsJson,
@@ -40,7 +41,6 @@ from datastore_service.cli.output import errors, visible, write_what_the_termina
 from datastore_service.cli.prior import build_shown
 from datastore_service.cli.query import query
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
-from datastore_service.distil.errors import ModelServerError
 from datastore_service.endpoint import Endpoint, parse_endpoint
 from datastore_service.engine.fusion import FusionWeights, Policy
 from datastore_service.engine.processor import check_processor
@@ -391,7 +391,7 @@ def version() -> None:
 # In the order in which a newcomer needs them, which is that of --help.
 COMMANDS: dict[str, Sequence[Callable[..., None]]] = {
     "Serve": (serve, health),
-    "Fill": (build, distil, warmup, upgrade),
+    "Fill": (build, collect, warmup, upgrade),
     "Look": (query, stats, namespaces, sessions),
     "Keep and forget": (snapshot, snapshots, restore, flush, compact, drop_namespace),
     "Names": (fingerprint, version),

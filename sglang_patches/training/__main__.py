@@ -1,6 +1,6 @@
 """`python -m sglang_patches.training exits|head --model MODEL --answers FILE --out OUT`: trains early exits or an EAGLE-3 head for a model.
 
-The answers are the model's own, as `specstore distil` collects them from a running server.
+The answers are the model's own, as `specstore collect` collects them from a running server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is trained on: a model's own answers, as `specstore distil` collects them, and what the model computes at their
+"""What is trained on: a model's own answers, as `specstore collect` collects them, and what the model computes at their
 tokens: the hidden states at some layers, and the token that it then expects."""
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exits(model, tmp_path_factory):
-    """From answers as `specstore distil` writes them."""
+    """From answers as `specstore collect` writes them."""
     folder, tokenizer = tmp_path_factory.mktemp("exits"), AutoTokenizer.from_pretrained(model)
     answers, out = folder / "answers.jsonl", folder / "exits.safetensors"
     with answers.open("w") as file:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import record
 from benchmarks.prompts import Prompt
 from benchmarks.traces import load_traces
-from datastore_service.distil.answer_file import AnswerFile
+from datastore_service.answers.answer_file import AnswerFile
 from datastore_service.storage.errors import StorageError
 
 

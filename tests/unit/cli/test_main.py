@@ -137,7 +137,7 @@ def test_the_endpoint_may_be_a_variable(command):
         assert endpoint.envvar == ENDPOINT_VARIABLE and not endpoint.required
         words = [command, "1", "--ids"] if command == "query" else [command]
         needed = [["--model", "m"], ["--tokenizer", "0" * 64]]
-        live = command == "distil"  # its --live asks a service
+        live = command == "collect"  # its --live asks a service
         named = [word for option in needed if live or option[0] in required(command) for word in option]
         words += ["prompts", "--out", "answers", "--live"] * live
         words += ["--all"] * (command == "flush") + ["--server-file", "f"] * (command == "warmup")
@@ -164,6 +164,6 @@ def test_help_lists_the_verbs_in_the_order_of_their_use():
     assert run().stdout.split("Options")[1] == shown.split("Options")[1]
     listed = re.findall(r"^\u2502 ([a-z]+) ", shown, re.MULTILINE)
     order = [
-        listed.index(verb) for verb in ("serve", "build", "distil", "query", "stats", "flush", "version")
+        listed.index(verb) for verb in ("serve", "build", "collect", "query", "stats", "flush", "version")
     ]
     assert order == sorted(order)

@@ -11,13 +11,13 @@ from prometheus_client import start_http_server
 import benchmarks
 import datastore_service
 import sglang_patches
+from datastore_service.answers.chat_server import ChatServer
 from datastore_service.client.channel import open_channel
-from datastore_service.distil.chat_server import ChatServer
 from sglang_patches.launch.router import _healthy
 from sglang_patches.launch.serve import http_healthy
 from tests.support import servers
 from tests.support.servers.metrics import samples
-from tests.unit.distil.stand_in import answered, standing_in
+from tests.unit.answers.stand_in import answered, standing_in
 from tests.unit.server.service import running
 
 NOBODY = "http://127.0.0.1:1"

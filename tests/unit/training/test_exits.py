@@ -128,7 +128,7 @@ def test_what_would_fail_in_the_end_is_named_at_once(model, tmp_path, monkeypatc
         train(run, Console(file=io.StringIO()))
 
 
-def test_answers_are_read_as_distil_writes_them(model, tmp_path):
+def test_answers_are_read_as_collect_writes_them(model, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(model)
     file = tmp_path / "answers.jsonl"
     rows = [{"prompt": "ab", "answer": "cd", "round": 1}, {"prompt": "ab", "answer": "?", "tokens": [7, 1]}]

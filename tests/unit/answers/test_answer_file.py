@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from datastore_service.distil.answer_file import AnswerFile
+from datastore_service.answers.answer_file import AnswerFile
 from datastore_service.storage.errors import StorageError
 
 

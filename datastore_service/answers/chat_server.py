@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import httpx
 
-from datastore_service.distil.errors import ModelServerError
-from datastore_service.distil.prompts import Prompt
+from datastore_service.answers.errors import ModelServerError
+from datastore_service.answers.prompts import Prompt
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 600.0  # without a byte

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from datastore_service.distil.prompts import Prompt, read_prompts
+from datastore_service.answers.prompts import Prompt, read_prompts
 from datastore_service.storage.errors import StorageError
 
 

@@ -1,4 +1,4 @@
-"""`specstore distil`: a served model's own answers as a corpus, and from it a prior or live text."""
+"""`specstore collect`: a served model's own answers as a corpus, and from it a prior or live text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn
 
+from datastore_service.answers.answer_file import AnswerFile
+from datastore_service.answers.errors import ModelServerError
+from datastore_service.answers.prompts import Question, read_prompts
 from datastore_service.cli.admin import add_documents
 from datastore_service.cli.options import (
     FINGERPRINT,
@@ -25,9 +28,6 @@ from datastore_service.cli.options import (
 from datastore_service.cli.output import errors, progress
 from datastore_service.cli.prior import BuiltPrior, build_shown
 from datastore_service.client import tokenizer_fingerprint
-from datastore_service.distil.answer_file import AnswerFile
-from datastore_service.distil.errors import ModelServerError
-from datastore_service.distil.prompts import Question, read_prompts
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.manifest import has_manifest, read_manifest
@@ -123,7 +123,7 @@ class Corpus:
         return f"{self.file}: {self.answers:,} answers, {held}"
 
 
-def distil(
+def collect(
     command: typer.Context,
     prompts: Annotated[
         list[Path], typer.Argument(help="JSONL or Parquet (see --field), or plain text, which is one prompt")
@@ -165,8 +165,8 @@ def _ask(asking: AskingOptions, questions: Sequence[Question], file: AnswerFile)
 
 
 def _ask_shown(asking: AskingOptions, questions: Sequence[Question], file: AnswerFile) -> None:
-    from datastore_service.distil.asking import Wishes, ask_all
-    from datastore_service.distil.chat_server import Answer, ChatServer
+    from datastore_service.answers.asking import Wishes, ask_all
+    from datastore_service.answers.chat_server import Answer, ChatServer
 
     wishes = Wishes(asking.temperature, asking.max_tokens, asking.concurrency)
 

@@ -1,4 +1,4 @@
-"""`specstore distil` as a user runs it: in a shell on a terminal, against a real server, interrupted and continued."""
+"""`specstore collect` as a user runs it: in a shell on a terminal, against a real server, interrupted and continued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.servers.forked import running
 from tests.support.tiny_model import write_spelling_model
 from tests.waiting import eventually
 
-TENANT, ROUNDS, TOKENS, MATCH = "distil", 2, 64, 8
+TENANT, ROUNDS, TOKENS, MATCH = "collect", 2, 64, 8
 ENVIRONMENT = os.environ | {"SPECSTORE_ADMIN_TOKEN": TOKEN}
 CTRL_C = b"\x03"
 PROMPTS = ["".join(random.Random(i).choices(string.ascii_lowercase, k=6 + i)) for i in range(40)]
@@ -63,14 +63,14 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return write_spelling_model(tmp_path_factory.mktemp("distilled"))
+    return write_spelling_model(tmp_path_factory.mktemp("collected"))
 
 
 @pytest.fixture(scope="module")
 def server(model, datastore_endpoint, logs):
     flags = ("--context-length", "512", "--specstore-endpoint", datastore_endpoint)
     flags += ("--specstore-tenant", TENANT, "--specstore-length", "static")
-    spec = ServerSpec("distilled", model, "SSSD", "float32", nodes=7, flags=flags, max_total_tokens=8192)
+    spec = ServerSpec("collected", model, "SSSD", "float32", nodes=7, flags=flags, max_total_tokens=8192)
     with running(spec, logs) as server:
         yield server
 
@@ -89,7 +89,7 @@ def lines(path: Path) -> list[bytes]:
 def test_an_interrupted_run_is_continued_to_a_prior_that_drafts(server, model, datastore_endpoint, tmp_path):
     prompts, out, prior = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", tmp_path / "prior"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
-    words = [*SPECSTORE, "distil", prompts, "--server", server.url, "--out", out, "--rounds", ROUNDS]
+    words = [*SPECSTORE, "collect", prompts, "--server", server.url, "--out", out, "--rounds", ROUNDS]
     words += ["--max-tokens", TOKENS, "--concurrency", 2, "--prior", prior, "--tokenizer", model]
     words += ["--live", "--endpoint", datastore_endpoint, "--model", model.name, "--tenant", TENANT]
     command, all_of_them = shlex.join(map(str, words)), ROUNDS * len(PROMPTS)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from datastore_service.distil.chat_server import Answer, ChatServer
-from datastore_service.distil.prompts import Question
+from datastore_service.answers.chat_server import Answer, ChatServer
+from datastore_service.answers.prompts import Question
 
 GREEDY = 0.0
 

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from datastore_service.distil import chat_server
-from datastore_service.distil.asking import Wishes, ask_all
-from datastore_service.distil.chat_server import Answer, ChatServer
-from datastore_service.distil.errors import ModelServerError
-from datastore_service.distil.prompts import Prompt, Question
-from tests.unit.distil.stand_in import BROKEN, answered, standing_in
+from datastore_service.answers import chat_server
+from datastore_service.answers.asking import Wishes, ask_all
+from datastore_service.answers.chat_server import Answer, ChatServer
+from datastore_service.answers.errors import ModelServerError
+from datastore_service.answers.prompts import Prompt, Question
+from tests.unit.answers.stand_in import BROKEN, answered, standing_in
 
 PROMPT = Prompt("why?", "file: document 1")
 
