@@ -6,6 +6,7 @@ Readers raise RefusalError (INVALID_ARGUMENT) naming the field and its limit. An
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -27,7 +28,6 @@ from datastore_service.server.refusal import RefusalError, invalid, precondition
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
 INT32_MAX = 2**31 - 1
-_FEW = 32  # tokens that Python checks faster than NumPy
 
 
 def namespace_message(namespace: Namespace) -> pb.Namespace:
@@ -114,11 +114,10 @@ def _budgets(queries: pb.Queries, limits: ServiceLimits) -> list[Budget]:
         _check_column(len(getattr(queries, name)), len(queries.lengths), name, "queries")
         _check_values(getattr(queries, name), limit, name)
     bounds = list(zip(queries.nodes, queries.depths, queries.children, strict=True))
-    made = {bound: Budget(*bound) if bound[0] else NO_DRAFT for bound in set(bounds)}  # mostly one
     for i, (nodes, depth, children) in enumerate(bounds):
         if nodes and not (depth and children):
             raise invalid(f"nodes[{i}]: {nodes} need a depth and children of at least 1")
-    return [made[bound] for bound in bounds]
+    return [_made_once(*bound) if bound[0] else NO_DRAFT for bound in bounds]
 
 
 def _check_values(values: Sequence[int], limit: int, field: str) -> None:
@@ -153,7 +152,10 @@ def _budget(budget: pb.Budget, limits: ServiceLimits) -> Budget:
         return NO_DRAFT
     if depth == 0 or children == 0:
         raise invalid(f"budget: {nodes} nodes need a depth and children of at least 1")
-    return Budget(nodes, depth, children)
+    return _made_once(nodes, depth, children)
+
+
+_made_once = functools.lru_cache(64)(Budget)  # most entries of most steps have the same
 
 
 def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
@@ -176,15 +178,11 @@ def _check_limit(value: int, limit: int, field: str, unit: str = "") -> None:
 
 def _tokens(tokens: Sequence[int], field: str, vocab_size: int) -> np.ndarray:
     """int32 array of a field of uint32."""
-    if len(tokens) < _FEW:
-        values = list(tokens)
-        if not values or max(values) < vocab_size:
-            return np.array(values, np.int32)
-    array = np.fromiter(tokens, np.int64, len(tokens))
-    if array.max() >= vocab_size:
-        first = int((array >= vocab_size).argmax())
-        raise invalid(f"{field}[{first}]: {array[first]} is not below the vocabulary's {vocab_size}")
-    return array.astype(np.int32)
+    values = tokens[:]  # a list, made faster than by iterating
+    if values and max(values) >= vocab_size:
+        first = next(i for i, value in enumerate(values) if value >= vocab_size)
+        raise invalid(f"{field}[{first}]: {values[first]} is not below the vocabulary's {vocab_size}")
+    return np.array(values, np.int32)
 
 
 def reply_message(step: int, replies: Sequence[Reply]) -> pb.DraftReply:
