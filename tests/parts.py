@@ -70,7 +70,14 @@ ROWS = [
     Row(REST, "integration/datastore/test_strangers.py", "clients that say anything, for seconds each"),
     Row(REST, "unit/accelerator/test_interpreted.py", "a GPU's kernels, interpreted: few changes reach them"),
     Row(REST, "unit/benchmarks", "tests simulators and load programs, not the product"),
+    Row(
+        REST,
+        "unit/launch/test_serve.py",
+        "imports SGLang in a process of its own, as another test does",
+        ("test_an_algorithm_that_there_is", "NEXTN"),
+    ),
     Row(REST, "unit/step/test_two_ranks.py", "two processes that import SGLang"),
+    Row(REST, "unit/support/test_lanes.py", "tests the runner of tests, in processes"),
     Row(REST, "unit/support/test_parts.py", "imports all tests", ("test_one_process_collects_every_test",)),
 ]
 

@@ -1,7 +1,6 @@
 """A head that is trained says more of what its model says than one that is not, and its folder has what SGLang reads."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
 
+from sglang_patches.training.__main__ import main  # noqa: E402
 from sglang_patches.training.answers import Text  # noqa: E402
 from sglang_patches.training.heads import (  # noqa: E402
     Eagle3,
@@ -94,12 +94,9 @@ def test_a_chain_sees_its_text_and_its_own_steps_alone(model):
         ),
     ],
 )
-def test_what_cannot_be_trained_is_said_in_a_line(model, tmp_path, words, status, said):
+def test_what_cannot_be_trained_is_said_in_a_line(model, tmp_path, monkeypatch, capsys, words, status, said):
     given = [word.format(model=model, out=tmp_path / "out") for word in words]
-    ended = subprocess.run(
-        [sys.executable, "-m", "sglang_patches.training", "head", *given],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == status and said in ended.stderr.splitlines()[-1], ended.stderr
+    monkeypatch.setattr(sys, "argv", ["training", "head", *given])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main())
+    assert ended.value.code == status and said in capsys.readouterr().err.splitlines()[-1]
