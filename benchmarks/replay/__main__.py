@@ -16,8 +16,10 @@ from benchmarks.replay.experiments import EXPERIMENTS, SLOW, Setting
 from benchmarks.replay.footprint import footprint
 from benchmarks.replay.methods import NEEDS_PEERS, available
 from benchmarks.report.records import finish
-from benchmarks.sources import source_documents
+from benchmarks.sources import SUFFIXES, source_documents
 from benchmarks.traces import SHIPPED, SHIPPED_LANGUAGE, SHIPPED_PRIOR, Trace, by_category, load_traces
+
+KIND_TOKENS = 1_000_000  # of each kind of text
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -35,13 +37,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dataset", None, dataset, nargs=3, metavar=("CATEGORY", "RECORDED", "DATASET"))
     add("--per-category", 1000, "traces of each")
     add("--nodes", [4, 8, 16, 32, 64], "of a draft")
-    add("--tokenizer", None, "tokenizer.json: of --dataset and --footprint", type=Path)
+    add("--tokenizer", None, "tokenizer.json: of --dataset, --footprint and the experiment kinds", type=Path)
     add("--footprint", 0, "also index that much of Python's sources", metavar="TOKENS")
     add("--vocab-size", 49152, "of the answers")
     add("--seed", 0, "of the order of the traces")
     given = parser.parse_args(argv)
-    if (given.dataset or given.footprint) and not given.tokenizer:
-        parser.error("--tokenizer: needed by --dataset and --footprint")
+    if (given.dataset or given.footprint or "kinds" in given.experiments) and not given.tokenizer:
+        parser.error("--tokenizer: needed by --dataset, --footprint and the experiment kinds")
     if given.dataset:
         category, *files = given.dataset
         given.dataset = (category, *map(Path, files))
@@ -73,8 +75,16 @@ def setting_of(given: argparse.Namespace) -> Setting:
         entries = {"the model's": own, "the dataset's": theirs}
     return Setting(
         chosen(load_traces(*given.traces), given.per_category, given.seed), answers(given.prior), answers(given.language),
-        entries, category, given.nodes, given.vocab_size,
+        entries, category, given.nodes, given.vocab_size, kinds_of(given),
     )  # fmt: skip
+
+
+def kinds_of(given: argparse.Namespace) -> dict[str, list[np.ndarray]]:
+    """The texts of the experiment kinds, if it is asked for."""
+    if "kinds" not in given.experiments:
+        return {}
+    tokenizer = Tokenizer.from_file(str(given.tokenizer))
+    return {kind: source_documents(tokenizer, KIND_TOKENS, given.seed, kind) for kind in SUFFIXES}
 
 
 def files_of(given: argparse.Namespace) -> list[Path]:

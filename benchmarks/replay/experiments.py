@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from benchmarks.prompts import ALL, spec_bench_category
 from benchmarks.replay.method import Method, replay
-from benchmarks.replay.methods import METHODS, NEEDS_PEERS, OURS, PAPER, Corpus, Ours, Tiers, available
+from benchmarks.replay.methods import (
+    METHODS,
+    NEEDS_PEERS,
+    OURS,
+    PAPER,
+    SUFFIX_TREE,
+    Corpus,
+    Ours,
+    Tiers,
+    available,
+)
 from benchmarks.report.statistics import ratio_of_sums, throughput_ratio
+from benchmarks.sources import digest, versions
 from benchmarks.traces import Trace
 
 NODES = 16  # of experiments about something else
 # Useful without a corpus.
 COLD = (OURS, "prompt lookup", "SGLang trie", "SGLang trie, by frequency", *NEEDS_PEERS)
 HALVINGS = 6
+# A kind's long documents stand for prompts with their answers.
+PROMPT, ANSWER = 256, 512  # tokens
+ANSWERS = 50  # that are replayed
 
 Documents = Sequence[np.ndarray]
 
@@ -24,7 +38,8 @@ Documents = Sequence[np.ndarray]
 @dataclass(frozen=True)
 class Setting:
     """prior: recorded answers to other prompts than those of the traces. language: answers in another language, also to other
-    prompts. entries: by whose they are, answers to the same questions, tried on the traces of `entries_category`."""
+    prompts. entries: by whose they are, answers to the same questions, tried on the traces of `entries_category`. kinds: by kind of text
+    (benchmarks.sources) its documents."""
 
     traces: Sequence[Trace]
     prior: Documents
@@ -33,6 +48,7 @@ class Setting:
     entries_category: str
     nodes: Sequence[int]
     vocab_size: int
+    kinds: dict[str, Documents] = field(default_factory=dict)
 
     def corpus(self, *parts: Documents) -> Corpus:
         return Corpus([document for part in parts for document in part], vocab_size=self.vocab_size)
@@ -160,6 +176,25 @@ def entries(setting: Setting) -> list[dict]:
     return [record for record in records if record["category"] != ALL]
 
 
+def kinds(setting: Setting) -> list[dict]:
+    """Ours beside the paper's SSSD and suffix decoding on each kind of text: some documents are prompts with their answers, the others are the prior."""
+    records = [row | {"texts": ""} for row in _of_kind(setting, "recorded answers", setting.prior)]
+    for kind, documents in setting.kinds.items():
+        long = [document for document in documents if len(document) >= PROMPT + ANSWER][:ANSWERS]
+        traces = [Trace(kind, each[:PROMPT], each[PROMPT : PROMPT + ANSWER]) for each in long]
+        replayed = set(map(id, long))
+        others = [document for document in documents if id(document) not in replayed]
+        labels = {"texts": digest(documents), "packages": versions(kind)}
+        records += [row | labels for row in _of_kind(replace(setting, traces=traces), kind, others)]
+    return records
+
+
+def _of_kind(setting: Setting, kind: str, prior: Documents) -> list[dict]:
+    others = [name for name in (*PAPER, SUFFIX_TREE) if name in available()]
+    rows = compared(setting, setting.corpus(prior), [OURS, *others])
+    return [row | {"category": kind} for row in rows if row["category"] == ALL]
+
+
 EXPERIMENTS = {
     "methods": methods,
     "cold": cold,
@@ -167,5 +202,6 @@ EXPERIMENTS = {
     "language": language,
     "entries": entries,
     "paper": paper,
+    "kinds": kinds,
 }
-SLOW = ("paper",)  # asked for by name alone
+SLOW = ("paper", "kinds")  # asked for by name alone

@@ -119,6 +119,7 @@ def _sssd(prefix: int) -> Factory:
 
 # Written to be read beside the paper: so slow that it is replayed where it is asked for alone.
 PAPER: dict[str, Factory] = {f"SSSD's paper, {prefix} tokens": _sssd(prefix) for prefix in SSSD_PREFIXES}
+SUFFIX_TREE = "suffix decoding, tree"
 PEERS: dict[str, Factory] = {
     "prompt lookup": lambda corpus, nodes: PromptLookup(nodes),
     "REST-style": lambda corpus, nodes: Rest(corpus.segments, nodes),
@@ -127,7 +128,7 @@ PEERS: dict[str, Factory] = {
     "SGLang trie + corpus": lambda corpus, nodes: SglangNgram(nodes, automaton=corpus.documents),
     "SGLang trie, warmed": lambda corpus, nodes: SglangNgram(nodes, warm=corpus.documents),
     "suffix decoding": lambda corpus, nodes: SuffixDecoding(corpus.documents, nodes, tree=False),
-    "suffix decoding, tree": lambda corpus, nodes: SuffixDecoding(corpus.documents, nodes, tree=True),
+    SUFFIX_TREE: lambda corpus, nodes: SuffixDecoding(corpus.documents, nodes, tree=True),
 }
 METHODS = OWN | PAPER | PEERS
 NEEDS_PEERS = tuple(name for name in PEERS if name.startswith("suffix decoding"))

@@ -74,6 +74,18 @@ def strongest(others: Sequence[dict], category: str, nodes: int) -> dict:
     return min(here, key=lambda row: row["ours_over_it"]["value"])
 
 
+def by_kind(rows: Sequence[dict]) -> list[str]:
+    """Ours over each other method by kind of text, and what the texts were."""
+    others = [row for row in rows if not is_ours(row)]
+    budgets, cells = pivot(others, ("category", "method"), "nodes", lambda row: interval(row["ours_over_it"]))
+    texts = {row["category"]: row for row in rows if row["texts"]}
+    named = (
+        f"- {kind}: {', '.join(f'{name} {number}' for name, number in row['packages'].items())}; SHA-256 of its tokens {row['texts'][:16]}"
+        for kind, row in texts.items()
+    )
+    return [*table(("ours over it", "method", *_nodes(budgets)), cells), *named, ""]
+
+
 def _nodes(budgets: Sequence[int]) -> list[str]:
     return [f"{nodes} nodes" for nodes in budgets]
 
@@ -94,6 +106,7 @@ SECTIONS = {
     "methods": ("With a prior", compared),
     "cold": ("Without a prior", compared),
     "paper": ("Beside the paper's SSSD", compared),
+    "kinds": ("Kinds of text, beside the paper's SSSD and suffix decoding", by_kind),
     "size": ("A growing prior (SSSD, figure 5a; Double, table 3)", grown),
     "language": ("Another language (SSSD, figure 5b)", grown),
     "entries": ("Whose answers (SSSD, figure 5c)", grown),

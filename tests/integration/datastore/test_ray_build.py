@@ -4,10 +4,8 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ import pytest
 
 from datastore_service.storage.build import Progress, build_prior
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.ray_cluster import RayCluster
+from datastore_service.storage.ray_cluster import ATTEMPTS, RayCluster
 from tests.integration.datastore.conftest import VOCAB, specstore
 from tests.waiting import eventually
 
@@ -115,28 +113,37 @@ def test_a_bad_document_is_named_by_its_worker(head, tokenizer, tmp_path):
         build_prior([bad], tmp_path / "prior", tokenizer, field="ids", builder=cluster.build)
 
 
-@pytest.mark.long
-def test_a_part_whose_workers_always_die_is_named(head, large_corpus, tokenizer, tmp_path):
-    """Every worker is killed as soon as it works. What is in the prior by then stays, and the build goes on there."""
-    process, address = head
-    program = f"""
+# Every worker but those of the first part dies as soon as it works. A function of the main module reaches the workers as it stands here.
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from datastore_service.storage import ray_cluster
 from datastore_service.storage.build import build_prior
-from datastore_service.storage.ray_cluster import RayCluster
-with RayCluster({address!r}) as cluster:
-    build_prior({list(map(str, large_corpus))!r}, {str(tmp_path / "prior")!r}, {str(tokenizer)!r}, "ids",
-                {SEGMENT_TOKENS}, builder=cluster.build)
+
+def build_or_die(recipe, part):
+    from datastore_service.storage.parts import build_part
+    if part.number:
+        with open(died, "a") as log:
+            print(part.paths[0], file=log)
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield from build_part(recipe, part, threads=1)
+
+address, died, prior, tokenizer, segment_tokens, *corpus = sys.argv[1:]
+ray_cluster._build_on_worker = build_or_die
+with ray_cluster.RayCluster(address) as cluster:
+    build_prior(corpus, prior, Path(tokenizer), "ids", int(segment_tokens), builder=cluster.build)
 """
-    builder = subprocess.Popen(
-        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=os.environ | QUIET
-    )
-    while builder.poll() is None:
-        for worker in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if worker.cmdline()[:1] == [BUSY]:
-                    worker.send_signal(signal.SIGKILL)
-        time.sleep(0.01)
-    assert "OSError: ray: the part that begins with" in builder.stderr.read()
+
+
+def test_a_part_whose_workers_always_die_is_named(head, large_corpus, tokenizer, tmp_path):
+    """What is in the prior by then stays, and the build goes on there."""
+    died, prior = tmp_path / "died", tmp_path / "prior"
+    words = [head[1], died, prior, tokenizer, SEGMENT_TOKENS, *large_corpus]
+    command = [sys.executable, "-c", DYING, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | QUIET, timeout=600)
+    assert f"OSError: ray: the part that begins with {large_corpus[1]} was not built" in done.stderr
+    assert died.read_text().split().count(str(large_corpus[1])) == ATTEMPTS
     options = {"field": "ids", "segment_tokens": SEGMENT_TOKENS}
-    build_prior(large_corpus, tmp_path / "prior", tokenizer, **options)
+    build_prior(large_corpus, prior, tokenizer, **options)
     build_prior(large_corpus, tmp_path / "here", tokenizer, **options)
-    assert contents(tmp_path / "prior") == contents(tmp_path / "here")
+    assert contents(prior) == contents(tmp_path / "here")

@@ -6,15 +6,20 @@ from functools import partial
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from benchmarks import sources
 from benchmarks.replay import __main__ as command
 from benchmarks.replay import peers
-from benchmarks.replay.experiments import Setting, growing, run
+from benchmarks.replay.experiments import ANSWER, PROMPT, Setting, growing, kinds, run
 from benchmarks.replay.footprint import footprint
 from benchmarks.replay.method import Method, chain_of, replay, tree_of
-from benchmarks.replay.methods import METHODS, OURS, Corpus, available
+from benchmarks.replay.methods import METHODS, OURS, PAPER, Corpus, available
 from benchmarks.replay.sssd import STOP, SubIndex, from_datastore
+from benchmarks.replay.tables import tables
 from benchmarks.report import plots
+from benchmarks.report.records import dumps
+from benchmarks.sources import SUFFIXES, digest, source_documents, versions
 from benchmarks.traces import Trace, load_traces
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import EMPTY_TREE
@@ -143,6 +148,46 @@ def test_paired_ratio_compares_with_ours():
 def test_growing_priors_double_and_start_empty():
     assert list(map(len, growing(range(100)))) == [0, 1, 3, 6, 12, 25, 50, 100]
     assert list(map(len, growing([]))) == [0]
+
+
+def test_a_kind_is_replayed_on_its_long_documents_and_the_others_are_the_prior():
+    repeated, short = np.tile(PHRASE, 13), np.concatenate([unrelated(5), PHRASE])
+    assert len(repeated) >= PROMPT + ANSWER > len(short)
+    recorded = Trace("any", PHRASE[:5], PHRASE[5:])
+    setting = Setting([recorded], [PHRASE], [], {}, "", [4], VOCABULARY, {"web": [short, repeated]})
+    rows = kinds(setting)
+    assert {(row["category"], row["method"]) for row in rows} >= {
+        (kind, name) for kind in ("recorded answers", "web") for name in (OURS, *PAPER)
+    }
+    (web,) = (row for row in rows if (row["category"], row["method"]) == ("web", OURS))
+    assert web["traces"] == 1 and web["tokens_per_step"].value > 4
+    assert web["packages"] == versions("web") and web["texts"] == digest([short, repeated])
+    shown = "\n".join(tables(json.loads(dumps({"results": {"kinds": rows}}))))
+    assert f"- web: kubernetes_validate {versions('web')['kubernetes_validate']}" in shown
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def test_a_text_is_the_same_every_time_and_of_packages_that_are_there(byte_tokenizer):
+    documents = source_documents(byte_tokenizer, 20_000, kind="prose")
+    assert sum(map(len, documents)) >= 20_000
+    assert digest(documents) == digest(source_documents(byte_tokenizer, 20_000, kind="prose"))
+    assert digest(documents) != digest(documents[::-1])
+    assert all(versions(kind) for kind in SUFFIXES)
+
+
+def test_more_text_than_there_is_is_refused(byte_tokenizer, monkeypatch):
+    monkeypatch.setitem(sources.PACKAGES, "prose", ("ray",))
+    with pytest.raises(
+        ValueError, match=r"^tokens: the packages' prose files hold \d+, 1000000000 are wanted"
+    ):
+        source_documents(byte_tokenizer, 10**9, kind="prose")
 
 
 def test_footprint_measures_an_index_in_a_process_of_its_own():
