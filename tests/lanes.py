@@ -34,19 +34,25 @@ WITH_SGLANG = [
 ]
 
 
+DEMO_MODEL = ["tests/e2e/test_demo_model.py", "tests/e2e/test_compose.py"]
+
+
 def without(paths: list[str]) -> list[str]:
     return [f"--ignore={path}" for path in paths]
 
 
-# The runs of pytest. What starts servers of the demo model is in one run: two of them side by side would need more than 24 GiB.
 RUNS = {
     "conformance-servers": ["tests/conformance", *without(IN_PROCESS)],
     "conformance-in-process": IN_PROCESS,
-    "e2e": ["tests/e2e"],
+    "e2e": ["tests/e2e", *without(DEMO_MODEL)],
+    "e2e-demo-model": DEMO_MODEL[:1],
+    "e2e-compose": DEMO_MODEL[1:],
     "units": ["tests/unit", *without(WITH_SGLANG)],
     "units-with-sglang": WITH_SGLANG,
     "integration": ["tests/integration"],
 }
+# Of what starts servers of the demo model one run at a time: two side by side would need more than 24 GiB.
+LARGE = {"e2e", "e2e-demo-model", "e2e-compose"}
 CLOCK = "clock"  # the run of tests with strict limits of time: alone, when all others are over
 # With --long also the other versions of SGLang, and the suite again for each method with a draft process, with the two extremes of drafts. What tries all drafts
 # in any run is left out.
@@ -61,10 +67,10 @@ LONG = {
 LONG["versions"] = ["tests/versions"]
 # Seconds that the runs took on two cores, for the first time: later the last report says it. Others take LONG_RUN.
 SECONDS = {
-    TEST: {"conformance-servers": 140, "conformance-in-process": 150, "e2e": 100, "units": 300}
-    | {"units-with-sglang": 180, "integration": 160, CLOCK: 60},
-    REST: {"conformance-servers": 700, "conformance-in-process": 450, "e2e": 800, "units": 20}
-    | {"units-with-sglang": 300, "integration": 90, CLOCK: 300},
+    TEST: {"conformance-servers": 230, "conformance-in-process": 170, "e2e": 70, "e2e-demo-model": 120}
+    | {"e2e-compose": 1, "units": 450, "units-with-sglang": 200, "integration": 230, CLOCK: 40},
+    REST: {"conformance-servers": 1000, "conformance-in-process": 600, "e2e": 900, "e2e-demo-model": 1}
+    | {"e2e-compose": 400, "units": 100, "units-with-sglang": 400, "integration": 150, CLOCK: 300},
 }
 LONG_RUN = 600
 PARTS = {TEST: ["--part", TEST], REST: ["--part", REST], "long": ["--long"]}  # words of pytest
@@ -76,7 +82,7 @@ SLOWEST = 40  # tests that each lane lists
 FILES = 25  # that the summary lists
 REASON = 12  # last lines of a failure that it shows
 TRACEBACK = 80  # last lines of a failure that are printed before it
-NO_TESTS = 5  # pytest's status when it found none
+INTERRUPTED, NO_TESTS = 2, 5  # pytest's status when it was ended, and when it found no test
 TELL_SECONDS = 60.0  # between two lines of progress where no terminal shows the last one alone
 CLEAR = "\r\x1b[2K"  # a terminal's line
 
@@ -201,14 +207,14 @@ class Teller:
 def run(runs: dict[str, list[str]], folder: Path, teller: Teller) -> list[Result]:
     """Runs them all in this order, `LANES` at a time; interrupted, they end as an interrupted pytest does, and no further one is
     started."""
-    waiting = list(runs.items())
+    waiting = dict(runs)
     running: list[Running] = []
     results: list[Result] = []
     while running or waiting:
         try:
-            while waiting and (len(running) < LANES if waiting[0][0] != CLOCK else not running):
+            while len(running) < LANES and (name := following(waiting, [busy.name for busy in running])):
                 lane = min(set(range(LANES)) - {busy.lane for busy in running})
-                running.append(Running(*waiting.pop(0), folder, lane))
+                running.append(Running(name, waiting.pop(name), folder, lane))
             time.sleep(0.5)
             teller.tell(running, results)
         except KeyboardInterrupt:
@@ -221,6 +227,16 @@ def run(runs: dict[str, list[str]], folder: Path, teller: Teller) -> list[Result
         results += [busy.result() for busy in ended]
     teller.end()
     return results
+
+
+def following(waiting: Iterable[str], running: list[str]) -> str | None:
+    """The first waiting run that may begin beside those that are running."""
+    for name in waiting:
+        if name == CLOCK and running:
+            return None
+        if name not in LARGE or LARGE.isdisjoint(running):
+            return name
+    return None
 
 
 def read(path: Path) -> ElementTree.Element | None:
@@ -357,6 +373,9 @@ def main() -> None:
     runs = runs_of(part, seconds)
     results = run(runs, folder, Teller({name: seconds[name] for name in runs}))
     took = time.monotonic() - began
+    for result in results:
+        if result.status == INTERRUPTED:  # a later sitting does not take a part of the run for the whole
+            (folder / f"{result.name}.xml").unlink(missing_ok=True)
     write_report([*earlier, *results], took + (spent(last) if earlier else 0.0), folder / "report.xml")
     counted = [("", counts_of(results), took)]
     if earlier:

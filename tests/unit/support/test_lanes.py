@@ -110,6 +110,22 @@ def test_a_part_in_several_sittings_has_one_report(run):
     assert len(list(report.iter("testcase"))) == 4
 
 
+def test_of_what_takes_much_memory_one_run_is_made_at_a_time():
+    one, other = sorted(lanes.LARGE)[:2]
+    assert lanes.following([one, other, "units"], []) == one
+    assert lanes.following([other, "units"], [one]) == "units"
+    assert lanes.following([other], [one]) is None
+    assert lanes.following([lanes.CLOCK], ["units"]) is None
+    assert lanes.following([lanes.CLOCK], []) == lanes.CLOCK
+
+
+def test_a_run_that_was_interrupted_counts_as_not_made_in_a_later_sitting(run):
+    status, said, _ = run(f"{GOOD}def test_z(): raise KeyboardInterrupt\n", GOOD, only=("run0",))
+    assert status == 1 and " 2 passed, 1 skipped, 1 errors in " in said[-1]
+    _, said, _ = run(GOOD, GOOD, only=("run1",))
+    assert said[-2] == "not run yet: clock, run0"
+
+
 def test_a_whole_part_forgets_earlier_sittings(run):
     run(GOOD, BAD, only=("run1",))
     status, said, _ = run(GOOD)
@@ -207,11 +223,11 @@ def test_on_a_terminal_one_line_is_written_again_and_cut_to_its_width(capfd, mon
 def test_what_is_left_to_make_test_all_is_counted(tmp_path):
     """By the suite's own table, on the tests of this folder and of the benchmarks."""
     progress = tmp_path / "progress"
-    words = ["tests/unit/benchmarks/test_statistics.py", __file__, "--part", "test"]
-    words += ["-k", "statistics or in_seconds", "-p", "tests.progress", f"--progress={progress}", "-q"]
+    words = ["tests/unit/benchmarks/test_statistics.py", "tests/unit/support/test_skips.py", "--part", "test"]
+    words += ["-p", "tests.progress", f"--progress={progress}", "-q"]
     command = [sys.executable, "-m", "pytest", "--collect-only", *words]
     done = subprocess.run(command, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True, timeout=300)
     assert "test_statistics" not in done.stdout
     total, left = map(int, progress.read_text().split())
-    assert total == 2 and left > 3
+    assert total == 3 and left > 3
     assert f", {left} more in make test-all" in lanes.last_line(lanes.Counter(passed=total), 1.0, left)
