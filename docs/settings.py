@@ -119,7 +119,7 @@ SETTINGS = (
         grammar_backend="outlines",
     ),
     refused(
-        "a backend that ignores the mask of a tree verifies wrong tokens; [accelerators](accelerators.md) says which verify, and what "
+        "a backend that ignores the mask of a tree verifies wrong tokens; [compatibility](compatibility.md#attention-backends) says which verify, and what "
         "replaces a default that does not; `fa3` needs `--page-size 1`",
         beside={"page_size": 16},
         attention_backend="fa3",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sglang_patches.check.results import OK
 
 # A difference counts as rounding if plain decoding itself was undecided there: the two tokens are this close in log-probability.
-# The bounds are chosen; on an H100 bfloat16 parted at up to 0.25 (docs/accelerators.md). The table counts the differences within them.
+# The bounds are chosen; on an H100 bfloat16 parted at up to 0.25 (docs/compatibility.md). The table counts the differences within them.
 ROUNDING_LOGPROB = {"float32": 1e-4, "bfloat16": 0.3, "float16": 0.1}
 
 

@@ -2,7 +2,7 @@
 
 A row of a tree may attend only to the cached text, its ancestors and itself. Only some backends honour that mask, for some
 models and page sizes. The others verify wrong tokens without an error. `choose` runs while SGLang resolves its arguments: it
-refuses a wrong backend that the user named and replaces a wrong default. docs/accelerators.md has the table of its decisions.
+refuses a wrong backend that the user named and replaces a wrong default. docs/compatibility.md has the table of its decisions.
 """
 
 from __future__ import annotations

@@ -315,11 +315,13 @@ class TestOneInstance:
         said = stack.compose("exec", "-T", "datastore", "python", "-m", "datastore_service.engine.precompile")
         assert re.fullmatch(r"\d+ kernels, 0 compiled, for x86-64-v3\n", said)
 
-    def test_the_datastore_s_verbs_as_the_readme_shows_them(self, stack, tmp_path):
+    def test_the_datastore_s_verbs_as_the_operator_s_page_shows_them(self, stack, tmp_path):
         texts = tmp_path / "texts.jsonl"
         texts.write_text('{"text": "The leaves change color in autumn."}\n')
         shown = re.findall(
-            "^    docker compose ((?:cp|exec) .*)", (CHECKOUT / "README.md").read_text(), re.MULTILINE
+            "^    docker compose ((?:cp|exec) .*)",
+            (CHECKOUT / "docs" / "operations.md").read_text(),
+            re.MULTILINE,
         )
         commands = [command.replace(" texts.jsonl ", f" {texts} ").split() for command in shown]
         stats, _, warmed, flushed = (stack.compose(*command) for command in commands)

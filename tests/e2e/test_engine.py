@@ -1,4 +1,4 @@
-"""The README's program with `sgl.Engine`: from an empty folder, with the wheel installed and no checkout on the path."""
+"""The first server's program with `sgl.Engine`: from an empty folder, with the wheel installed and no checkout on the path."""
 
 import os
 import re
@@ -24,7 +24,9 @@ NO_INDEX = "Could not find a version that satisfies the requirement hatchling"
 
 def _program(model: Path) -> str:
     blocks = re.findall(
-        r"^```python\n(.*?)^```", (CHECKOUT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^```python\n(.*?)^```",
+        (CHECKOUT / "docs" / "first-server.md").read_text(),
+        re.MULTILINE | re.DOTALL,
     )
     (program,) = (block for block in blocks if "sgl.Engine(" in block)
     assert program.count('"MODEL"') == 1

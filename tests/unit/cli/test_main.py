@@ -105,7 +105,7 @@ def test_a_secret_that_ends_with_a_line_feed_is_its_token(tmp_path, monkeypatch,
 
 
 def test_serve_makes_its_data_directory(tmp_path, monkeypatch):
-    """The first command of the README, in a new folder; a file in its place is refused."""
+    """The first command of a page on services, in a new folder; a file in its place is refused."""
     monkeypatch.setattr("datastore_service.server.service.serve", lambda service, *_: service.stop())
     folder = tmp_path / "new" / "data"
     serving = ("serve", "--listen", "127.0.0.1:0", "--data")

@@ -14,11 +14,11 @@ from sglang_patches.start.tree_attention import ModelTraits, why_unfit  # noqa: 
 from tests.unit.plugin.resolution import MODELS, PLATFORMS, resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plugin")
-PAGE = Path(__file__).parents[3] / "docs" / "accelerators.md"
+PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
 
 
 def _documented() -> dict[tuple[str, str], str]:
-    """(model, platform) -> backend, from the table in docs/accelerators.md."""
+    """(model, platform) -> backend, from the table in docs/compatibility.md."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()]
     head = next(row for row in rows if row and row[0] == "model")
     platforms = [name.lower() for name in head[1:]]
