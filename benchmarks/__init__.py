@@ -1,6 +1,6 @@
 """What specstore gains and what it costs, one command a question:
 
-    python -m benchmarks.replay         tokens a step of every drafting method, on recorded answers
+    python -m benchmarks.replay         tokens per step of every drafting method, on recorded answers
     python -m benchmarks.serve          throughput and latency of real servers, against plain decoding
     python -m benchmarks.engine         time of a draft by the size of the prior
     python -m benchmarks.rpc            time of a draft over gRPC

@@ -65,8 +65,8 @@ class Hardware:
 
     @property
     def ridge(self) -> float:
-        """FLOPs a byte at which computing takes as long as reading, I_knee. All operations but attention do about
-        b x s_q FLOPs a byte, so this is also the b x s_q up to which verification is almost free."""
+        """FLOPs per byte at which computing takes as long as reading, I_knee. All operations but attention do about
+        b x s_q FLOPs per byte, so this is also the b x s_q up to which verification is almost free."""
         return self.teraflops / self.bandwidth
 
     def seconds(self, flops: float, moved: float) -> float:

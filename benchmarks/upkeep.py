@@ -2,7 +2,7 @@
 
 Build: `build_segment` against pydivsufsort's raw time on the same tokens, in turns. Merging: the same replay with the
 live tier at rest and while another thread adds text without pause, so that segments are sorted and merged all the
-time. Sessions: bytes a token while open, and the process's resident size as thousands are opened and closed.
+time. Sessions: bytes per token while open, and the process's resident size as thousands are opened and closed.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def measure_sessions(text: np.ndarray, vocab_size: int) -> dict:
 
 
 def _filled(engine: Engine, names: Sequence[str], text: np.ndarray) -> list[Playback]:
-    """Sessions that have sent all of their text but the last step: a prompt and then a few tokens a step, as decoding does."""
+    """Sessions that have sent all of their text but the last step: a prompt and then a few tokens per step, as decoding does."""
     starts = np.random.default_rng(len(names)).integers(0, len(text) - SESSION_TOKENS, len(names))
     playing = [
         Playback(name, text[at : at + SESSION_TOKENS], SESSION_TOKENS // 2, Opening(publish=False))

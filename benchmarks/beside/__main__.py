@@ -1,6 +1,6 @@
 """`python -m benchmarks.beside`: drafting beside the target against plain decoding, SSSD, STANDALONE and the simulator's forecasts.
 
-With --speed the target's latency is EMULATED, by a sleep inside its forwards (benchmarks.emulated_latency): so many times a full
+With --speed the target's latency is emulated, by a sleep inside its forwards (benchmarks.emulated_latency): so many times a full
 draft forward. Without it, what is measured is what the processor computes, in the type that suits it. Each process has one core.
 Prompts come from a file of pairs (benchmarks.beside.models), which also says what the two models say.
 """
@@ -19,7 +19,7 @@ from sglang_patches.options import Options
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("beside", __doc__, "var/beside.json")
     parser.add("--pairs", None, "file of python -m benchmarks.beside.models", **NEEDED)
-    parser.add("--speed", [], "EMULATED target step over a full draft forward", type=number(1.0))
+    parser.add("--speed", [], "emulated target step over a full draft forward", type=number(1.0))
     parser.add("--groups", 3, "of prompts, for each batch size")
     add_servers(
         parser, VARIANTS, ["plain", "sssd", "saguaro", "double"], batch=[1, 4, 8], nodes=4, warm=8, plain_tokens=8,

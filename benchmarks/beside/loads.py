@@ -1,4 +1,4 @@
-"""`python -m benchmarks.beside.loads`: every method under several kinds of load, at EMULATED speed ratios and batch sizes.
+"""`python -m benchmarks.beside.loads`: every method under several kinds of load, at emulated speed ratios and batch sizes.
 
 All servers run at once and meet the same prompts. A ratio says how many full draft forwards the target's decode or verify forward
 takes at least, by a sleep inside it (benchmarks.emulated_latency). Loads are those of benchmarks.serve.cases; the answers of
@@ -33,7 +33,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("beside.loads", __doc__, "var/loads.json")
     parser.add("--prompts", [SHIPPED], "files of python -m benchmarks.record")
     parser.add("--loads", list(LOADS), "what is asked", choices=LOADS)
-    parser.add("--speed", [1.5, 3.0, 6.0], "EMULATED target step over a full draft forward")
+    parser.add("--speed", [1.5, 3.0, 6.0], "emulated target step over a full draft forward")
     parser.add("--count", 16, "prompts of a load")
     add_servers(
         parser, ("plain", *ALGORITHMS), ["plain", "sssd", "saguaro", "double", "duo", "specstore"], batch=[1, 4, 16],

@@ -54,7 +54,7 @@ def add_servers(parser: Parser, variants: Sequence[str], served: list[str], **de
         choices=variants,
     )
     add("--batch", defaults["batch"], "requests at once")
-    add("--nodes", defaults["nodes"], "K: drafted tokens a step, and after each guess")
+    add("--nodes", defaults["nodes"], "K: drafted tokens per step, and after each guess")
     add("--rows", 24, "of a draft forward")
     add("--phrase", defaults["phrase"], "retrieved tokens of one, at most (DOUBLE)")
     add("--warm", defaults["warm"], "tokens of each answer before the timed part")

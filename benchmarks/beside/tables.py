@@ -14,16 +14,16 @@ NAMES = {
     **{FORECASTS[name]: f"{shown}, forecast" for name, shown in BESIDE.items()},
 }  # fmt: skip
 AIM = 0.1
-SPEED = {"EMULATED speed ratio": "{speed:g}"}
+SPEED = {"emulated speed ratio": "{speed:g}"}
 NAME = {"method": lambda row: NAMES[row["variant"]]}
 
 
 def tables(record: dict, picture: Picture = no_picture) -> list[str]:
     settings, rows = record["manifest"]["settings"], record["rows"]
     emulated = bool(settings["speed"])
-    title = "Drafting beside the target" + (", EMULATED target latency" if emulated else ", real compute")
+    title = "Drafting beside the target" + (", emulated target latency" if emulated else ", real compute")
     how = (
-        "The target's latency is EMULATED: each of its decode and verify forwards sleeps until it has taken so many times a full"
+        "The target's latency is emulated: each of its decode and verify forwards sleeps until it has taken so many times a full"
         f" draft forward ({settings['rows']} rows)."
         if emulated
         else "No time is emulated."
@@ -31,8 +31,8 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
     lines = [
         f"## {title}",
         "",
-        f"{how} Target {settings['model']}, draft model {settings['draft']}; {settings['nodes']} drafted tokens a step, a core a"
-        " process. Throughput over plain decoding, then tokens a step.",
+        f"{how} Target {settings['model']}, draft model {settings['draft']}; {settings['nodes']} drafted tokens per step, one"
+        " core per process. Throughput over plain decoding, then tokens per step.",
         "",
         *throughput(rows, SPEED if emulated else {}),
         *forecasts(rows, SPEED if emulated else {}),
@@ -65,7 +65,7 @@ def over_plain(
     return base, {NAMES[name]: cell(name) for name in measured(rows)}
 
 
-PLAIN = {"groups": "{groups}", "plain, ms a step": "{milliseconds_per_step:.0f}"}
+PLAIN = {"groups": "{groups}", "plain, ms per step": "{milliseconds_per_step:.0f}"}
 
 
 def throughput(rows: Sequence[dict], speed: dict) -> list[str]:
@@ -110,7 +110,7 @@ def break_even(found: Sequence[dict]) -> list[str]:
             if variant in row and forecast in row
         ]
         if parts:
-            from_here = f"{NAMES[variant]} is faster than SSSD from these EMULATED speed ratios on"
+            from_here = f"{NAMES[variant]} is faster than SSSD from these emulated speed ratios on"
             lines += [f"{from_here}: {'; '.join(parts)}.", ""]
     return lines
 
@@ -118,12 +118,12 @@ def break_even(found: Sequence[dict]) -> list[str]:
 def loads(record: dict, picture: Picture = no_picture) -> list[str]:
     settings = record["manifest"]["settings"]
     return [
-        "## Methods under several loads, EMULATED target latency",
+        "## Methods under several loads, emulated target latency",
         "",
-        "Real servers side by side, a core for each target and one for the draft process. The target's latency is EMULATED: each of"
+        "Real servers side by side, a core for each target and one for the draft process. The target's latency is emulated: each of"
         f" its decode and verify forwards sleeps until it has taken so many times a full draft forward ({settings['rows']} rows)."
         f" Target {settings['model']} in {settings['dtype']}, draft model {settings['draft']}; at most {settings['nodes']} drafted"
-        " tokens a step. Throughput over plain decoding. Groups left out because a variant ended one answer before it had begun all:"
+        " tokens per step. Throughput over plain decoding. Groups left out because a variant ended one answer before it had begun all:"
         f" {record.get('left_out', 'not counted in this run')}. Last column: SPECSTORE over the fastest other method of the row, which is"
         f" chosen by {record.get('best_by', 'this same measurement')}.",
         "",

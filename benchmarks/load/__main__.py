@@ -52,7 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_tokenizer(parser)
     add = parser.add
     add("--minutes", 10.0, "of the steady load")
-    add("--rate", 10.0, "steps a second that each stream is offered")
+    add("--rate", 10.0, "steps per second that each stream is offered")
     add("--streams", 64, "engines")
     add("--sessions", 4096, "of all streams, which have equally many")
     add("--processes", 4, "that hold the streams")

@@ -24,7 +24,7 @@ ANSWER_SECONDS = 30.0  # longer than any answer takes: latencies have no ceiling
 
 @dataclass(frozen=True)
 class Level:
-    """A load for some time. rate: steps a second of each stream. start, end: of time.monotonic()."""
+    """A load for some time. rate: steps per second of each stream. start, end: of time.monotonic()."""
 
     rate: float
     start: float

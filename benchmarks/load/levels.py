@@ -15,9 +15,9 @@ BUSY = 0.9  # of a processor, or of all: no more is to be had
 
 
 def figures(taken: Taken, rate: float, streams: int, seconds: float) -> dict:
-    """rate: offered steps a second of a stream. Raises ValueError for a level without a step."""
+    """rate: offered steps per second of a stream. Raises ValueError for a level without a step."""
     if not taken.latencies:
-        raise ValueError(f"rate: no step was taken in {seconds:.0f} s at {rate:g} steps a second")
+        raise ValueError(f"rate: no step was taken in {seconds:.0f} s at {rate:g} steps per second")
     milliseconds, late = 1e3 * np.array(taken.latencies), 1e3 * np.array(taken.late)
     steps = len(milliseconds)
     return {
@@ -37,7 +37,7 @@ def excess(level: dict, bound: float) -> str:
     if level["late_p99_ms"] > bound:
         return f"steps were sent {level['late_p99_ms']:.1f} ms (p99) after they were due"
     if level["achieved"] < HELD * level["rate"]:
-        return f"{level['achieved']:.1f} of {level['rate']:.1f} steps a second were taken"
+        return f"{level['achieved']:.1f} of {level['rate']:.1f} steps per second were taken"
     if level["refused"] or level["broken"]:
         return f"{sum(level['refused'].values())} entries were refused, {level['broken']} streams ended"
     return ""
@@ -61,7 +61,7 @@ def exhausted(level: dict, processes: int) -> str:
 
 def search(measure: Callable[[float], dict], first: float, bound: float) -> tuple[list[dict], str]:
     """Raises the rate until a level is beyond the limit twice in turn: once may be the work of another process. All levels, and
-    what was beyond the limit at the last; "" if nothing was at MOST_LEVELS rates. measure: takes a rate in steps a second of a
+    what was beyond the limit at the last; "" if nothing was at MOST_LEVELS rates. measure: takes a rate in steps per second of a
     stream."""
     levels: list[dict] = []
     for number in range(MOST_LEVELS):

@@ -35,7 +35,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--lookahead", 7, "K, drafted tokens of a speculation")
     rows = "of a draft forward, and outcomes of a step that are drafted for, over all requests"
     add("--draft-rows", Options().draft_rows, rows)
-    add("--e-miss", 2.0, "tokens a step of the datastore's trees, for synthetic pairs")
+    add("--e-miss", 2.0, "tokens per step of the datastore's trees, for synthetic pairs")
     add("--tokens", 4000, "of synthetic pairs, for each figure")
     add("--prior", [SHIPPED_PRIOR], "recorded answers, for recorded pairs", nargs="*")
     add("--other-prior", [SHIPPED_LANGUAGE], "answers of another domain, for datastores", nargs="*")

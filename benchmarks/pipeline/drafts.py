@@ -61,7 +61,7 @@ class FixedRatio(SpeedRatio):
 
 
 def shapes() -> dict[str, Shape]:
-    """Each shape's way to draft. All have the same rows a forward, and none retrieves."""
+    """Each shape's way to draft. All have the same rows per forward, and none retrieves."""
 
     def split(share: float = 1.0, **heads: int) -> Shape:
         return lambda nodes, ratio: Learner(Heads(**heads), Sequences(nodes, FixedRatio(share * ratio)))
@@ -168,7 +168,7 @@ def by_window(
     layers: int,
     windows: Sequence[int] = WINDOWS,
 ) -> Iterator[dict]:
-    """Figure 3a: a step's drafting on the critical path, over a target forward of one row, and tokens a step, by gamma. A draft that was
+    """Figure 3a: a step's drafting on the critical path, over a target forward of one row, and tokens per step, by gamma. A draft that was
     not prepared is waited for, and `serial` drafts nothing beside the target. The paper's law has no misses, as with `right exit`."""
     pairs = question.pairs(case, batch)
     exit = middle(pairs, layers)

@@ -88,7 +88,7 @@ class Question:
     """What all experiments share.
 
     draft_rows: of a draft forward, and outcomes of a step, over all requests. pairs: the models and the batch -> pairs of them.
-    datastore: makes an empty one for recorded pairs. Without one, e_miss tokens a step come from a fallback that takes no time.
+    datastore: makes an empty one for recorded pairs. Without one, e_miss tokens per step come from a fallback that takes no time.
     """
 
     times: Times
@@ -141,7 +141,7 @@ class Question:
         }[name]
 
     def plain(self, batch: int) -> float:
-        """Tokens a second without drafts."""
+        """Tokens per second without drafts."""
         return batch / self.times.target(batch)
 
     def synchronous(self, case: Case, batch: int) -> Baseline:
@@ -224,7 +224,7 @@ def forecast(question: Question, cases: Sequence[Case], batches: Sequence[int]) 
 
 
 def misses(question: Question, case: Case, fan_outs: Sequence[int] = FAN_OUTS) -> dict:
-    """Figure 3: the miss rate by guesses a position, after a step of either kind and after any, and the power law through it. The
+    """Figure 3: the miss rate by guesses per position, after a step of either kind and after any, and the power law through it. The
     budget is the paper's: F guesses at each of K + 1 positions."""
     times = replace(question.times, draft=lambda rows: 1e-6, delay=0.0)
     rows = []

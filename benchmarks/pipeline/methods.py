@@ -33,8 +33,8 @@ NEITHER, DRAFT, TARGET, BOTH, ALONE = "neither", "draft model", "target", "both"
 # Who retrieves: tokens of a phrase, and what the target verifies beside the draft. With neither it is plain parallel speculation.
 WHO = {NEITHER: (0, "none"), DRAFT: (PHRASE, "none"), TARGET: (0, "datastore"), BOTH: (PHRASE, "datastore")}
 STORED_RATIOS = (2.8, 4.7, 10.0)  # C where the datastore is varied
-NONE, NOTHING, OTHER, PRIOR = "none", "nothing", "another domain", "prior"
-REFUSED, AGAIN = "prior, refused tokens", "prior, asked again"
+NONE, NOTHING, OTHER, PRIOR = "none", "nothing", "another domain", "corpus"
+REFUSED, AGAIN = "corpus, rejected tokens", "corpus, asked again"
 # What a datastore has in the beginning, and which one it is compared with. NONE is no datastore at all.
 COMPARED = {NOTHING: NONE, OTHER: NOTHING, PRIOR: NOTHING, REFUSED: PRIOR, AGAIN: PRIOR}
 

@@ -228,7 +228,7 @@ class Tally:
         return ratio_of_sums(self.each(name), self.each(of))
 
     def over_plain(self, plain: float) -> Interval:
-        """Throughput over plain decoding's, which is `plain` tokens a second."""
+        """Throughput over plain decoding's, which is `plain` tokens per second."""
         return ratio_of_sums([count / plain for count in self.each("tokens")], self.each("seconds"))
 
     def over(self, first: Tally, name: str, of: str = "steps") -> Interval | None:

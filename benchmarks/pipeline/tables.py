@@ -33,7 +33,7 @@ FIGURES: dict[str, Cell] = {
     "over synchronous; its K": lambda row: over_baseline(row, "synchronous"),
     "over the datastore alone; its K": lambda row: over_baseline(row, "datastore"),
     "synchronous over plain": figure("synchronous_over_plain"), "hits": figure("hit_rate"), "by session": by_session,
-    "tokens a step": figure("tokens_a_step"), "time waiting": figure("waiting"), "draft time hidden": figure("hidden"),
+    "tokens per step": figure("tokens_a_step"), "time waiting": figure("waiting"), "draft time hidden": figure("hidden"),
 }  # fmt: skip
 
 
@@ -55,13 +55,15 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
 
 
 def _budget(settings: dict) -> str:
-    return f"; {settings['draft_rows']} rows a draft forward, and as many guesses a step, over all requests"
+    return (
+        f"; {settings['draft_rows']} rows per draft forward, and as many guesses per step, over all requests"
+    )
 
 
 def _models(settings: dict) -> str:
     if settings["pairs"]:
         return "; recorded answers beside a real datastore"
-    return f"; synthetic pairs, {settings['e_miss']} tokens a step from the datastore after a miss"
+    return f"; synthetic pairs, {settings['e_miss']} tokens per step from the datastore after a miss"
 
 
 def models(rows: Sequence[dict]) -> list[str]:
@@ -127,7 +129,7 @@ def ceiling(found: dict) -> list[str]:
     by = [*models(found["rows"]), "ratio"]
     names, cells = pivot(found["rows"], by, "retrieves", said)
     text = (
-        "Throughput over plain decoding, bold where its interval is above the speed ratio C; tokens a round; tokens between two misses."
+        "Throughput over plain decoding, bold where its interval is above the speed ratio C; tokens per round; tokens between two misses."
         f"{_ROOM}"
         " `neither` is plain parallel speculation. "
         + (
@@ -151,8 +153,8 @@ def datastores(rows: Sequence[dict]) -> list[str]:
         return f"{cell(row['over_plain'])}; {row['tokens_a_step']['value']:.1f}; {cell(row['over_other'])}"
 
     text = (
-        "Throughput over plain decoding; tokens a round; throughput over another column's: `nothing` over `none`, which has no"
-        " datastore, `another domain` and `prior` over `nothing`, `refused tokens` and `asked again` over `prior`. Recorded answers;"
+        "Throughput over plain decoding; tokens per round; throughput over another column's: `nothing` over `none`, which has no"
+        " datastore, `another domain` and `corpus` over `nothing`, `rejected tokens` and `asked again` over `corpus`. Recorded answers;"
         " both models ask one datastore, which keeps each answer when it ends. `asked again` has kept all of them before."
         f"{_ROOM}"
     )
@@ -209,7 +211,7 @@ def shapes(rows: Sequence[dict]) -> list[str]:
     lines = _with_best(cells, closest, "planner_over", "shape")
     text = (
         "Tokens a verification, and last those of the planner over the best of the others, which is named; bold where its interval is"
-        " below 1. All shapes have the same rows a draft forward, and no datastore. `split in k`: the static rows of DUO's table 2;"
+        " below 1. All shapes have the same rows per draft forward, and no datastore. `split in k`: the static rows of DUO's table 2;"
         " gamma: its table 3."
     )
     return [*table((*by[:-1], "C; shape:", *names, "over the best"), lines), text, ""]
@@ -258,7 +260,7 @@ def _by_window(rows: Sequence[dict]) -> list[str]:
         lambda row: f"{row['critical']:.2f}; {row['tokens_a_step']:.2f}",
     )
     text = (
-        "Drafting on the critical path of a step, in target forwards; tokens a step. A draft that was not prepared is waited for."
+        "Drafting on the critical path of a step, in target forwards; tokens per step. A draft that was not prepared is waited for."
         " `exit`: the middle one; `right exit`: it always knows the target's token; `draft`: the draft model predicts itself;"
         " `serial`: nothing is drafted beside the target."
     )

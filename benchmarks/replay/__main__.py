@@ -1,4 +1,4 @@
-"""`python -m benchmarks.replay`: tokens a step of every drafting method, on recorded answers."""
+"""`python -m benchmarks.replay`: tokens per step of every drafting method, on recorded answers."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def picks(traces: Sequence[Trace]) -> dict[str, list[int]]:
 
 
 def rows(traces: Sequence[Trace], got: Replayed, ours: Replayed | None = None) -> list[dict]:
-    """One a category: tokens a step; with `ours` also ours over it, paired by trace."""
+    """One a category: tokens per step; with `ours` also ours over it, paired by trace."""
     found = []
     for category, chosen in picks(traces).items():
         tokens, steps = ([column[i] for i in chosen] for column in (got.tokens, got.steps))
@@ -98,7 +98,7 @@ def rows(traces: Sequence[Trace], got: Replayed, ours: Replayed | None = None) -
 
 
 def compared(setting: Setting, corpus: Corpus, names: Sequence[str]) -> list[dict]:
-    """Tokens a step of each method at each number of nodes, and how long its draft takes."""
+    """Tokens per step of each method at each number of nodes, and how long its draft takes."""
     records = []
     for nodes in setting.nodes:
         ours = None
@@ -149,7 +149,7 @@ def with_corpus(corpus: Corpus, traces: Sequence[Trace], **labels: object) -> li
 
 
 def size(setting: Setting) -> list[dict]:
-    """A growing prior (SSSD, figure 5a; Double, table 3)."""
+    """A growing corpus (SSSD, figure 5a; Double, table 3)."""
     records = []
     for part in growing(setting.prior):
         records += with_corpus(setting.corpus(part), setting.traces)
@@ -159,7 +159,7 @@ def size(setting: Setting) -> list[dict]:
 def language(setting: Setting) -> list[dict]:
     """Text in another language, growing from nothing and beside the prior (SSSD, figure 5b)."""
     records = []
-    for beside, base in (("nothing", ()), ("the prior", setting.prior)):
+    for beside, base in (("nothing", ()), ("the corpus", setting.prior)):
         for part in growing(setting.language):
             labels = {"beside": beside, "added": sum(map(len, part))}
             records += with_corpus(setting.corpus(base, part), setting.traces, **labels)

@@ -107,7 +107,7 @@ OWN: dict[str, Factory] = {
     OURS: _ours(),
     f"{OURS}, session alone": _ours(Tiers(live=False, prior=False)),
     f"{OURS}, live alone": _ours(Tiers(session=False, prior=False)),
-    f"{OURS}, prior alone": _ours(Tiers(session=False, live=False)),
+    f"{OURS}, corpus alone": _ours(Tiers(session=False, live=False)),
     f"{OURS}, with rejected": _ours(Tiers(rejected=True)),
     f"{OURS}, priority fusion": _ours(policy=Policy.PRIORITY),
 }

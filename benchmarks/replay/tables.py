@@ -19,7 +19,7 @@ def is_ours(row: dict) -> bool:
 
 def tables(record: dict, picture: Picture = no_picture) -> list[str]:
     results = record["results"]
-    lines = ["## Replay: tokens a step without a model in the loop", ""]
+    lines = ["## Replay: tokens per step without a model in the loop", ""]
     for name, (title, tabulate) in SECTIONS.items():
         if results.get(name):
             lines += [f"### {title}", "", *tabulate(results[name]), *picture(name, title)]
@@ -44,7 +44,7 @@ def compared(rows: Sequence[dict]) -> list[str]:
         ]
         for name, *values in found
     ]
-    headings = ("tokens a step, all answers", *_nodes(budgets), "µs a draft, p50", "p99")
+    headings = ("tokens per step, all answers", *_nodes(budgets), "µs per draft, p50", "p99")
     return [*table(headings, cells), *against_others(rows)]
 
 
@@ -100,14 +100,14 @@ def grown(rows: Sequence[dict]) -> list[str]:
 
 FOOTPRINT = {
     "method": "{method}", "tokens": "{tokens}", "seconds to build": "{build_seconds:.1f}",
-    "bytes a token, memory that stays": "{bytes_per_token:.1f}",
+    "bytes per token, memory that stays": "{bytes_per_token:.1f}",
 }  # fmt: skip
 SECTIONS = {
-    "methods": ("With a prior", compared),
-    "cold": ("Without a prior", compared),
+    "methods": ("With a corpus", compared),
+    "cold": ("Without a corpus", compared),
     "paper": ("Beside the paper's SSSD", compared),
     "kinds": ("Kinds of text, beside the paper's SSSD and suffix decoding", by_kind),
-    "size": ("A growing prior (SSSD, figure 5a; Double, table 3)", grown),
+    "size": ("A growing corpus (SSSD, figure 5a; Double, table 3)", grown),
     "language": ("Another language (SSSD, figure 5b)", grown),
     "entries": ("Whose answers (SSSD, figure 5c)", grown),
     "footprint": ("What an index costs", partial(columns, cells=FOOTPRINT)),

@@ -13,12 +13,12 @@ STEPS = {
     "rate": "{rate:.1f}", "taken": "{achieved:.1f}", "p50 ms": "{p50_ms:.2f}", "p99 ms": "{p99_ms:.2f}",
     "p99.9 ms": "{p999_ms:.2f}", "longest ms": "{longest_ms:.1f}", "late p99 ms": "{late_p99_ms:.2f}",
     "steps/s": "{steps_per_second:.0f}", "tokens/s": "{tokens_per_second:.0f}",
-    "tokens a session and step": "{tokens_per_step:.2f}", "missed deadlines": "{missed} of {steps}",
+    "tokens per session and step": "{tokens_per_step:.2f}", "missed deadlines": "{missed} of {steps}",
     "entries refused": lambda row: ", ".join(f"{count} {of}" for of, count in row["refused"].items()) or "0",
     "calls refused": "{refused_calls:.0f}", "streams lost": "{broken}",
 }  # fmt: skip
 RESOURCES = {
-    "rate": "{rate:.1f}", "service, ms a message": "{service_ms:.2f}", "of it engine": "{service_engine_ms:.2f}",
+    "rate": "{rate:.1f}", "service, ms per message": "{service_ms:.2f}", "of it engine": "{service_engine_ms:.2f}",
     "service, processors": "{service_cores:.2f}", "clients, processors": "{client_cores:.2f}",
     "machine busy": "{machine_busy:.0%} of {cores}", "sessions": "{sessions}", "live-tier rebuilds": "{rebuilds}",
     "resident MiB: first": lambda row: f"{row['resident_first'] / MIB:.0f}",
@@ -35,8 +35,8 @@ OVER_TIME = {
 def load(record: dict) -> list[str]:
     settings, samples = record["manifest"]["settings"], record["samples"]
     text = (
-        f"{settings['streams']} streams with {settings['sessions']:,} sessions in all, {settings['nodes']} nodes a session and step,"
-        f" answers unused after {settings['deadline_ms']:g} ms. The rate is of steps a second of each stream, a step being one"
+        f"{settings['streams']} streams with {settings['sessions']:,} sessions in all, {settings['nodes']} nodes per session and step,"
+        f" answers unused after {settings['deadline_ms']:g} ms. The rate is of steps per second of each stream, a step being one"
         " message for all its sessions. A latency is what an engine waits for a step. Late is by how much a step was sent after"
         " it was due, which is the clients' own delay: where it is not small against the latency, the clients were short of"
         " processors too."
@@ -58,37 +58,35 @@ def _limit(record: dict) -> list[str]:
         return []
     last = levels[-1]["rate"]
     if not limit["beyond"]:
-        return [f"No limit was found up to {last:.1f} steps a second of each stream.", ""]
+        return [f"No limit was found up to {last:.1f} steps per second of each stream.", ""]
     held = next((level for level in reversed(levels) if level["rate"] < last), None)
     carried = "does not carry the lowest rate that was offered"
     if held:
-        carried = f"carries {held['rate']:.1f} steps a second of each stream ({held['tokens_per_second']:.0f} tokens a second)"
-    beyond = (
-        f"At {last:.1f}, twice in turn: {limit['beyond']}. The resource at its end: {limit['exhausted']}."
-    )
+        carried = f"carries {held['rate']:.1f} steps per second of each stream ({held['tokens_per_second']:.0f} tokens per second)"
+    beyond = f"At {last:.1f}, twice in turn: {limit['beyond']}. Saturated: {limit['exhausted']}."
     return [f"It {carried}. {beyond}", ""]
 
 
 MILLION = 1e6
 ENGINE = {
-    "prior": lambda r: f"{r['prior_tokens'] / MILLION:.1f} M",
-    "bytes a token": lambda r: f"{r['prior_bytes'] / r['prior_tokens']:.2f}", "seconds to build": "{build_seconds:.1f}",
+    "corpus": lambda r: f"{r['prior_tokens'] / MILLION:.1f} M",
+    "bytes per token": lambda r: f"{r['prior_bytes'] / r['prior_tokens']:.2f}", "seconds to build": "{build_seconds:.1f}",
     "batch": "{batch}", "nodes": "{nodes}", "steps": "{steps}", "p50 µs": "{p50_us:.1f}", "p99 µs": "{p99_us:.1f}",
-    "tokens a step": "{tokens_per_step:.2f}",
+    "tokens per step": "{tokens_per_step:.2f}",
 }  # fmt: skip
 BUILD = {
-    "tokens": lambda build: f"{build['tokens'] / MILLION:.1f} M", "bytes a token": "{bytes_per_token:.2f}",
+    "tokens": lambda build: f"{build['tokens'] / MILLION:.1f} M", "bytes per token": "{bytes_per_token:.2f}",
     "seconds to sort": "{raw_seconds:.2f}", "seconds to build": "{build_seconds:.2f}", "build / sort": "{ratio:.2f}",
 }  # fmt: skip
 SESSIONS = {
-    "sessions opened and closed": "{sessions}", "bytes a token": "{bytes_per_token:.1f}",
+    "sessions opened and closed": "{sessions}", "bytes per token": "{bytes_per_token:.1f}",
     "MB after a tenth": lambda sessions: f"{sessions['resident_bytes'][0] / MILLION:.1f}",
     "MB at the end": lambda sessions: f"{sessions['resident_bytes'][-1] / MILLION:.1f}",
 }  # fmt: skip
 
 
 def engine(record: dict) -> list[str]:
-    text = "One step of the engine in one thread: session, live tier and prior."
+    text = "One step of the engine in one thread: session, live tier and corpus."
     return ["## Time of a draft", "", text, "", *columns(record["results"], ENGINE)]
 
 
@@ -139,7 +137,7 @@ def roofline(record: dict) -> list[str]:
     settings, rows = record["manifest"]["settings"], record["results"]
     text = (
         f"A calculation, not a measurement (SSSD, appendix B): {settings['teraflops']} TFLOP/s, {settings['bandwidth']} TB/s,"
-        f" context {settings['context']}. The ridge point is {record['ridge']:.0f} FLOPs a byte. Step time over plain decoding by"
+        f" context {settings['context']}. The ridge point is {record['ridge']:.0f} FLOPs per byte. Step time over plain decoding by"
         " rows of each request:"
     )
     cells = {
@@ -154,7 +152,7 @@ def roofline(record: dict) -> list[str]:
 def rows(record: dict) -> list[str]:
     settings = record["manifest"]["settings"]
     text = (
-        f"{settings['known']:.0%} of a batch's answers are known to the datastore. Tokens a second on a virtual clock that is a GPU's"
+        f"{settings['known']:.0%} of a batch's answers are known to the datastore. Tokens per second on a virtual clock that is a GPU's"
         f" roofline ({settings['teraflops']:g} TFLOP/s, {settings['bandwidth']:g} TB/s), {settings['groups']} groups, 95% intervals."
     )
     shown = {

@@ -28,6 +28,13 @@ TABLES = {
     "replay": replaying.tables, "pipeline": pipelining.tables, "beside": beside.tables, "beside.loads": beside.loads,
 }  # fmt: skip
 RAW = "var"  # where the commands on a page write
+QUESTIONS = {  # of the runs that docs/ shows
+    "two-cores": "What does it gain on two cores?",
+    "two-cores-avx2": "What does it gain without bfloat16 instructions?",
+    "load": "What does one datastore service carry?",
+    "beside-emulated": "What does a draft model gain beside an emulated target?",
+    "beside-simulated": "What do the papers' curves look like, simulated?",
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Run:
 
 def page(run: Run) -> str:
     lines = [
-        "# Benchmarks",
+        f"# {QUESTIONS.get(run.name, 'Benchmarks')}",
         "",
         f"`python -m benchmarks.report` makes this page from the results of the run *{run.name}*, which lie [here]({run.link}) with"
         " their manifests. Brackets are 95% intervals, over answers in replay and over groups of prompts in serving: bootstrap, and"

@@ -93,11 +93,11 @@ def replay(record: dict) -> Iterator[tuple[str, Figure]]:
 
 
 def by_nodes(rows: Rows) -> Figure:
-    """Tokens a step over drafted nodes: a panel a category (SSSD, figure 4), and one of ours by tier."""
+    """Tokens per step over drafted nodes: a panel a category (SSSD, figure 4), and one of ours by tier."""
     names, methods = in_order(rows, "category"), in_order(rows, "method")
     ours = [name for name in methods if is_ours({"method": name})]
     tiers = ["our tiers, all answers"] if len(ours) > 1 else []
-    figure, grid = panels([*names, *tiers], xscale="log", xlabel="drafted nodes", ylabel="tokens a step")
+    figure, grid = panels([*names, *tiers], xscale="log", xlabel="drafted nodes", ylabel="tokens per step")
     for panel, category in zip(grid, names, strict=False):
         for method in (OURS, *(name for name in methods if name not in ours)):
             chosen = where(rows, method=method, category=category)
@@ -111,11 +111,11 @@ def by_nodes(rows: Rows) -> Figure:
 
 
 def by_size(rows: Rows) -> Figure:
-    """Tokens a step over the prior's size; a line for each prior it grows beside, or for whose answers it holds."""
+    """Tokens per step over the prior's size; a line for each prior it grows beside, or for whose answers it holds."""
     over = "added" if "added" in rows[0] else "tokens"
     label = next((key for key in ("beside", "answers") if key in rows[0]), None)
     names = in_order(rows, "category")
-    figure, grid = panels(names, xlabel=f"tokens of the prior{' added' if over == 'added' else ''}")
+    figure, grid = panels(names, xlabel=f"tokens of the corpus{' added' if over == 'added' else ''}")
     for panel, category in zip(grid, names, strict=True):
         chosen = where(rows, category=category)
         for value in dict.fromkeys(row.get(label) for row in chosen):
@@ -125,7 +125,7 @@ def by_size(rows: Rows) -> Figure:
         panel.set_xscale("symlog", linthresh=least)
         if label:
             panel.legend(fontsize="x-small")
-    grid[0].set_ylabel("tokens a step")
+    grid[0].set_ylabel("tokens per step")
     return figure
 
 
@@ -146,7 +146,7 @@ def curve(rows: Rows) -> Figure:
     """Throughput over latency, a point a batch size (SSSD, figure 6): up and to the left is better."""
     labels = {
         "xlabel": "mean time between tokens of a request, ms",
-        "ylabel": "tokens a second, all requests",
+        "ylabel": "tokens per second, all requests",
     }
     figure, axes = single((7, 5), **labels)
     for variant in in_order(rows, "variant"):
@@ -201,7 +201,7 @@ def predictions(rows: Rows) -> Figure:
 
 def engine(record: dict) -> Iterator[tuple[str, Figure]]:
     """Step time over the prior's size; a line a batch size and percentile."""
-    labels = {"xlabel": "tokens of the prior", "ylabel": "µs a step", "title": "Engine.step, one thread"}
+    labels = {"xlabel": "tokens of the corpus", "ylabel": "µs per step", "title": "Engine.step, one thread"}
     figure, axes = single(xscale="log", yscale="log", **labels)
     rows = record["results"]
     for batch in in_order(rows, "batch"):
@@ -221,7 +221,7 @@ def load(record: dict) -> Iterator[tuple[str, Figure]]:
     """Memory over time; of a search for the limit, latencies over the rate."""
     levels, samples = record["levels"], record["samples"]
     if len(levels) > 1:
-        labels = {"xlabel": "steps a second of each stream", "ylabel": "latency of a step, ms"}
+        labels = {"xlabel": "steps per second of each stream", "ylabel": "latency of a step, ms"}
         figure, axes = single(xscale="log", yscale="log", **labels)
         for name, label in LATENCIES.items():
             rates, values = zip(*((level["rate"], level[name]) for level in levels), strict=True)
@@ -277,8 +277,8 @@ def pipeline(record: dict) -> Iterator[tuple[str, Figure]]:
 
 
 def missed(found: dict) -> Figure:
-    """The miss rate over guesses a position, with the power law (SAGUARO, figure 3)."""
-    labels = {"xlabel": "guesses a position", "ylabel": "share of steps that miss"}
+    """The miss rate over guesses per position, with the power law (SAGUARO, figure 3)."""
+    labels = {"xlabel": "guesses per position", "ylabel": "share of steps that miss"}
     figure, axes = single(xscale="log", yscale="log", **labels)
     for kind in in_order(found["rows"], "after"):
         own = where(found["rows"], after=kind)
@@ -347,7 +347,7 @@ def missed_by_choices(rows: Rows) -> Figure:
 
 
 def by_window(rows: Rows) -> Figure:
-    """MIRROR, figure 3a: above the drafting on the critical path, below tokens a step."""
+    """MIRROR, figure 3a: above the drafting on the critical path, below tokens per step."""
     ratios = in_order(rows, "ratio")
     figure = Figure(figsize=(PANEL * len(ratios), 2 * PANEL), layout="constrained")
     grid = figure.subplots(2, len(ratios), squeeze=False)
@@ -360,7 +360,7 @@ def by_window(rows: Rows) -> Figure:
         column[0].set_title(f"C = {ratio:g}")
         column[1].set_xlabel("gamma")
     grid[0, 0].set_ylabel("drafting a step waits for,\nin target forwards")
-    grid[1, 0].set_ylabel("tokens a step")
+    grid[1, 0].set_ylabel("tokens per step")
     grid[0, 0].legend(fontsize="x-small")
     return figure
 
@@ -377,7 +377,7 @@ def beside(record: dict) -> Iterator[tuple[str, Figure]]:
         return
     batches = in_order(record["rows"], "batch")
     labels = [f"batch {batch}" for batch in batches]
-    figure, grid = panels(labels, xlabel="EMULATED speed ratio", xscale="log")
+    figure, grid = panels(labels, xlabel="emulated speed ratio", xscale="log")
     for panel, batch in zip(grid, batches, strict=True):
         for variant, (label, style) in BESIDE.items():
             own = where(record["rows"], batch=batch, variant=variant)

@@ -1,7 +1,7 @@
 """What is asked. Cases:
 
 mixed       all categories in one batch
-tasks       one category of prompts a group: code and other languages are among them
+tasks       one category of prompts per group: code and other languages are among them
 repeated    as mixed, and every server has answered each prompt once before it is timed
 halves      as repeated, but every second prompt is new
 sampled     as mixed, at temperature 0.7

@@ -1,7 +1,7 @@
 """What each group of a run should measure, computed before it: recorded answers say what drafts get accepted, the loads on
 the same server before it (first of all pilot loads) say how long a step takes, and the rest is arithmetic.
 
-Plain decoding yields one token a request and step. Where the whole budget is verified, tokens a step come from a replay of
+Plain decoding yields one token per request and step. Where the whole budget is verified, tokens per step come from a replay of
 the drafts (benchmarks.replay). SSSD chooses rows by what it expects, so its own policy is run on the replayed drafts, with
 those step times for a clock.
 """
@@ -196,7 +196,7 @@ def expectation(
 
 
 def per_step(method: Method, traces: Sequence[Trace]) -> float:
-    """Tokens a step."""
+    """Tokens per step."""
     return float(np.mean([step.tokens for trace in traces for step in replay(method, trace)] or [1]))
 
 

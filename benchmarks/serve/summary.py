@@ -54,7 +54,7 @@ def summarise(records: Sequence[dict]) -> list[dict]:
 
 
 def expected(rows: Sequence[dict]) -> float | None:
-    """Tokens a second, as forecast; None where not every group was."""
+    """Tokens per second, as forecast; None where not every group was."""
     if any(row["expected"] is None for row in rows):
         return None
     tokens, seconds = zip(*(row["expected"] for row in rows), strict=True)

@@ -8,7 +8,7 @@ from benchmarks.prompts import ALL
 from benchmarks.report.markdown import columns, in_order, interval, pivot, table
 
 BASELINE = "plain"
-PRIMARY = {"sssd": "a prior of recorded answers", "sssd_cold": "an empty datastore"}
+PRIMARY = {"sssd": "a corpus of recorded answers", "sssd_cold": "an empty datastore"}
 FASTER, SAME, SLOWER = "Faster", "No difference that this run could see", "Slower"
 UNKNOWN = "Not judged, for there is only one group"
 SAMPLED = ("sampled", "unrelated")  # cases at a temperature above 0
@@ -88,7 +88,7 @@ def by_variant(rows: Rows) -> list[str]:
         (place(first[key]), first[key]["groups"], plain.get(_point(first[key]), ""), *values)
         for key, values in ((row[: len(by)], row[len(by) :]) for row in found)
     ]
-    text = "Throughput over plain decoding, and tokens a step in parentheses."
+    text = "Throughput over plain decoding, and tokens per step in parentheses."
     lines = [text, "", *table(("case", "groups", "plain, tokens/s", *variants), cells)]
     return [*lines, LOSSY, ""] if any(map(is_lossy, rows)) else lines
 
@@ -109,7 +109,7 @@ def waits(rows: Rows) -> list[str]:
         return lambda row: f"{1e3 * row[key]:.0f}"
 
     cells = {
-        "case": place, "variant": "{variant}", "ms a step": "{milliseconds_per_step:.0f}",
+        "case": place, "variant": "{variant}", "ms per step": "{milliseconds_per_step:.0f}",
         "first token, p50 ms": ms("ttft_p50"), "between tokens: p50 ms": ms("gap_p50"), "p99 ms": ms("gap_p99"),
         "mean ms": ms("gap_mean"), "outputs that differ from plain's":
             lambda row: "" if row["case"] in SAMPLED else f"{row['outputs_differing']:.0%}",

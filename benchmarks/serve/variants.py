@@ -52,7 +52,7 @@ WITH_HEAD = ("eagle3", "eagle3_beside")
 ALONE = (
     "standalone",
     "eagle3",
-)  # HEAD_STEPS tokens a step; seven take longer than they gain (docs/optimisations.md)
+)  # HEAD_STEPS tokens per step; seven take longer than they gain (docs/optimisations.md)
 BESIDE = ("standalone_beside", "eagle3_beside")
 CONTROLS = ("control", "control_adaptive")
 OURS = (

@@ -204,7 +204,7 @@ def test_figures_of_a_level():
         {"GAP": 1},
     )
     assert 1 < found["p99_ms"] < found["p999_ms"] < found["longest_ms"] == pytest.approx(100.0)
-    with pytest.raises(ValueError, match="rate: no step was taken in 1 s at 0.1 steps a second"):
+    with pytest.raises(ValueError, match="rate: no step was taken in 1 s at 0.1 steps per second"):
         figures(Taken(), 0.1, 1, 1.0)
 
 
@@ -214,7 +214,7 @@ def test_figures_of_a_level():
         ({}, ""),
         ({"p99_ms": 10.5}, "p99 10.5 ms is above 10 ms"),
         ({"late_p99_ms": 10.5}, "steps were sent 10.5 ms (p99) after they were due"),
-        ({"achieved": 9.4}, "9.4 of 10.0 steps a second were taken"),
+        ({"achieved": 9.4}, "9.4 of 10.0 steps per second were taken"),
         ({"refused": {"OVER_BUDGET": 2}}, "2 entries were refused, 0 streams ended"),
         ({"broken": 1}, "0 entries were refused, 1 streams ended"),
     ],
@@ -300,8 +300,8 @@ def test_the_tables_and_the_picture_of_a_search(tmp_path):
     )
     text = "\n".join(tables_of(found))
     assert (
-        "It carries 10.0 steps a second of each stream (9000 tokens a second). At 12.5, twice in turn: p99 13.0 ms is above"
-        " 10 ms. The resource at its end: the machine's processors." in text
+        "It carries 10.0 steps per second of each stream (9000 tokens per second). At 12.5, twice in turn: p99 13.0 ms is above"
+        " 10 ms. Saturated: the machine's processors." in text
     )
     plots.draw("search", found, tmp_path)
     assert (tmp_path / "search.png").stat().st_size > 1000

@@ -30,7 +30,7 @@ def pairs_of(kind, folder):
 @pytest.mark.parametrize(
     ("words", "pairs", "said", "drawn"),
     [
-        (SAGUARO, None, ("8 rows a draft", "its K", "by session", "Forecast", "figure 3", "figure 4", "figure 6", "b*", "speed ratios"),
+        (SAGUARO, None, ("8 rows per draft", "its K", "by session", "Forecast", "figure 3", "figure 4", "figure 6", "b*", "speed ratios"),
          {"misses", "spreads", "fallbacks", "ratios"}),
         ("--ask spreads fallbacks --batch 1 2 --lookahead 3 --draft-rows 8", AT_TWO,
          ("temperature",), {"spreads", "fallbacks"}),
@@ -48,7 +48,7 @@ def test_an_experiment_answers(words, pairs, said, drawn, tmp_path, capsys):
     main([*words.split(), *pairs_of(pairs, tmp_path), "--json", str(tmp_path / "found.json")])
     shown = " ".join(capsys.readouterr().out.split())
     assert [text for text in said if text not in shown] == []
-    assert ("guesses a step" in shown) == ("ceiling" not in words and "datastores" not in words)
+    assert ("guesses per step" in shown) == ("ceiling" not in words and "datastores" not in words)
     record = json.loads((tmp_path / "found.json").read_text())
     plots.draw("found", record, tmp_path)
     assert {path.stem for path in tmp_path.glob("*.png")} == {f"found-{name}" for name in drawn}

@@ -30,7 +30,7 @@ PHRASE = RNG.integers(1, VOCABULARY, 60).astype(np.int32)
 SSSD = "SSSD's paper, 4 tokens"
 SESSION_METHODS = [OURS, SSSD, "prompt lookup", "SGLang trie", "suffix decoding", "suffix decoding, tree"]
 OF_PRIOR = [SSSD, "REST-style", "SGLang trie + corpus", "SGLang trie, warmed", "suffix decoding"]
-PRIOR_METHODS = [OURS, f"{OURS}, prior alone", *OF_PRIOR]
+PRIOR_METHODS = [OURS, f"{OURS}, corpus alone", *OF_PRIOR]
 LIVE_METHODS = [OURS, SSSD, f"{OURS}, live alone", "SGLang trie", "suffix decoding, tree"]
 
 
@@ -93,7 +93,7 @@ def test_an_earlier_answer_is_found(name):
 
 
 @pytest.mark.parametrize(
-    "name", [f"{OURS}, session alone", f"{OURS}, prior alone", "prompt lookup", "REST-style"]
+    "name", [f"{OURS}, session alone", f"{OURS}, corpus alone", "prompt lookup", "REST-style"]
 )
 def test_an_earlier_answer_is_not_known_without_a_tier_for_it(name):
     method = made(name, [unrelated(50)])

@@ -126,7 +126,7 @@ def test_a_record_is_a_line_a_row_and_names_files_without_their_folders(tmp_path
     )
     assert record["results"][0]["build_seconds"] == 0.333333
     assert sum('"p50_us": 20.0' in line for line in text.splitlines()) == 2
-    assert "tokens a step" in capsys.readouterr().out
+    assert "tokens per step" in capsys.readouterr().out
     plots.draw("engine", record, tmp_path)
     assert (tmp_path / "engine.png").stat().st_size > 1000
 
