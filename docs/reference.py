@@ -34,7 +34,7 @@ variables and the file. A value that cannot be is refused at the start, in one l
 
 SGLang's own flags stay SGLang's: `--speculative-algorithm` names the method, `--speculative-draft-model-path` the draft model or the head.
 [Settings](settings.md) says what becomes of all others. A request may ask for less than its server's flags:
-[what a request may say](operations.md#what-a-request-may-say).
+[what a request may say](requests.md).
 """
 CLI = """# Commands
 

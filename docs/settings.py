@@ -185,7 +185,7 @@ SETTINGS = (
     ),
     without_effect(
         "they are of draft models in SGLang's own process, of EAGLE's heads, or of models that are [no draft models here]"
-        "(operations.md#when-it-does-not-come-up)",
+        "(draft-model.md#when-it-does-not-come-up)",
         speculative_draft_window_size=64,
         speculative_token_map="tokens.pt",
         speculative_dsa_topk_backend="torch",

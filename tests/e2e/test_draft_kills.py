@@ -1,6 +1,6 @@
 """The draft process is killed again and again under load: no wrong token, no request that hangs or fails, and drafts come back.
 
-It reports how long a step took with kills, without them, and in plain decoding. See docs/operations.md for what that was.
+It reports how long a step took with kills, without them, and in plain decoding. docs/draft-model.md sums it up.
 """
 
 from __future__ import annotations

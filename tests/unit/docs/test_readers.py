@@ -25,7 +25,7 @@ WALKS = {
         "How do I check that it is right on my GPU?": "docs/on-your-gpu.md#1-check",
         "How do I see that it works?": "docs/on-your-gpu.md#3-read-the-accept-length",
         "How do I compare it with what I have?": "docs/on-your-gpu.md#4-compare",
-        "How much memory does a draft model take?": "docs/operations.md#its-memory",
+        "How much memory does a draft model take?": "docs/draft-model.md#its-memory",
         "Does an output change?": "README.md#lossless",
     },
     "a researcher who knows one of the papers": {
@@ -48,7 +48,7 @@ WALKS = {
         "How many replicas, and how much memory?": "docs/kubernetes.md#how-many",
         "How do I measure the capacity on my machines?": "docs/operations.md#capacity",
         "TLS, and who may ask?": "docs/kubernetes.md#tls-and-who-may-ask",
-        "How are tenants kept apart?": "docs/operations.md#tenants",
+        "How are tenants kept apart?": "docs/requests.md#tenants",
         "What do I watch?": "docs/kubernetes.md#watch",
         "Which metrics are there?": "docs/metrics.md",
         "An alert fires: what now?": "docs/runbook.md",

@@ -293,7 +293,7 @@ def test_what_names_no_source_is_refused(option):
         Options(request_conversation=option)
 
 
-def test_the_operator_s_page_lists_the_places():
-    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+def test_the_page_on_requests_lists_the_places():
+    page = (Path(__file__).parents[3] / "docs" / "requests.md").read_text()
     table = page.partition("| `agents` stands for | sent by |\n|---|---|\n")[2].partition("\n\n")[0]
     assert table.splitlines() == [f"| `{source}` | {sender} |" for source, sender in AGENTS.items()]
