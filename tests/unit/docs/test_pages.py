@@ -18,8 +18,11 @@ ARCHITECTURE = (DOCS / "architecture.md").read_text()
 
 def anchors(page: Path) -> set[str]:
     """As GitHub names headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
@@ -59,6 +62,16 @@ def test_every_page_is_in_the_table_of_contents():
     contents = (DOCS / "README.md").read_text()
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
     assert pages == set(re.findall(r"\]\(([^)]+\.md)\)", contents))
+
+
+def test_what_was_not_kept_is_listed_first():
+    opening, *ideas = re.split(r"^## ", (DOCS / "optimisations.md").read_text(), flags=re.MULTILINE)
+    left_out = [
+        idea.partition("\n")[0]
+        for idea in ideas
+        if re.search(r"\*\*Verdict\.\*\*\s+(Not kept|Removed|Replaced|Off|No server)", idea)
+    ]
+    assert left_out and {anchor(heading) for heading in left_out} <= set(re.findall(r"\(#([^)]+)\)", opening))
 
 
 def test_the_worked_example_is_what_the_script_prints(demo_model, monkeypatch):
