@@ -31,6 +31,7 @@ RAW = "var"  # where the commands on a page write
 QUESTIONS = {  # of the runs that docs/ shows
     "two-cores": "What does it gain on two cores?",
     "two-cores-avx2": "What does it gain without bfloat16 instructions?",
+    "kinds-of-text": "How many tokens do drafts bring on other kinds of text?",
     "load": "What does one datastore service carry?",
     "beside-emulated": "What does a draft model gain beside an emulated target?",
     "beside-simulated": "What do the papers' curves look like, simulated?",
