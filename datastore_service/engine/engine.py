@@ -29,6 +29,7 @@ from datastore_service.engine.live.tier import LiveTier
 from datastore_service.engine.open_sessions import OpenSessions, Usage
 from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.engine.session import SessionIndex
+from datastore_service.engine.share import Share, Unshared
 from datastore_service.engine.shared_texts import SharedTexts, Texts
 from datastore_service.engine.stats import EngineStats, SessionInfo, TierStats
 from datastore_service.engine.step import StepRunner
@@ -48,20 +49,23 @@ class Engine:
         weights: FusionWeights | None = None,
         limits: Limits | None = None,
         store: LiveStore | None = None,
+        share: Share | None = None,
     ) -> None:
         """Recovers the live tier from the store, takes the prior and loads the kernels. Raises ValueError naming field and limit, and
         what the store raises for text that it cannot read.
 
         vocab_size: ids are in [0, vocab_size), at most 2^31.
-        store: keeps the live tier beyond the process; None keeps it in memory alone."""
+        store: keeps the live tier beyond the process; None keeps it in memory alone.
+        share: asked for room beside the limits; None has room for all."""
         if not 0 < vocab_size <= MAX_VOCAB:
             raise ValueError(f"vocab_size: {vocab_size} is outside 1..{MAX_VOCAB}")
         self.vocab_size = vocab_size
         self.limits = limits or Limits()
         self._weights = (weights or FusionWeights()).packed()
-        self._sessions = OpenSessions(self.limits)
+        self._share = share or Unshared()
+        self._sessions = OpenSessions(self.limits, self._share)
         self._texts = SharedTexts(vocab_size)
-        self._live = LiveTier(vocab_size, self.limits.live_tokens, self._texts.set_live, store)
+        self._live = LiveTier(vocab_size, self.limits.live_tokens, self._texts.set_live, store, self._share)
         self._calls = KernelCallPool()
         self._runner = StepRunner(
             self._sessions, self._texts, self._calls, self._weights, self.limits.refusals, self._live.publish
@@ -139,16 +143,22 @@ class Engine:
         """Adds documents to the live tier as one segment, built in the caller's thread. The tier's oldest text leaves if
         it is full.
 
-        Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds, OSError if the disk
-        refuses them. Then nothing has changed."""
+        Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds, NoRoomError, OSError if the
+        disk refuses them. Then nothing has changed."""
         filled = [document for document in documents if len(document)]  # an empty one would cost bytes
-        segment = build_segment(filled, self.vocab_size)
-        if len(segment) > self.limits.live_tokens:
-            raise ValueError(
-                f"documents: {len(segment)} tokens exceed live_tokens, {self.limits.live_tokens}"
-            )
-        if len(segment):
-            self._live.warmup(segment)
+        with self._share.adding(sum(map(len, filled))):
+            segment = build_segment(filled, self.vocab_size)
+            if len(segment) > self.limits.live_tokens:
+                raise ValueError(
+                    f"documents: {len(segment)} tokens exceed live_tokens, {self.limits.live_tokens}"
+                )
+            if len(segment):
+                self._live.warmup(segment)
+
+    @property
+    def live_tokens(self) -> int:
+        """Tokens that the live tier holds now."""
+        return self._texts.current.live.tokens
 
     def settle(self) -> None:
         """Waits until the live tier has no merge to do."""

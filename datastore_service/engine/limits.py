@@ -9,7 +9,7 @@ from datastore_service.engine.session import MAX_TOKENS
 
 # Bytes at most: a session with its last draft and a conversation, beside their tokens; a token of these, of the live tier sorted
 # and not yet sorted, and one that was refused.
-_SESSION, _SESSION_TOKEN, _LIVE_TOKEN, _FRESH_TOKEN, _REFUSED = 10_240, 90, 6, 120, 10
+_SESSION, _SESSION_TOKEN, LIVE_TOKEN, _FRESH_TOKEN, _REFUSED = 10_240, 90, 6, 120, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Limits:
         sessions = (self.sessions + self.conversations) * _SESSION + self.tokens * _SESSION_TOKEN
         refused = self.sessions * self.refusals * _REFUSED
         fresh = MOST_FRESH_TOKENS * _FRESH_TOKEN if self.live_tokens else 0
-        return sessions + refused + self.live_tokens * _LIVE_TOKEN + fresh
+        return sessions + refused + self.live_tokens * LIVE_TOKEN + fresh
 
     def __post_init__(self) -> None:
         for name in ("sessions", "session_tokens", "tokens"):

@@ -11,6 +11,7 @@ import numpy as np
 from datastore_service.engine.conversations import Conversations
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.session import SessionIndex
+from datastore_service.engine.share import NoRoomError, Share
 from datastore_service.engine.stats import SessionInfo
 from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Opening, Status
 
@@ -60,8 +61,8 @@ class OpenSessions:
     The table's lock is held for microseconds: no kernel runs under it. Locks are taken in this order: sessions, in order
     of their identity, then the table."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, share: Share) -> None:
+        self._limits, self._share = limits, share
         self._lock = threading.Lock()
         self._open: dict[str, OpenSession] = {}
         self._tokens = 0  # of open sessions
@@ -72,19 +73,19 @@ class OpenSessions:
     def __contains__(self, name: str) -> bool:
         return name in self._open
 
-    def acquire(self, entries: Sequence[Entry]) -> list[OpenSession | None]:
+    def acquire(self, entries: Sequence[Entry]) -> tuple[list[OpenSession | None], dict[str, str]]:
         """The entries' sessions, locked; those with an opening are opened. None where a session is unknown or where there
-        is no room for one more.
+        is no room for one more. Also why not, by the name of the session.
 
         If another step has closed a session while this call waited for its lock, all are looked up again."""
         while True:
-            sessions = self._find(entries)
+            sessions, refusals = self._find(entries)
             known = [session for session in sessions if session is not None]
             known.sort(key=id)  # one order for all callers: no deadlock
             for session in known:
                 session.lock.acquire()
             if not any(session.ended for session in known):
-                return sessions
+                return sessions, refusals
             self.release(sessions)
 
     @staticmethod
@@ -138,6 +139,7 @@ class OpenSessions:
     def clear(self) -> None:
         """Forgets all sessions and conversations."""
         with self._lock:
+            self._share.end_sessions(len(self._open))
             self._open.clear()
             self._conversations.clear()
             self._tokens = 0
@@ -176,25 +178,36 @@ class OpenSessions:
         with self._lock:
             return list(self._open.values())
 
-    def _find(self, entries: Sequence[Entry]) -> list[OpenSession | None]:
+    def _find(self, entries: Sequence[Entry]) -> tuple[list[OpenSession | None], dict[str, str]]:
+        refusals: dict[str, str] = {}
         with self._lock:
             known = self._open
-            return [
+            found = [
                 known.get(entry.session)
                 if entry.opening is None
-                else self._find_or_open(entry, entry.opening)
+                else self._find_or_open(entry, entry.opening, refusals)
                 for entry in entries
             ]
+        return found, refusals
 
-    def _find_or_open(self, entry: Entry, opening: Opening) -> OpenSession | None:
-        """The session that the entry opens, None if there is no room. Called under the table's lock."""
+    def _find_or_open(self, entry: Entry, opening: Opening, refusals: dict[str, str]) -> OpenSession | None:
+        """The session that the entry opens, None if there is no room: then `refusals` gets the reason. Called under the table's lock."""
         session = self._open.get(entry.session)
         if session and _continues(session.index, entry):
             return session
         if session:
             self._remove(session)
-        if len(self._open) >= self._limits.sessions:
+        try:
+            return self._opened(entry, opening)
+        except NoRoomError as error:
+            refusals[entry.session] = str(error)
             return None
+
+    def _opened(self, entry: Entry, opening: Opening) -> OpenSession:
+        """A new session. Raises NoRoomError."""
+        if len(self._open) >= self._limits.sessions:
+            raise NoRoomError(f"sessions: {len(self._open)} are open in the namespace, its limit")
+        self._share.open_session()
         session = OpenSession(entry.session, opening, self._new_index(entry, opening))
         self._open[entry.session] = session
         self._tokens += session.counted
@@ -226,6 +239,7 @@ class OpenSessions:
 
     def _remove(self, session: OpenSession) -> None:
         del self._open[session.name]
+        self._share.end_sessions(1)
         self._tokens -= session.counted
 
 

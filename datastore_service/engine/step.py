@@ -11,6 +11,7 @@ import numpy as np
 from datastore_service.engine.kernel_call import KernelCall, KernelCallPool
 from datastore_service.engine.open_sessions import OpenSession, OpenSessions
 from datastore_service.engine.session import SessionIndex
+from datastore_service.engine.share import NoRoomError
 from datastore_service.engine.shared_texts import SharedTexts
 from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Query, Reply, Status
 
@@ -19,7 +20,7 @@ class StepRunner:
     """Runs steps over the sessions and texts of one namespace, in any thread.
 
     weights: of `FusionWeights.packed`. refusals: refused tokens kept of a session. publish: adds a closed session's
-    output, int32, to the live tier; False if that cannot be stored."""
+    output, int32, to the live tier; False if that cannot be stored; raises NoRoomError."""
 
     def __init__(
         self,
@@ -36,15 +37,16 @@ class StepRunner:
     def run(self, entries: Sequence[Entry], queries: int, tokens: np.ndarray) -> list[Reply]:
         """One Reply for each Entry, in the same order. entries: of distinct sessions. queries: 0 if they have none.
         tokens: of `joined_tokens`."""
-        sessions = self._sessions.acquire(entries)
+        sessions, refusals = self._sessions.acquire(entries)
         try:
             replies = self._draft(entries, sessions, queries, tokens)
             for row, entry in enumerate(entries):
                 session = sessions[row]
-                if not entry.closing or session is None:
-                    continue
-                if failure := self._close(session, entry.withheld):
-                    replies[row] = replace(replies[row], status=failure, known=0)
+                if session is None:
+                    replies[row].refusal = refusals.get(entry.session, "")
+                elif entry.closing and (failure := self._close(session, entry.withheld)):
+                    status, refusal = failure
+                    replies[row] = replace(replies[row], status=status, known=0, refusal=refusal)
         finally:
             self._sessions.release(sessions)
         return replies
@@ -93,12 +95,16 @@ class StepRunner:
             if refused.position < index.known + new:
                 index.refuse(refused.position, refused.tokens, self._refusals)
 
-    def _close(self, session: OpenSession, withheld: bool) -> Status | None:
-        """Ends a session and publishes its output, unless that is withheld. None, or the status that says why it is not published."""
+    def _close(self, session: OpenSession, withheld: bool) -> tuple[Status, str] | None:
+        """Ends a session and publishes its output, unless that is withheld. None, or the status and the refusal that say why it is not
+        published."""
         output = EMPTY_TOKENS if withheld else session.output()
         if not self._sessions.close(session):
-            return Status.UNKNOWN_SESSION
-        return None if self._publish(output) else Status.OVER_BUDGET
+            return Status.UNKNOWN_SESSION, ""
+        try:
+            return None if self._publish(output) else (Status.OVER_BUDGET, "")
+        except NoRoomError as error:
+            return Status.OVER_BUDGET, str(error)
 
 
 def _add_queries(

@@ -136,7 +136,7 @@ class Entry:
 class Reply:
     """Answer to one Entry. known: number of the session's tokens that the datastore has now (0 if it is unknown); `tree`
     continues them. trees: one for each query of the entry; they are empty unless the status is OK. refusal: the field and the limit
-    if the entry is not one that the datastore takes; its status is OVER_BUDGET then."""
+    that the entry, or the output that it ends with, is beyond; the status is OVER_BUDGET then."""
 
     status: Status
     known: int

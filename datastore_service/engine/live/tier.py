@@ -13,13 +13,14 @@ from datastore_service.engine.live.merge_policy import fresh_capacity
 from datastore_service.engine.live.store import LiveStore, LogStats, NoStore
 from datastore_service.engine.live.view import FreshText, LiveView
 from datastore_service.engine.segment import Segment
+from datastore_service.engine.share import Share, Unshared
 
 
 class LiveTier:
     """Text of one namespace. Every method may be called from any thread; `publish`, `clear` and `sync` wait for no merge.
 
     limit: tokens. changed: called with each new view, under a lock that queries do not take. store: None keeps the text
-    in memory alone. Raises what the store's `recover` raises.
+    in memory alone. share: asked for room for outputs; None has room for all. Raises what the store's `recover` raises.
     """
 
     def __init__(
@@ -28,8 +29,9 @@ class LiveTier:
         limit: int,
         changed: Callable[[LiveView], None],
         store: LiveStore | None = None,
+        share: Share | None = None,
     ) -> None:
-        self._limit = limit
+        self._limit, self._share = limit, share or Unshared()
         store = store or NoStore()
         self._view = DurableView(_recovered_view(store, limit), store, changed)
         self._compactor = Compactor(self._view, vocab_size, limit)
@@ -57,10 +59,11 @@ class LiveTier:
 
     def publish(self, output: np.ndarray) -> bool:
         """Adds the output of a closed session, int32; the next query finds it. False if it cannot be logged: then it is
-        not added."""
+        not added. Raises NoRoomError if the share has no room for it."""
         if len(output) == 0 or self._limit == 0:
             return True
-        return self._writer.append(output)
+        with self._share.adding(len(output) + 1, outputs=1):  # with its separator
+            return self._writer.append(output)
 
     def warmup(self, segment: Segment) -> None:
         """Adds a segment; merges and evicts before it returns. Raises OSError if it cannot be stored, and then has not
