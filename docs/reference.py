@@ -187,6 +187,7 @@ def of_the_service() -> Iterator[Metric]:
     for figures, labels in (
         (service.OF_NAMESPACES, service.NAMESPACE_LABELS),
         (service.OF_TIERS, service.TIER_LABELS),
+        (service.OF_QUOTAS, service.QUOTA_LABELS),
     ):
         for figure in figures:
             kind = figure.family.__name__.removesuffix("MetricFamily")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from enum import StrEnum, auto
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +38,16 @@ LONG_CALL_SECONDS = 3600.0
 HEALTH_SECONDS = 3.0
 DOCUMENTS_A_MESSAGE = 64
 FLUSHABLE = ("live", "session", "rejected")
+
+QuotaPart = partial(typer.Option, metavar="N", rich_help_panel="Quota", min=0, max=2**64 - 1)
+
+
+class QuotaAction(StrEnum):
+    """What `specstore quota` does."""
+
+    SHOW = auto()
+    SET = auto()
+
 
 SnapshotName = Annotated[str, typer.Argument(help="the snapshot's name")]
 
@@ -103,6 +115,60 @@ def restore(name: SnapshotName, namespace: NamespaceOptions, service: ServiceOpt
     request = pb.RestoreRequest(namespace=_message(namespace), name=name)
     reply = _call(service, "Restore", request, LONG_CALL_SECONDS)
     print_reply(reply, service.as_json, f"live tier: {reply.tokens} tokens in {reply.segments} segments")
+
+
+def quota(
+    action: Annotated[
+        QuotaAction, typer.Argument(help="show; or set, which replaces all of it")
+    ] = QuotaAction.SHOW,
+    tenant: Annotated[
+        str | None, typer.Option(help='show: this tenant alone; set: whose, "" for the tenant without a name')
+    ] = None,
+    live_bytes: Annotated[
+        int | None, QuotaPart(help="most bytes of live text, 6 a token; further text is refused")
+    ] = None,
+    sessions: Annotated[int | None, QuotaPart(help="most open sessions")] = None,
+    streams: Annotated[int | None, QuotaPart(help="most connected workers of that tenant")] = None,
+    outputs_per_second: Annotated[
+        int | None,
+        QuotaPart(help="most outputs a second that enter the live tier; those of a second may come at once"),
+    ] = None,
+    *,
+    service: ServiceOptions,
+) -> None:
+    """Shows what tenants may have in all their namespaces, what they have, and what was refused them; or sets what one may have."""
+    given = {
+        "live_bytes": live_bytes,
+        "sessions": sessions,
+        "streams": streams,
+        "outputs_per_second": outputs_per_second,
+    }
+    if action is QuotaAction.SHOW:
+        _show_quotas(tenant, [part for part in given if given[part] is not None], service)
+    elif tenant is None:
+        raise ValueError('quota: set needs --tenant, which may be ""')
+    else:
+        reply = _call(service, "SetQuota", pb.SetQuotaRequest(tenant=tenant, **given))
+        until = "kept" if reply.stored else "until the service ends, which has no data directory"
+        bounds = ", ".join(f"{part} {limit:,}" for part, limit in given.items() if limit is not None)
+        print_reply(reply, service.as_json, f"tenant {tenant!r}: {bounds or 'no quota'}; {until}")
+
+
+def _show_quotas(tenant: str | None, given: list[str], service: ServiceOptions) -> None:
+    if given:
+        raise ValueError(f"quota: {_dashed(given[0])} is for `specstore quota set`")
+    reply = _call(service, "ListQuotas", pb.ListQuotasRequest(tenant=tenant))
+    rows = [
+        (
+            each.tenant,
+            part.name,
+            *(f"{getattr(part, n):,}" if part.HasField(n) else "" for n in ("used", "limit")),
+            f"{part.refused:,}",
+        )
+        for each in reply.tenants
+        for part in each.parts
+    ]
+    print_reply(reply, service.as_json, table_of(("tenant", "of", "used", "quota", "refused"), rows))
 
 
 def flush(
@@ -242,6 +308,10 @@ def _last(replies: Iterable[pb.WarmupProgress]) -> pb.WarmupProgress:
         for last in replies:
             bar.update(task, description=f"added {last.documents:,} documents, {last.tokens:,} tokens")
     return last
+
+
+def _dashed(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _utc(seconds: int) -> str:

@@ -21,6 +21,7 @@ from datastore_service.cli.admin import (
     flush,
     health,
     namespaces,
+    quota,
     restore,
     sessions,
     snapshot,
@@ -393,6 +394,7 @@ COMMANDS: dict[str, Sequence[Callable[..., None]]] = {
     "Serve": (serve, health),
     "Fill": (build, collect, warmup, upgrade),
     "Look": (query, stats, namespaces, sessions),
+    "Bound": (quota,),
     "Keep and forget": (snapshot, snapshots, restore, flush, compact, drop_namespace),
     "Names": (fingerprint, version),
 }

@@ -16,7 +16,7 @@ from datastore_service.engine.segment import Segment
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Namespace
 from datastore_service.server import wire
-from datastore_service.server.admin_replies import namespace_stats, session_list, snapshot_list
+from datastore_service.server.admin_replies import namespace_stats, quota_list, session_list, snapshot_list
 from datastore_service.server.calls import CALL
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import Drafting
@@ -158,6 +158,18 @@ class Admin(AdminServicer):
     def ListSnapshots(self, request: pb.ListSnapshotsRequest) -> pb.ListSnapshotsReply:  # noqa: N802
         namespace = wire.read_namespace(request.namespace, self._limits)
         return snapshot_list(self._data().snapshots(namespace))
+
+    @_admin_call
+    def SetQuota(self, request: pb.SetQuotaRequest) -> pb.SetQuotaReply:  # noqa: N802
+        tenant = wire.read_tenant(request, self._limits)
+        return pb.SetQuotaReply(stored=self._namespaces.quotas.set(tenant, wire.read_quota(request)))
+
+    @_admin_call
+    def ListQuotas(self, request: pb.ListQuotasRequest) -> pb.ListQuotasReply:  # noqa: N802
+        quotas, identity = self._namespaces.quotas, CALL.get().caller.identity
+        if request.HasField("tenant"):
+            return quota_list([quotas.of(wire.read_tenant(request, self._limits))])
+        return quota_list(use for use in quotas if identity.may(Right.READ, use.tenant))
 
     def _readable(self) -> Iterator[HostedNamespace]:
         """The namespaces of the tenants whose statistics the caller may read."""

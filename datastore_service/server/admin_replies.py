@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from datastore_service.server import wire
 from datastore_service.server.namespaces import HostedNamespace
+from datastore_service.server.tenant_use import TenantUse
 from datastore_service.storage.folder_store import SnapshotInfo
 from proto_gen.specstore.v1 import admin_pb2 as pb
 
@@ -33,6 +36,18 @@ def snapshot_list(snapshots: list[SnapshotInfo]) -> pb.ListSnapshotsReply:
             for s in snapshots
         ]
     )
+
+
+def quota_list(uses: Iterable[TenantUse]) -> pb.ListQuotasReply:
+    return pb.ListQuotasReply(tenants=[pb.TenantQuota(tenant=use.tenant, parts=_parts(use)) for use in uses])
+
+
+def _parts(use: TenantUse) -> list[pb.QuotaPart]:
+    bounds, used = use.quota.bounds(), use.used()
+    return [
+        pb.QuotaPart(name=part, limit=bounds.get(part), used=used.get(part), refused=refused)
+        for part, refused in use.refused.items()
+    ]
 
 
 def namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:

@@ -19,8 +19,9 @@ DRAFTING = drafting_pb2.DESCRIPTOR.services_by_name["Drafting"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 _OF_ADMIN = {
     Right.PUBLISH: ("Warmup",),
-    Right.READ: ("Stats", "ListNamespaces", "ListSessions", "ListSnapshots"),
+    Right.READ: ("Stats", "ListNamespaces", "ListSessions", "ListSnapshots", "ListQuotas"),
     Right.ADMINISTER: ("WarmupFile", "Flush", "Compact", "DropNamespace", "Snapshot", "Restore"),
+    Right.QUOTA: ("SetQuota",),
 }
 # By the call's full name. One that is not here is answered UNIMPLEMENTED, such as health's List, which gRPC's servicer lacks.
 NEEDS: dict[str, Right | Need] = {
@@ -34,6 +35,7 @@ _MAY_NOT = {
     Right.PUBLISH: "publish for",
     Right.READ: "read the statistics of",
     Right.ADMINISTER: "administer",
+    Right.QUOTA: "set the quota of",
 }
 
 
@@ -44,7 +46,7 @@ class Caller:
     identities that were changed meanwhile. identities: returns those in force.
     Raises RefusalError (UNAUTHENTICATED) if nothing proves an identity.
 
-    by: what proved it. namespace: the message that the call named last, None before."""
+    by: what proved it. namespace: the message that the call named last, None before; with the tenant alone if it named no more."""
 
     def __init__(self, identities: Callable[[], Identities], need: Right | Need, proof: Proof) -> None:
         self._identities, self._need, self._known = identities, need, identities()
@@ -72,8 +74,11 @@ class Caller:
 
     def admit(self, message: Any) -> None:
         """Raises RefusalError (PERMISSION_DENIED) if the caller may not say this message of its call."""
-        if "namespace" in message.DESCRIPTOR.fields_by_name and message.HasField("namespace"):
+        known = message.DESCRIPTOR.fields_by_name
+        if "namespace" in known and message.HasField("namespace"):
             self.namespace = message.namespace
+        if "tenant" in known and message.HasField("tenant"):
+            self.namespace = drafting_pb2.Namespace(tenant=message.tenant)
         if isinstance(self._need, Right):
             self.require(self._need, None if self.namespace is None else self.namespace.tenant)
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import grpc
 
+from datastore_service.engine.share import NoRoomError
 from datastore_service.protocol.tenants import Step, step_by_tenant
 from datastore_service.protocol.types import Reply, Status, step_without_refused
 from datastore_service.server import wire
@@ -24,6 +25,7 @@ from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.metrics import ServiceMetrics
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
 from datastore_service.server.refusal import RefusalError, exhausted, invalid, precondition
+from datastore_service.server.tenant_use import TenantUse
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingServicer
 
@@ -130,6 +132,8 @@ class _Stream:
         self._hosted: HostedNamespace | None = None
         self._of_tenants: dict[str, HostedNamespace] = {}  # that entries have named
         self._told: set[str] = set()  # kinds of refusals that the log has
+        self._counted: TenantUse | None = None  # has this stream among the tenant's
+        self._ended = False
         self._lock = threading.Lock()  # a stream that breaks ends when its last message is answered
 
     def answer(self, request: pb.DraftRequest) -> pb.DraftReply:
@@ -156,9 +160,23 @@ class _Stream:
 
     def end(self) -> None:
         with self._lock:
+            self._ended = True
+            if self._counted is not None:
+                self._counted.end_stream()
             for hosted in (self._hosted, *self._of_tenants.values()):
                 if hosted is not None:
                     hosted.leases.stream_broke(self._number, time.monotonic())
+
+    def _count(self, tenant: str) -> None:
+        """Counts the stream among the tenant's, once. Raises RefusalError if that would exceed the tenant's quota."""
+        if self._ended or self._counted is not None:
+            return
+        use = self._namespaces.quotas.of(tenant)
+        try:
+            use.begin_stream()
+        except NoRoomError as error:
+            raise exhausted(str(error)) from error
+        self._counted = use
 
     def _count_over_budget(self, hosted: HostedNamespace, replies: list[Reply]) -> None:
         """Also 0 of them: Prometheus sees an increase only of a counter that it knows."""
@@ -202,6 +220,7 @@ class _Stream:
             return self._hosted
         namespace = wire.read_namespace(request.namespace, self._limits)
         if self._hosted is None:
+            self._count(namespace.tenant)
             find = self._namespaces.existing if request.existing else self._namespaces.open
             self._hosted = find(namespace)
         elif namespace != self._hosted.namespace:

@@ -13,6 +13,7 @@ from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.live.store import LiveStore
 from datastore_service.engine.segment import Segment
+from datastore_service.engine.share import Share
 from datastore_service.protocol.types import MAX_VOCAB, Namespace
 from datastore_service.server.namespaces import EngineFactory
 from datastore_service.storage.manifest import open_segments, read_manifest
@@ -50,7 +51,7 @@ def engine_factory(
         Engine(vocab_size, prior.segments)  # checks the sizes
     Engine(vocab_size)  # compiles or loads the kernels before a client waits for them
 
-    def new_engine(namespace: Namespace, store: LiveStore | None) -> tuple[Engine, bool]:
+    def new_engine(namespace: Namespace, store: LiveStore | None, share: Share) -> tuple[Engine, bool]:
         segments: list[Segment] = []
         for prior in [*common, *further.get(namespace.tenant, ())]:
             if namespace.tokenizer == prior.tokenizer:
@@ -60,6 +61,6 @@ def engine_factory(
                     "prior not used: another tokenizer",
                     extra={"namespace": namespace.tokenizer, "prior": prior.tokenizer},
                 )
-        return Engine(vocab_size, segments, weights, limits, store), bool(segments)
+        return Engine(vocab_size, segments, weights, limits, store, share), bool(segments)
 
     return new_engine

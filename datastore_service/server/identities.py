@@ -26,6 +26,7 @@ class Right(Enum):
     PUBLISH = "publish"  # let outputs and documents enter the live tier
     READ = "read"  # sizes, counters and names, no text
     ADMINISTER = "administer"
+    QUOTA = "quota"  # say how much it may take: who administers a tenant must not lift its bounds
 
 
 class Need(Enum):

@@ -30,6 +30,7 @@ class ServiceLimits:
     children: int = MAX_NODES
     name_bytes: int = MAX_NAME_BYTES  # session, conversation, and each part of a namespace
     namespaces: int = 256
+    quotas: int = 4096  # tenants that have one
     streams: int = 64
     grace: float = 60.0
 

@@ -13,11 +13,13 @@ from datastore_service.engine.stats import EngineStats, TierStats
 from datastore_service.protocol.tree import Tier
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import Namespaces
+from datastore_service.server.quotas import Quotas
 from datastore_service.server.reloading import Reloading
 
 BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
 NAMESPACE_LABELS = ["model", "tenant"]
 TIER_LABELS = [*NAMESPACE_LABELS, "tier"]
+QUOTA_LABELS = ["tenant", "quota"]
 
 
 class OfNamespace(NamedTuple):
@@ -39,11 +41,19 @@ class OfTier(NamedTuple):
         return {Tier.SESSION: self.limits.tokens, Tier.LIVE: self.limits.live_tokens}.get(self.tier)
 
 
+class OfQuota(NamedTuple):
+    """What a tenant's quota says of one of its parts. used: None of a rate."""
+
+    limit: int
+    used: int | None
+    refused: int
+
+
 Said = TypeVar("Said")
 
 
 class Figure(NamedTuple, Generic[Said]):
-    """A metric of each namespace, or of each tier of each namespace.
+    """A metric of each namespace, of each tier of each namespace, or of each part of each tenant's quota.
 
     read: its value, None if this one has none."""
 
@@ -118,6 +128,26 @@ OF_TIERS: tuple[Figure[OfTier], ...] = (
         lambda of: of.held.accepted,
     ),
 )
+OF_QUOTAS: tuple[Figure[OfQuota], ...] = (
+    Figure(
+        GAUGE,
+        "specstore_quota",
+        "A part of a tenant's quota (`specstore quota set`): live_bytes, sessions, streams or outputs_per_second",
+        lambda of: of.limit,
+    ),
+    Figure(
+        GAUGE,
+        "specstore_quota_used",
+        "What the tenant has of it in all its namespaces; not of outputs_per_second",
+        lambda of: of.used,
+    ),
+    Figure(
+        COUNTER,
+        "specstore_quota_refusals",
+        "Sessions, streams, outputs and parts of warm-ups that it refused",
+        lambda of: of.refused,
+    ),
+)
 
 
 class ServiceMetrics:
@@ -144,8 +174,8 @@ class ServiceMetrics:
         )
         self.over_budget = Counter(
             "specstore_over_budget",
-            "Entries of messages for which there was no room: a limit on sessions, tokens or tenants, or an output that the disk or "
-            "the live tier did not take",
+            "Entries of messages for which there was no room: a limit or a quota on sessions, tokens or tenants, or an output that the "
+            "disk, the live tier or a quota did not take",
             ["model"],
             registry=self.registry,
         )
@@ -199,6 +229,15 @@ class _NamespaceCollector:
         ]
         yield from _families(OF_NAMESPACES, NAMESPACE_LABELS, engines)
         yield from _families(OF_TIERS, TIER_LABELS, tiers)
+        yield from _families(OF_QUOTAS, QUOTA_LABELS, list(_parts_of(self._namespaces.quotas)))
+
+
+def _parts_of(quotas: Quotas) -> Iterator[tuple[list[str], OfQuota]]:
+    """Those that bound something, with their labels."""
+    for use in quotas.bounded:
+        used = use.used()
+        for part, limit in use.quota.bounds().items():
+            yield [use.tenant, part], OfQuota(limit, used.get(part), use.refused[part])
 
 
 def _families(

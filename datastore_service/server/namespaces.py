@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.live.store import LiveStore
 from datastore_service.engine.segment import Segment, damaged
+from datastore_service.engine.share import Share
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Entry, Namespace, Reply
 from datastore_service.server.leases import Leases
 from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.quotas import Quotas
 from datastore_service.server.refusal import (
     disk_refused,
     exhausted,
@@ -30,7 +32,7 @@ log = logging.getLogger(__name__)
 
 LISTED = 3  # namespaces that a refusal names, each of up to 512 bytes
 
-EngineFactory = Callable[[Namespace, "LiveStore | None"], "tuple[Engine, bool]"]
+EngineFactory = Callable[[Namespace, "LiveStore | None", Share], "tuple[Engine, bool]"]
 
 
 def named(namespace: Namespace) -> dict[str, str]:
@@ -79,8 +81,8 @@ class HostedNamespace:
 class Namespaces:
     """Raises RefusalError for one namespace too many and for a tokenizer that does not fit.
 
-    data: keeps the live tiers; None keeps them in memory alone. The namespaces in it are hosted from the start; raises
-    StorageError for one that cannot be read."""
+    data: keeps the live tiers and the quotas; None keeps them in memory alone. The namespaces in it are hosted from the start; raises
+    StorageError for what cannot be read."""
 
     def __init__(
         self, new_engine: EngineFactory, limits: ServiceLimits, data: DataDirectory | None = None
@@ -88,6 +90,7 @@ class Namespaces:
         self._new_engine = new_engine
         self._limits = limits
         self.data = data
+        self.quotas = Quotas(limits.quotas, data)
         self._lock = threading.Lock()
         self._hosted: dict[Namespace, HostedNamespace] = {}
         self._damaged: set[Segment] = set()
@@ -187,7 +190,9 @@ class Namespaces:
 
     def _host(self, namespace: Namespace) -> HostedNamespace:
         store = self.data.open(namespace) if self.data else None
-        engine, prior = self._new_engine(namespace, store)
+        use = self.quotas.of(namespace.tenant)
+        engine, prior = self._new_engine(namespace, store, use)
+        use.count_text_of(engine)
         engine.take_out(self._damaged)  # also the prior's: namespaces share it
         hosted = HostedNamespace(namespace, engine, prior, store is not None, self._limits.grace)
         self._hosted[namespace] = hosted

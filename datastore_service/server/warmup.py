@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from datastore_service.engine.share import NoRoomError
 from datastore_service.server import wire
 from datastore_service.server.corpora import Corpora, hiding_path
 from datastore_service.server.limits import ServiceLimits
@@ -89,7 +90,7 @@ def _add(
     """Adds documents as one segment, and counts them in `added`."""
     try:
         hosted.engine.warmup(documents)
-    except ValueError as error:  # the ids were checked: the tier is full
+    except (ValueError, NoRoomError) as error:  # the ids were checked: the tier is full
         raise exhausted(str(error)) from error
     hosted.check_not_dropped()
     added.documents += len(documents)

@@ -25,6 +25,8 @@ from datastore_service.protocol.types import (
 )
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.refusal import RefusalError, invalid, precondition
+from datastore_service.storage.quota_file import PARTS, Quota
+from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 
 INT32_MAX = 2**31 - 1
@@ -40,6 +42,18 @@ def read_namespace(message: pb.Namespace, limits: ServiceLimits) -> Namespace:
     if not message.tokenizer:
         raise precondition("namespace.tokenizer: missing; `specstore fingerprint` prints it")
     return Namespace(message.model, message.tokenizer, message.tenant)
+
+
+def read_tenant(
+    message: admin_pb2.SetQuotaRequest | admin_pb2.ListQuotasRequest, limits: ServiceLimits
+) -> str:
+    if not message.HasField("tenant"):
+        raise invalid('tenant: missing; "" is the tenant without a name')
+    return read_name(message.tenant, "tenant", limits)
+
+
+def read_quota(message: admin_pb2.SetQuotaRequest) -> Quota:
+    return Quota(**{part: getattr(message, part) for part in PARTS if message.HasField(part)})
 
 
 def read_name(name: str, field: str, limits: ServiceLimits) -> str:

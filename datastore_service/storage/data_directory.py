@@ -1,4 +1,5 @@
-"""The data directory of a service: `live/` and `snapshots/`, each with a folder for each namespace, and the prior.
+"""The data directory of a service: `live/` and `snapshots/`, each with a folder for each namespace, the prior, and
+`quotas.json`.
 
 One service at a time writes here: `DirectoryLock` keeps a second one out.
 """
@@ -10,6 +11,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from datastore_service.protocol.types import Namespace
@@ -24,6 +26,7 @@ from datastore_service.storage.folder_store import (
     snapshot_path,
 )
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest
+from datastore_service.storage.quota_file import QUOTAS, Quota, read_quotas, write_quotas
 
 log = logging.getLogger(__name__)
 
@@ -37,19 +40,20 @@ class DataDirectory:
     """A service's data directory, locked against other processes.
 
     Opening it takes the lock and removes what interrupted services left in `live/`. Raises StorageError if another
-    process writes here or if a folder cannot be used, OSError if the disk refuses.
+    process writes here or if a file or folder cannot be used, OSError if the disk refuses.
 
     vocab_size: of every namespace; ids are smaller.
-    namespaces: those that were stored here at the start."""
+    namespaces: those that were stored here at the start. quotas: by tenant, at the start."""
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._live, self._snapshots = path / LIVE, path / SNAPSHOTS
+        self._live, self._snapshots, self._quotas = path / LIVE, path / SNAPSHOTS, path / QUOTAS
         self._lock = DirectoryLock(path)
         for folder in (self._live, self._snapshots):
             folder.mkdir(exist_ok=True)
         sync_directory(path)
         sync_directory(self._live)
+        self.quotas = read_quotas(self._quotas)
         self.namespaces = [store.manifest.namespace for store in self._open_stores()]
 
     def open(self, namespace: Namespace) -> FolderStore:
@@ -82,6 +86,10 @@ class DataDirectory:
     def has_snapshot(self, namespace: Namespace, name: str) -> bool:
         """Raises ValueError for a name that no snapshot can have."""
         return snapshot_path(self._snapshots / folder_name(namespace), name).is_dir()
+
+    def keep_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Replaces all quotas, durably. Raises OSError."""
+        write_quotas(self._quotas, quotas)
 
     def close(self) -> None:
         """Releases the lock."""

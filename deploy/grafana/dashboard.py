@@ -184,21 +184,25 @@ DATASTORE = [
     ),
     Shown(
         "Refusals",
-        "In 5 minutes: calls refused, by status code, and entries of messages for which there was no room, by model.",
+        "In 5 minutes: calls refused, by status code; entries of messages for which there was no room, by model; what a tenant's quota "
+        "refused.",
         {
             "{{code}}": f"sum by (code) (increase(specstore_refusals_total{{{SERVICE}}}[5m]))",
             "entries {{model}}": f"sum by (model) (increase(specstore_over_budget_total{{{SERVICE}}}[5m]))",
+            "quota {{quota}} {{tenant}}": f"sum by (quota, tenant) (increase(specstore_quota_refusals_total{{{SERVICE}}}[5m]))",
         },
     ),
     Shown(
         "Limits",
-        "Share of each limit that is in use. At 1 streams, namespaces and sessions are refused; a full live tier forgets.",
+        "Share of each limit and quota that is in use. At 1 streams, namespaces, sessions and what a quota bounds are refused; a full live "
+        "tier forgets.",
         {
             "streams {{instance}}": f"specstore_streams{{{SERVICE}}} / specstore_stream_limit",
             "namespaces {{instance}}": f"count by (job, instance) (specstore_sessions{{{SERVICE}}})"
             " / on (job, instance) specstore_namespace_limit",
             "sessions {{model}} {{tenant}}": f"specstore_sessions{{{SERVICE}}} / specstore_session_limit",
             "tokens {{tier}} {{model}} {{tenant}}": f"specstore_tokens{{{SERVICE}}} / specstore_token_limit",
+            "quota {{quota}} {{tenant}}": f"specstore_quota_used{{{SERVICE}}} / specstore_quota",
         },
         "percentunit",
     ),

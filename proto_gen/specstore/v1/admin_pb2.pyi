@@ -264,3 +264,55 @@ class SnapshotInfo(_message.Message):
     created_seconds: int
     damage: str
     def __init__(self, name: _Optional[str] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., created_seconds: _Optional[int] = ..., damage: _Optional[str] = ...) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("tenant", "live_bytes", "sessions", "streams", "outputs_per_second")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    live_bytes: int
+    sessions: int
+    streams: int
+    outputs_per_second: int
+    def __init__(self, tenant: _Optional[str] = ..., live_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., streams: _Optional[int] = ..., outputs_per_second: _Optional[int] = ...) -> None: ...
+
+class SetQuotaReply(_message.Message):
+    __slots__ = ("stored",)
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    stored: bool
+    def __init__(self, stored: bool = ...) -> None: ...
+
+class ListQuotasRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class ListQuotasReply(_message.Message):
+    __slots__ = ("tenants",)
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantQuota]
+    def __init__(self, tenants: _Optional[_Iterable[_Union[TenantQuota, _Mapping]]] = ...) -> None: ...
+
+class TenantQuota(_message.Message):
+    __slots__ = ("tenant", "parts")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    parts: _containers.RepeatedCompositeFieldContainer[QuotaPart]
+    def __init__(self, tenant: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[QuotaPart, _Mapping]]] = ...) -> None: ...
+
+class QuotaPart(_message.Message):
+    __slots__ = ("name", "limit", "used", "refused")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limit: int
+    used: int
+    refused: int
+    def __init__(self, name: _Optional[str] = ..., limit: _Optional[int] = ..., used: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...

@@ -89,6 +89,16 @@ class AdminStub(object):
                 request_serializer=specstore_dot_v1_dot_admin__pb2.ListSnapshotsRequest.SerializeToString,
                 response_deserializer=specstore_dot_v1_dot_admin__pb2.ListSnapshotsReply.FromString,
                 _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/specstore.v1.Admin/SetQuota',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.SetQuotaReply.FromString,
+                _registered_method=True)
+        self.ListQuotas = channel.unary_unary(
+                '/specstore.v1.Admin/ListQuotas',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.ListQuotasRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.ListQuotasReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -185,6 +195,22 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetQuota(self, request, context):
+        """Replaces a tenant's quota, which holds from then on beside the limits of the service. Nothing that the tenant has is closed
+        or deleted: what goes beyond the quota is refused. The data directory keeps it; without one it ends with the service.
+        RESOURCE_EXHAUSTED if too many tenants have one, or if the disk refuses: then nothing changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQuotas(self, request, context):
+        """The quotas of the tenants that the caller may read, and what each tenant has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -242,6 +268,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListSnapshots,
                     request_deserializer=specstore_dot_v1_dot_admin__pb2.ListSnapshotsRequest.FromString,
                     response_serializer=specstore_dot_v1_dot_admin__pb2.ListSnapshotsReply.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.SetQuotaRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.SetQuotaReply.SerializeToString,
+            ),
+            'ListQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuotas,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.ListQuotasRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.ListQuotasReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -541,6 +577,60 @@ class Admin(object):
             '/specstore.v1.Admin/ListSnapshots',
             specstore_dot_v1_dot_admin__pb2.ListSnapshotsRequest.SerializeToString,
             specstore_dot_v1_dot_admin__pb2.ListSnapshotsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/SetQuota',
+            specstore_dot_v1_dot_admin__pb2.SetQuotaRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.SetQuotaReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/ListQuotas',
+            specstore_dot_v1_dot_admin__pb2.ListQuotasRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.ListQuotasReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,7 +50,8 @@ class DraftingServicer(object):
         """One stream per worker, one message per decode step for the whole batch, one reply per message, in order.
         Several streams may name the same session. It ends with an entry that closes it, or some time after the last of these
         streams has ended.
-        An entry that breaks a limit is answered by itself: STATUS_OVER_BUDGET, and DraftReply.refusals names the field and its limit.
+        An entry that breaks a limit is answered by itself: STATUS_OVER_BUDGET, and DraftReply.refusals names the field and its limit. So
+        is one for which its tenant has no room: Admin.SetQuota.
         The first message names the namespace. An error of a whole message ends the stream: INVALID_ARGUMENT names the offending field and
         its limit, RESOURCE_EXHAUSTED a bound of the service, FAILED_PRECONDITION a missing or changed namespace, UNAUTHENTICATED and
         PERMISSION_DENIED what the caller lacks. An entry of a tenant for whom the caller may not draft is refused by itself.

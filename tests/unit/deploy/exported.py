@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Namespace
+from datastore_service.storage.quota_file import Quota
 from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from tests.unit.server.service import running, serving
@@ -33,8 +34,9 @@ Exported = dict[str, set[str]]  # names of labels by name of sample
 
 
 def of_the_service() -> Exported:
-    """Read from a service with a worker's namespace and a refused call."""
+    """Read from a service with a worker's namespace, a quota and a refused call."""
     with running(token="secret") as service, serving(service) as url:
+        service.namespaces.quotas.set("tenant", Quota(sessions=8))
         worker = GrpcDatastore(service.endpoint, Namespace("model", "t" * 64, "tenant"))
         assert worker.wait_connected(60.0)
         worker.close()

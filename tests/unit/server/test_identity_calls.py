@@ -36,7 +36,7 @@ from tests.unit.server.identity_files import JWT_SECTION, Issuer, put, write_key
 from tests.unit.server.service import VOCAB, running, serving
 
 SECONDS = 60.0
-READER, OPERATOR = "reader-0123456789", "operator-0123456789"
+READER, OPERATOR, LENDER = "reader-0123456789", "operator-0123456789", "lender-0123456789"
 HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
 
 TABLE = f"""{JWT_SECTION}
@@ -58,28 +58,34 @@ publish = ["acme"]
 token_files = ["operator"]
 read = ["*"]
 administer = ["*"]
+
+[identities.lender]
+tokens = ["sha256:{token_digest(LENDER)}"]
+quota = ["acme"]
 """
 
 # For the tenant acme, then for another: + allowed, - PERMISSION_DENIED, 0 UNAUTHENTICATED, x UNIMPLEMENTED.
-WHO = ("engine", "reader", "feeder", "operator", "a wrong token", "an expired JWT", "nobody")
+WHO = ("engine", "reader", "feeder", "operator", "lender", "a wrong token", "an expired JWT", "nobody")
 MATRIX = {
-    #                                                 engine reader feeder operator wrong expired nobody
-    f"{DRAFTING}/Draft":                             ("+-", "+-", "--", "--", "00", "00", "00"),
-    f"{ADMIN}/Warmup":                               ("+-", "--", "+-", "--", "00", "00", "00"),
-    f"{ADMIN}/Stats":                                ("--", "+-", "--", "++", "00", "00", "00"),
-    f"{ADMIN}/ListNamespaces":                       ("--", "++", "--", "++", "00", "00", "00"),
-    f"{ADMIN}/ListSessions":                         ("--", "+-", "--", "++", "00", "00", "00"),
-    f"{ADMIN}/ListSnapshots":                        ("--", "+-", "--", "++", "00", "00", "00"),
-    f"{ADMIN}/WarmupFile":                           ("--", "--", "--", "++", "00", "00", "00"),
-    f"{ADMIN}/Flush":                                ("--", "--", "--", "++", "00", "00", "00"),
-    f"{ADMIN}/Compact":                              ("--", "--", "--", "++", "00", "00", "00"),
-    f"{ADMIN}/DropNamespace":                        ("--", "--", "--", "++", "00", "00", "00"),
-    f"{ADMIN}/Snapshot":                             ("--", "--", "--", "++", "00", "00", "00"),
-    f"{ADMIN}/Restore":                              ("--", "--", "--", "++", "00", "00", "00"),
-    f"{HEALTH}/Check":                               ("++", "++", "++", "++", "++", "++", "++"),
-    f"{HEALTH}/List":                                ("xx", "xx", "xx", "xx", "xx", "xx", "xx"),
-    f"{HEALTH}/Watch":                               ("++", "++", "++", "++", "++", "++", "++"),
-    f"{REFLECTION}/ServerReflectionInfo":            ("++", "++", "++", "++", "00", "00", "00"),
+    #                                                 engine reader feeder operator lender wrong expired nobody
+    f"{DRAFTING}/Draft":                             ("+-", "+-", "--", "--", "--", "00", "00", "00"),
+    f"{ADMIN}/Warmup":                               ("+-", "--", "+-", "--", "--", "00", "00", "00"),
+    f"{ADMIN}/Stats":                                ("--", "+-", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/ListNamespaces":                       ("--", "++", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/ListSessions":                         ("--", "+-", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/ListSnapshots":                        ("--", "+-", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/ListQuotas":                           ("--", "+-", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/SetQuota":                             ("--", "--", "--", "--", "+-", "00", "00", "00"),
+    f"{ADMIN}/WarmupFile":                           ("--", "--", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/Flush":                                ("--", "--", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/Compact":                              ("--", "--", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/DropNamespace":                        ("--", "--", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/Snapshot":                             ("--", "--", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/Restore":                              ("--", "--", "--", "++", "--", "00", "00", "00"),
+    f"{HEALTH}/Check":                               ("++", "++", "++", "++", "++", "++", "++", "++"),
+    f"{HEALTH}/List":                                ("xx", "xx", "xx", "xx", "xx", "xx", "xx", "xx"),
+    f"{HEALTH}/Watch":                               ("++", "++", "++", "++", "++", "++", "++", "++"),
+    f"{REFLECTION}/ServerReflectionInfo":            ("++", "++", "++", "++", "++", "00", "00", "00"),
 }  # fmt: skip
 CODES = {
     "+": grpc.StatusCode.OK,
@@ -99,6 +105,8 @@ REQUESTS: dict[str, Callable[[dict], Message]] = {
     "Stats": lambda ns: pb.StatsRequest(namespace=ns),
     "ListNamespaces": lambda ns: pb.ListNamespacesRequest(),
     "ListSessions": lambda ns: pb.ListSessionsRequest(namespace=ns),
+    "ListQuotas": lambda ns: pb.ListQuotasRequest(tenant=ns["tenant"]),
+    "SetQuota": lambda ns: pb.SetQuotaRequest(tenant=ns["tenant"], sessions=100),
     "ListSnapshots": lambda ns: pb.ListSnapshotsRequest(namespace=ns),
     "WarmupFile": lambda ns: pb.WarmupFileRequest(namespace=ns, file="ids.npy"),
     "Flush": lambda ns: pb.FlushRequest(namespace=ns, all=True),
@@ -180,6 +188,7 @@ def house(tmp_path_factory) -> Iterator[House]:
     tokens = {
         "reader": READER,
         "operator": OPERATOR,
+        "lender": LENDER,
         "feeder": issuer.token("feeder"),
         "a wrong token": "wrong-0123456789",
         "an expired JWT": issuer.token("feeder", seconds=-3600),
@@ -229,6 +238,7 @@ def test_a_refusal_names_what_is_missing_and_nothing_else(house, who):
         "reader": "administer: identity 'reader' may not administer tenant 'acme'",
         "feeder": "administer: identity 'feeder' may not administer tenant 'acme'",
         "operator": "",
+        "lender": "administer: identity 'lender' may not administer tenant 'acme'",
         "a wrong token": "authorization: a token that the service does not know",
         "an expired JWT": "authorization: the JWT has expired",
         "nobody": "authorization: no token, and no name of the certificate is an identity's",
