@@ -281,7 +281,7 @@ def serve(
         int | None,
         typer.Option(
             metavar="PORT",
-            help="HTTP port: a status page at /, Prometheus at /metrics, without a token",
+            help="HTTP port: a status page at /, Prometheus at /metrics, probes at /healthz and /readyz, without a token",
             min=0,
             max=65535,
             rich_help_panel="Metrics",

@@ -42,6 +42,15 @@ class RpcServer:
         """What the coroutine returns, which runs on the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
+    def responds(self, seconds: float) -> bool:
+        """Whether the loop does within that time what it is given."""
+        done = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(done.set)
+        except RuntimeError:  # it was closed
+            return False
+        return done.wait(seconds)
+
     def start(self, address: Endpoint, tls: Reloading[Tls] | None) -> int:
         """Returns the port, which is not 0. Raises RuntimeError if gRPC cannot listen."""
         return self.run(self._start(address, tls))

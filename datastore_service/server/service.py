@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -38,6 +39,9 @@ from datastore_service.tls import Tls
 from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_server
 
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
+
 log = logging.getLogger(__name__)
 
 CONNECTION_CALLS = 128  # that are open on one connection; further ones wait
@@ -46,6 +50,7 @@ CHECK_SECONDS = 3600.0  # between two checks of all segments, which are also ver
 SYNC_SECONDS = 1.0  # a power failure may take what was answered since the last sync
 DRAIN_SECONDS = 10.0
 LAST_REPLY_SECONDS = 0.5  # for replies to leave the process
+ALIVE_SECONDS = 2.0  # in which a probe of the gRPC server must be answered
 CALL_END_SECONDS = 2.0  # for cancelled calls to end
 STDERR = 2
 END_SECONDS = 30.0  # from the signal to the exit, even if merges or threads do not return
@@ -123,6 +128,20 @@ class Service:
         self.namespaces.close()
         log.info("stopped")
 
+    def web_application(self) -> WSGIApplication:
+        """The pages of the metrics port."""
+        probes = {"/healthz": self._not_alive, "/readyz": self._not_ready}
+        return application(self.page.html, self.metrics.registry, probes)
+
+    def _not_alive(self) -> str:
+        alive = self._stopping.is_set() or self._server.responds(ALIVE_SECONDS)  # it ends within END_SECONDS
+        return "" if alive else f"the gRPC server has done nothing for {ALIVE_SECONDS:g} s"
+
+    def _not_ready(self) -> str:
+        if self._stopping.is_set():
+            return "the service is shutting down"
+        return self._not_alive() if self.endpoint else "the service has not started"
+
     def _add_servicers(self, server: grpc.aio.Server) -> None:
         add_DraftingServicer_to_server(self.drafting, server)
         add_AdminServicer_to_server(self._admin, server)
@@ -172,7 +191,7 @@ def serve(
         STDERR
     )  # what ends the process without Python, as a fault in a mapping does, leaves a line
     if metrics_port is not None:
-        WebServer(application(service.page.html, service.metrics.registry), metrics_port, metrics_host)
+        WebServer(service.web_application(), metrics_port, metrics_host)
     service.start()
     log.info("memory at most", extra=most_bytes)
     gc.collect()

@@ -1,10 +1,10 @@
-"""Serves the status page at / and metrics for Prometheus at /metrics, over HTTP."""
+"""Serves the status page at /, metrics for Prometheus at /metrics and what a supervisor probes, over HTTP."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -25,6 +25,7 @@ _BOUNDS: dict[str, Any] = {
     "asyncore_use_poll": True,  # select() takes no descriptor above 1023
     "ident": None,
 }
+_TEXT = (("Content-Type", "text/plain; charset=utf-8"),)
 _HEADERS = (
     ("Content-Type", "text/html; charset=utf-8"),
     ("Cache-Control", "no-store"),
@@ -33,25 +34,38 @@ _HEADERS = (
 )
 
 
-def application(html: Callable[[], str], registry: CollectorRegistry) -> WSGIApplication:
-    """The application that serves the status page and the metrics.
+Probe = Callable[[], str]  # returns what is wrong, "" if nothing is
 
-    html: returns the status page."""
+
+def application(
+    html: Callable[[], str], registry: CollectorRegistry, probes: Mapping[str, Probe]
+) -> WSGIApplication:
+    """The application that serves the status page, the metrics and the probes.
+
+    html: returns the status page. probes: by path."""
     metrics = make_wsgi_app(registry)
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == "/metrics":
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
             return metrics(environ, start_response)
-        if environ["PATH_INFO"] != "/":
-            start_response("404 Not Found", [("Content-Type", "text/plain")])
-            return [b"there are / and /metrics\n"]
+        if path != "/" and path not in probes:
+            start_response("404 Not Found", list(_TEXT))
+            return [f"there are {', '.join(['/', '/metrics', *probes])}\n".encode()]
         if environ["REQUEST_METHOD"] != "GET":
             start_response("405 Method Not Allowed", [("Allow", "GET")])
             return [b""]
+        if path in probes:
+            return _probed(probes[path](), start_response)
         start_response("200 OK", list(_HEADERS))
         return [html().encode()]
 
     return answer
+
+
+def _probed(wrong: str, start_response: StartResponse) -> Iterable[bytes]:
+    start_response("503 Service Unavailable" if wrong else "200 OK", [*_TEXT, ("Cache-Control", "no-store")])
+    return [f"{wrong or 'ok'}\n".encode()]
 
 
 class WebServer:

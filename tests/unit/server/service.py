@@ -10,7 +10,7 @@ from datastore_service.engine.limits import Limits
 from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.service import Service
-from datastore_service.server.web import WebServer, application
+from datastore_service.server.web import WebServer
 
 VOCAB = 1000
 
@@ -35,7 +35,7 @@ def running(
 @contextmanager
 def serving(service: Service) -> Iterator[str]:
     """The URL of its status page; metrics are below it."""
-    server = WebServer(application(service.page.html, service.metrics.registry), 0)
+    server = WebServer(service.web_application(), 0)
     try:
         yield server.url
     finally:

@@ -1,5 +1,7 @@
 """The status page over HTTP: what it shows, what it escapes, what else the port answers."""
 
+import threading
+from collections.abc import Callable
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 from xml.etree import ElementTree
@@ -7,11 +9,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from datastore_service.endpoint import parse_endpoint
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
+from datastore_service.server import service as module
+from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.history import SAMPLE_SECONDS, SAMPLES, History
 from datastore_service.server.service import Service
-from datastore_service.server.web import WebServer, application
-from tests.unit.server.service import running, serving
+from datastore_service.server.web import WebServer
+from tests.unit.server.service import VOCAB, running, serving
 
 HOSTILE = '<script>alert("1")</script>'
 TEXT = np.array([1, 2, 3, 4] * 10, np.int32)
@@ -122,12 +127,19 @@ def test_a_dropped_namespace_leaves_the_page(service):
     assert "gone" not in text(read(service))
 
 
-def test_only_the_page_and_the_metrics_are_there(service):
+def test_only_the_page_the_metrics_and_the_probes_are_there(service):
     with serving(service) as url:
-        for path, method, status in (("x", "GET", 404), ("../etc/passwd", "GET", 404), ("", "POST", 405)):
+        for path, method, status in (
+            ("x", "GET", 404),
+            ("../etc/passwd", "GET", 404),
+            ("", "POST", 405),
+            ("readyz", "POST", 405),
+        ):
             with pytest.raises(HTTPError) as error:
                 urlopen(Request(url + path, method=method))
             assert error.value.code == status
+            if status == 404:
+                assert error.value.read() == b"there are /, /metrics, /healthz, /readyz\n"
         for _ in range(2):
             with urlopen(url) as reply:
                 assert reply.headers.get_all("Content-Length") == [str(len(reply.read()))]
@@ -143,10 +155,60 @@ def test_a_taken_port_names_the_option(service):
 
 
 def test_another_address_is_listened_on_and_a_foreign_one_names_the_option(service):
-    server = WebServer(application(service.page.html, service.metrics.registry), 0, "127.0.0.2")
+    server = WebServer(service.web_application(), 0, "127.0.0.2")
     assert server.url.startswith("http://127.0.0.2:")
     with urlopen(server.url + "metrics") as reply:
         assert b"specstore_streams 0.0" in reply.read()
     server.close()
     with pytest.raises(OSError, match=r"^metrics-host: 192\.0\.2\.1:0: Cannot assign requested address$"):
         WebServer(lambda *_: [], 0, "192.0.2.1")
+
+
+def probed(url: str, name: str) -> tuple[int, str]:
+    try:
+        with urlopen(url + name) as reply:
+            return reply.status, reply.read().decode().strip()
+    except HTTPError as error:
+        return error.code, error.read().decode().strip()
+
+
+@pytest.fixture
+def service_to_start():
+    service = Service(parse_endpoint("127.0.0.1:0"), engine_factory(None, VOCAB))
+    yield service
+    service.stop()
+
+
+def test_a_service_is_ready_from_its_start_to_its_end(service_to_start):
+    service, seen = service_to_start, []
+    with serving(service) as url:
+
+        def see(act: Callable[[], object]) -> None:
+            act()
+            seen.append((probed(url, "healthz"), probed(url, "readyz")))
+
+        see(lambda: None)
+        see(service.start)
+        close, service.namespaces.close = service.namespaces.close, lambda: see(close)
+        see(service.stop)
+    stopping = (200, "ok"), (503, "the service is shutting down")
+    assert seen == [
+        ((200, "ok"), (503, "the service has not started")),
+        ((200, "ok"), (200, "ok")),
+        stopping,  # its streams have ended, its texts are being closed
+        stopping,
+    ]
+
+
+def test_a_server_that_answers_no_call_is_neither_alive_nor_ready(service, monkeypatch):
+    """The kubelet then starts it again."""
+    monkeypatch.setattr(module, "ALIVE_SECONDS", 0.1)
+    released = threading.Event()
+    with serving(service) as url:
+        service._server._loop.call_soon_threadsafe(released.wait)
+        try:
+            assert [probed(url, name)[0] for name in ("healthz", "readyz")] == [503, 503]
+        finally:
+            released.set()
+        monkeypatch.undo()
+        assert probed(url, "readyz") == (200, "ok")
