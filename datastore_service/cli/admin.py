@@ -133,6 +133,10 @@ def quota(
         int | None,
         QuotaPart(help="most outputs a second that enter the live tier; those of a second may come at once"),
     ] = None,
+    messages_per_second: Annotated[
+        int | None,
+        QuotaPart(help="most messages a second of these workers; further ones are answered later", min=1),
+    ] = None,
     *,
     service: ServiceOptions,
 ) -> None:
@@ -142,6 +146,7 @@ def quota(
         "sessions": sessions,
         "streams": streams,
         "outputs_per_second": outputs_per_second,
+        "messages_per_second": messages_per_second,
     }
     if action is QuotaAction.SHOW:
         _show_quotas(tenant, [part for part in given if given[part] is not None], service)

@@ -65,6 +65,8 @@ class Drafting(DraftingServicer):
         loop = asyncio.get_running_loop()
         in_trace = contextvars.copy_context().run  # log lines carry the call's trace
         async for request in _greeted(requests):
+            if wait := stream.turn():
+                await asyncio.sleep(wait)
             reply = await loop.run_in_executor(self._threads, in_trace, self._answer, stream, request)
             await context.write(reply)
             if self._draining:
@@ -135,6 +137,10 @@ class _Stream:
         self._counted: TenantUse | None = None  # has this stream among the tenant's
         self._ended = False
         self._lock = threading.Lock()  # a stream that breaks ends when its last message is answered
+
+    def turn(self) -> float:
+        """Seconds that the next message has to wait, by the quota of the stream's tenant. The first names the tenant and waits for none."""
+        return 0.0 if self._counted is None else self._counted.turn()
 
     def answer(self, request: pb.DraftRequest) -> pb.DraftReply:
         with self._lock:

@@ -132,19 +132,20 @@ OF_QUOTAS: tuple[Figure[OfQuota], ...] = (
     Figure(
         GAUGE,
         "specstore_quota",
-        "A part of a tenant's quota (`specstore quota set`): live_bytes, sessions, streams or outputs_per_second",
+        "A part of a tenant's quota (`specstore quota set`): live_bytes, sessions, streams, outputs_per_second or "
+        "messages_per_second",
         lambda of: of.limit,
     ),
     Figure(
         GAUGE,
         "specstore_quota_used",
-        "What the tenant has of it in all its namespaces; not of outputs_per_second",
+        "What the tenant has of it in all its namespaces; not of what is counted by the second",
         lambda of: of.used,
     ),
     Figure(
         COUNTER,
         "specstore_quota_refusals",
-        "Sessions, streams, outputs and parts of warm-ups that it refused",
+        "Sessions, streams, outputs and parts of warm-ups that it refused, and messages that it made wait",
         lambda of: of.refused,
     ),
 )

@@ -20,7 +20,7 @@ class TenantUse:
     """The share (`engine.share.Share`) of all engines of a tenant, and the count of its streams. Thread-safe.
 
     quota: in force; a lower one than what the tenant has closes and deletes nothing. refused: how often each of its parts has refused
-    something. clock: seconds, never back."""
+    something, or made a message wait. clock: seconds, never back."""
 
     def __init__(self, tenant: str, clock: Clock = time.monotonic) -> None:
         self.tenant, self.quota = tenant, Quota()
@@ -29,7 +29,7 @@ class TenantUse:
         self._engines: WeakSet[Engine] = WeakSet()
         self._sessions = self._streams = 0
         self._adding = 0  # tokens on their way into live tiers
-        self._outputs = _Rate(clock)
+        self._outputs, self._messages = _Rate(clock), _Rate(clock)
 
     def count_text_of(self, engine: Engine) -> None:
         """Counts the live text of an engine, for as long as somebody uses the engine."""
@@ -61,6 +61,16 @@ class TenantUse:
     def end_stream(self) -> None:
         with self._lock:
             self._streams -= 1
+
+    def turn(self) -> float:
+        """Seconds that the next message of the tenant's streams has to wait for its turn."""
+        rate = self.quota.messages_per_second
+        if rate is None:
+            return 0.0
+        with self._lock:
+            wait = self._messages.wait(rate)
+            self.refused["messages_per_second"] += wait > 0
+        return wait
 
     @contextmanager
     def adding(self, tokens: int, outputs: int = 0) -> Iterator[None]:
@@ -100,10 +110,19 @@ class _Rate:
         self._clock, self._seen, self._left = clock, clock(), float("inf")
 
     def admits(self, count: int, rate: int) -> bool:
-        now = self._clock()
-        self._left = min(rate, self._left + (now - self._seen) * rate)
-        self._seen = now
+        self._refill(rate)
         if count > self._left:
             return False
         self._left -= count
         return True
+
+    def wait(self, rate: int) -> float:
+        """Seconds until one more is admitted, which is counted at once."""
+        self._refill(rate)
+        self._left -= 1
+        return max(0.0, -self._left / rate)
+
+    def _refill(self, rate: int) -> None:
+        now = self._clock()
+        self._left = min(rate, self._left + (now - self._seen) * rate)
+        self._seen = now

@@ -53,7 +53,10 @@ def read_tenant(
 
 
 def read_quota(message: admin_pb2.SetQuotaRequest) -> Quota:
-    return Quota(**{part: getattr(message, part) for part in PARTS if message.HasField(part)})
+    try:
+        return Quota(**{part: getattr(message, part) for part in PARTS if message.HasField(part)})
+    except ValueError as error:
+        raise invalid(str(error)) from error
 
 
 def read_name(name: str, field: str, limits: ServiceLimits) -> str:

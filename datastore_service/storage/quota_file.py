@@ -23,12 +23,18 @@ class Quota:
     """What a tenant may have in all its namespaces. A part that is None does not bound it.
 
     live_bytes: of live text, LIVE_TOKEN bytes a token. sessions: open at a time. streams: of drafts, at a time, whose namespace is
-    the tenant's. outputs_per_second: outputs of sessions that enter the live tier."""
+    the tenant's. outputs_per_second: outputs of sessions that enter the live tier. messages_per_second: of these streams, at least 1; raises
+    ValueError for 0."""
 
     live_bytes: int | None = None
     sessions: int | None = None
     streams: int | None = None
     outputs_per_second: int | None = None
+    messages_per_second: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.messages_per_second == 0:  # who may not draft may have no stream
+            raise ValueError("messages_per_second: 0 is below 1")
 
     def bounds(self) -> dict[str, int]:
         """The parts that are not None."""
@@ -61,4 +67,7 @@ def _quota(path: Path, tenant: str, bounds: object) -> Quota:
     for part in bounds:
         if part not in PARTS:
             raise StorageError(path, "quotas", f"{part!r} is not one of {', '.join(PARTS)}")
-    return Quota(**typed_fields(path, bounds, dict.fromkeys(bounds, int)))
+    try:
+        return Quota(**typed_fields(path, bounds, dict.fromkeys(bounds, int)))
+    except ValueError as error:
+        raise StorageError(path, "quotas", f"{tenant!r}: {error}") from error

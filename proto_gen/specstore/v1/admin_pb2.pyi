@@ -266,18 +266,20 @@ class SnapshotInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., created_seconds: _Optional[int] = ..., damage: _Optional[str] = ...) -> None: ...
 
 class SetQuotaRequest(_message.Message):
-    __slots__ = ("tenant", "live_bytes", "sessions", "streams", "outputs_per_second")
+    __slots__ = ("tenant", "live_bytes", "sessions", "streams", "outputs_per_second", "messages_per_second")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     live_bytes: int
     sessions: int
     streams: int
     outputs_per_second: int
-    def __init__(self, tenant: _Optional[str] = ..., live_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., streams: _Optional[int] = ..., outputs_per_second: _Optional[int] = ...) -> None: ...
+    messages_per_second: int
+    def __init__(self, tenant: _Optional[str] = ..., live_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., streams: _Optional[int] = ..., outputs_per_second: _Optional[int] = ..., messages_per_second: _Optional[int] = ...) -> None: ...
 
 class SetQuotaReply(_message.Message):
     __slots__ = ("stored",)

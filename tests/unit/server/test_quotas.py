@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,7 +38,13 @@ from tests.waiting import eventually
 
 MODELS = ("m", "another")
 EACH = len(OUTPUT) + 1  # tokens that an output takes before it is sorted: a separator too
-OTHERS = {"live_bytes": 10**9, "sessions": 10**6, "streams": 10**3, "outputs_per_second": 10**6}
+OTHERS = {
+    "live_bytes": 10**9,
+    "sessions": 10**6,
+    "streams": 10**3,
+    "outputs_per_second": 10**6,
+    "messages_per_second": 10**6,
+}
 
 
 @pytest.fixture
@@ -309,6 +316,46 @@ def test_an_output_beyond_the_rate_is_not_published_and_the_next_message_is_answ
     assert parts_of(acme)["outputs_per_second"] == (0, None, 1)
 
 
+# Messages a second
+
+
+def test_messages_of_a_second_may_come_at_once_and_further_ones_wait_in_turn():
+    now = [100.0]
+    use = TenantUse("acme", lambda: now[0])
+    assert use.turn() == 0
+    use.quota = Quota(messages_per_second=4)
+    assert [use.turn() for _ in range(6)] == [0, 0, 0, 0, 0.25, 0.5]
+    now[0] += 0.5
+    assert use.turn() == 0.25, "two others go before it"
+    now[0] += 1000
+    assert [use.turn() for _ in range(5)] == [0, 0, 0, 0, 0.25]
+    assert use.refused["messages_per_second"] == 4
+
+
+def test_a_message_beyond_the_rate_is_answered_later(acme, clients, service):  # noqa: F811
+    neighbour, second = clients(service, tenant="b"), clients(service, tenant="acme")
+    set_quota(acme, messages_per_second=20)
+    acme.stream.ask(opened("a"))
+    second.stream.ask(opened("b"))
+    began = time.monotonic()
+    for at in range(20):
+        for client, name in ((acme, "a"), (second, "b")):
+            entry = {"session": name, "start": 40 + at, "tokens": [5]}
+            assert client.stream.ask(entry)[0].status == pb.STATUS_OK
+    assert time.monotonic() - began >= 0.99 * (40 - 20) / 20
+    neighbour.stream.ask(opened("a"))
+    waited = parts_of(neighbour)["messages_per_second"]
+    set_quota(neighbour, "b", messages_per_second=10**6)
+    assert waited[:2] == (20, None) and parts_of(neighbour, "b")["messages_per_second"] == (10**6, None, 0)
+
+
+def test_a_rate_of_no_message_is_refused(acme):
+    assert refusal(lambda: set_quota(acme, messages_per_second=0)) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "messages_per_second: 0 is below 1",
+    )
+
+
 # Set, kept and shown
 
 
@@ -331,6 +378,7 @@ def test_quotas_outlive_the_service_and_hold_for_its_stored_text(start, clients)
             "sessions": 7,
             "streams": None,
             "outputs_per_second": None,
+            "messages_per_second": None,
         }
         listed = client.admin.ListQuotas(admin_pb2.ListQuotasRequest()).tenants
         assert [each.tenant for each in listed] == ["acme"]

@@ -11,7 +11,7 @@ from datastore_service.storage.checksummed_json import write_checksummed
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.quota_file import FORMAT, Quota, read_quotas, write_quotas
 
-WHOLE = Quota(live_bytes=2**64 - 1, sessions=0, streams=1, outputs_per_second=2)
+WHOLE = Quota(live_bytes=2**64 - 1, sessions=0, streams=1, outputs_per_second=2, messages_per_second=3)
 
 
 @pytest.fixture
@@ -34,9 +34,10 @@ def test_without_a_file_nobody_has_one(path):
 @pytest.mark.parametrize(
     ("quotas", "told"),
     [
-        ({"a": {"session": 1}}, "quotas: 'session' is not one of live_bytes, sessions, streams, outputs_per_second"),
+        ({"a": {"session": 1}}, "quotas: 'session' is not one of live_bytes, sessions, streams, outputs_per_second, messages_per_second"),
         ({"a": {"sessions": "1"}}, "sessions: missing or not int"),
         ({"a": {"sessions": -1}}, "sessions: -1 is below 0"),
+        ({"a": {"messages_per_second": 0}}, "quotas: 'a': messages_per_second: 0 is below 1"),
         ({"a": []}, "quotas: 'a': [] is not an object"),
         ([], "quotas: missing or not dict"),
     ],
