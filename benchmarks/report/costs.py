@@ -103,7 +103,10 @@ def rpc(record: dict) -> list[str]:
 
 def strangers(record: dict) -> list[str]:
     settings, rows = record["manifest"]["settings"], record["results"]
-    text = f"{len(rows)} rounds with strangers and as many without, at batch {settings['batch']}."
+    noisy, messages = settings.get("noisy", 0), settings.get("messages", 0)
+    whom = f"{noisy} workers of a noisy tenant" if noisy else "strangers"
+    quota = f", whose quota is {messages} messages a second," if messages else ""
+    text = f"{len(rows)} rounds with {whom}{quota} and as many without, at batch {settings['batch']}."
     cells = []
     for share, name in ((50, "median"), (99, "99th percentile")):
         alone, beside = ([row[f"{which}_{share}"] for row in rows] for which in ("alone", "beside"))

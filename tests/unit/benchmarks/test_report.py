@@ -162,7 +162,13 @@ def test_every_cost_has_tables():
 def test_strangers_are_compared_round_by_round():
     row = {"alone_50": 500.0, "alone_99": 1000.0, "beside_50": 510.0, "beside_99": 1030.0}
     text = "\n".join(tables_of(made_by("strangers", batch=8) | {"results": [row] * 12}))
-    assert "| 99th percentile | 1000 | 1030 | 1.03 [1.03, 1.03] |" in text
+    assert (
+        "| 99th percentile | 1000 | 1030 | 1.03 [1.03, 1.03] |" in text
+        and "12 rounds with strangers and" in text
+    )
+    noisy = made_by("strangers", batch=8, noisy=4, messages=20)
+    text = "\n".join(tables_of(noisy | {"results": [row] * 12}))
+    assert "4 workers of a noisy tenant, whose quota is 20 messages a second, and as many without" in text
 
 
 def test_the_rooflines_record_has_a_page_of_its_own(tmp_path):
