@@ -558,5 +558,33 @@ OTHERS = (
         "if (now := shown) is shown:",
         "server/test_identity_changes.py",
     ),
+    Mutant(
+        "place-not-given-back",  # sessions that end count for ever
+        "datastore_service/engine/open_sessions.py",
+        "self._share.end_sessions(1)",
+        "self._share.end_sessions(0)",
+        "server/test_quotas.py",
+    ),
+    Mutant(
+        "text-under-way",  # two outputs at once exceed the quota
+        "datastore_service/server/tenant_use.py",
+        "self._live_tokens() + self._adding + tokens",
+        "self._live_tokens() + tokens",
+        "server/test_quotas.py",
+    ),
+    Mutant(
+        "stream-that-ended",
+        "datastore_service/server/drafting.py",
+        "self._counted.end_stream()",
+        "self._counted.turn()",
+        "server/test_quotas.py",
+    ),
+    Mutant(
+        "own-quota",  # who may read a tenant lifts its bounds
+        "datastore_service/server/admission.py",
+        'Right.QUOTA: ("SetQuota",),',
+        'Right.READ: ("SetQuota",),',
+        "server/test_identity_calls.py",
+    ),
 )
 MUTANTS = SURVIVORS + OTHERS

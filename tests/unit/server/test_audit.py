@@ -43,6 +43,7 @@ draft = ["acme"]
 publish = ["acme"]
 read = ["*"]
 administer = ["acme"]
+quota = ["acme"]
 """
 PROOF = f"token sha256:{token_digest(TOKEN)[:8]}"
 
@@ -123,6 +124,15 @@ def test_the_line_says_what_was_asked_and_what_became_of_it(service, audit):
     assert len(snapshot["request"]["name"]) == 32 and snapshot["reply"]["segments"] == 2
     assert flushed["request"] == {"all": True} and "reply" not in flushed
     assert dropped["tenant"] == "acme" and "request" not in dropped
+
+
+def test_a_call_about_a_tenant_tells_of_it_alone(service, audit):
+    assert call(service, "SetQuota") == "OK"
+    assert call(service, "SetQuota", ACME | {"tenant": "other"}) == "PERMISSION_DENIED"
+    done, denied = lines(audit, 2)
+    assert (done["model"], done["tokenizer"], done["tenant"]) == ("", "", "acme")
+    assert done["request"] == {"tenant": "acme", "sessions": 100} and done["reply"] == {"stored": True}
+    assert denied["reason"] == "quota: identity 'operator' may not set the quota of tenant 'other'"
 
 
 def test_a_refusal_is_one_line_whatever_the_call(service, audit):

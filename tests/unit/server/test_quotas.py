@@ -274,6 +274,18 @@ def test_never_more_text_than_the_quota_whoever_publishes_at_once():
     assert texts == sum(taken) == 8 * 40 - use.refused["live_bytes"] > 100
 
 
+def test_text_on_its_way_counts_until_it_is_there():
+    use = TenantUse("acme")
+    use.quota = Quota(live_bytes=100 * LIVE_TOKEN)
+    with use.adding(60):
+        with pytest.raises(NoRoomError), use.adding(41):
+            pass
+        with use.adding(40):
+            pass
+    with use.adding(100):
+        pass
+
+
 # Outputs a second
 
 
