@@ -64,6 +64,11 @@ class Options:
         "where a request names the session that it belongs to, its conversation: 'header:NAME' or 'body:FIELD', 'agents' (the names that "
         "agents send anyway), several, separated by commas; 'off' for custom_params alone",
     )
+    request_wishes: str = _option(
+        "conversation,draft,nodes,publish,reference,sources",
+        "the wishes that requests may have in custom_params.specstore, separated by commas; 'off' for none. Other wishes are refused. Where "
+        "requests name their tenant, --specstore-request-tenant says",
+    )
     deadline_ms: float = _option(5.0, "longest wait for a draft in a decode step, in milliseconds")
     nodes: int = _option(
         15,
@@ -165,6 +170,11 @@ class Options:
     def conversation_sources(self) -> list[str]:
         """The places, in order, where a request may name the session that it belongs to."""
         return [] if self.request_conversation == "off" else self.request_conversation.split(",")
+
+    @property
+    def permitted_wishes(self) -> list[str]:
+        """The wishes that requests may have."""
+        return [] if self.request_wishes == "off" else self.request_wishes.split(",")
 
     def access(self) -> Access:
         """What to show to a service. Reads the files: raises OSError, and ValueError that names the option of an unusable one."""

@@ -11,7 +11,7 @@ from datastore_service.protocol.types import Budget, Entry, Query, Rejected, Ses
 from sglang_patches.drafting.seams import Fallback
 from sglang_patches.drafting.union import Part
 from sglang_patches.ledger.outcome import Follower, Outcome
-from sglang_patches.ledger.requests import RequestState
+from sglang_patches.ledger.requests import DraftSource, RequestState
 from sglang_patches.metrics import RETRIEVE, PhaseClock
 
 
@@ -118,7 +118,7 @@ class DatastoreFeed(Follower, Texts):
             entry.rejected = sent.refused
         sent.refused = None
         entry.expected = state.expected if entry.opening is not None else 0
-        if not state.plain_reason:
+        if state.takes_from(DraftSource.DATASTORE):
             entry.budget, entry.queries = budget, queries
         return entry
 

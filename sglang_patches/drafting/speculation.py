@@ -42,7 +42,7 @@ from sglang_patches.exchange.messages import (
     Verifying,
 )
 from sglang_patches.ledger.outcome import Follower, Outcome
-from sglang_patches.ledger.requests import RequestState
+from sglang_patches.ledger.requests import DraftSource, RequestState
 from sglang_patches.ledger.usage import DRAFT_MODEL
 
 LOOKUPS = Counter(
@@ -138,9 +138,10 @@ class Speculation(Follower):
     def open(self, states: Iterable[RequestState]) -> None:
         """Begins with the requests' texts as far as their outcome is known."""
         with self._lock:
-            self._channel.post(
-                [self._opened(state) for state in states if not (state.plain_reason or state.ended)]
-            )
+            followed = [
+                state for state in states if state.takes_from(DraftSource.DRAFT_MODEL) and not state.ended
+            ]
+            self._channel.post([self._opened(state) for state in followed])
 
     def heard(self, outcomes: Iterable[Outcome]) -> None:
         with self._lock:

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from sglang_patches.entry.references import MOST_BYTES, size_of
+from sglang_patches.entry.request_wishes import refuse_unless_permitted
 from sglang_patches.host import hooks
 from sglang_patches.ledger.usage import PREDICTION, SUMMARY
 
@@ -58,6 +59,7 @@ async def _around_chat(
     if given is None:
         return await original(serving, request, raw_request)
     try:
+        refuse_unless_permitted("reference", "prediction")
         request.custom_params = _expecting(request.custom_params, predicted_text(given))
     except ValueError as error:
         return serving.create_error_response(str(error), "BadRequest", param="prediction")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_patches.entry import request_conversations, request_tenants
+from sglang_patches.entry import request_conversations, request_tenants, request_wishes
 from sglang_patches.entry.request_wishes import wishes_of
 from sglang_patches.host import hooks
 from sglang_patches.host.versions import host
@@ -33,7 +33,9 @@ HOOKS: hooks.ByKind = {HookType.BEFORE: {host.REQUEST_STATE: _before_request}}
 
 
 def register(server_args: ServerArgs) -> None:
-    """For the process that answers requests. Raises ValueError for a setting with which a request's tenant would not be seen."""
+    """For the process that answers requests. Raises ValueError for a wish that there is not, and for a setting with which a request's
+    tenant would not be seen."""
+    request_wishes.register()
     request_tenants.register(server_args)
     request_conversations.register()
     hooks.apply(HOOKS)

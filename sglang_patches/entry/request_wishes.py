@@ -1,37 +1,78 @@
-"""What a request says in `custom_params.specstore`, its wishes: checked where it enters, and added to on its way to the scheduler."""
+"""What a request says in `custom_params.specstore`, its wishes: checked where it enters, and added to on its way to the scheduler.
+
+The operator says which of them requests may have (`--specstore-request-wishes`).
+"""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sglang_patches.ledger.requests import DraftSource
+from sglang_patches.options import load_options
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import GenerateReqInput
 
 FIELD = "custom_params.specstore"
-# Their types, as Python and as a client has them.
-_NAME, _SWITCH = ((str,), "a string"), ((bool,), "true or false")
-_COUNT, _TEXTS = ((int,), "a whole number of at least 0"), ((str, list), "a string or a list of strings")
+FLAG = "--specstore-request-wishes"
+
+
+class Wish(NamedTuple):
+    """What a wish must be. title: for clients."""
+
+    title: str
+    fits: Callable[[Any], bool]
+
+
+_NAME = Wish("a string", lambda value: isinstance(value, str))
+_SWITCH = Wish("true or false", lambda value: isinstance(value, bool))
+_COUNT = Wish("a whole number of at least 0", lambda value: type(value) is int and value >= 0)
+_TEXTS = Wish("a string or a list of strings", lambda value: isinstance(value, (str, list)))
+_SOURCES = Wish(
+    f"true, false or a list of {', '.join(DraftSource)}",
+    lambda value: (
+        isinstance(value, bool)
+        or (isinstance(value, list) and all(map(tuple(DraftSource).__contains__, value)))
+    ),
+)
 WISHES = {
     "conversation": _NAME,
-    "draft": _SWITCH,
+    "draft": _SOURCES,
     "nodes": _COUNT,
     "publish": _SWITCH,
     "reference": _TEXTS,
     "sources": _SWITCH,
-    "tenant": _NAME,
 }
+TENANT = "tenant"  # a wish too; `--specstore-request-tenant` says whether requests may have it
+
+_permitted: frozenset[str] = frozenset(WISHES)  # of the option, in the process that answers requests
+
+
+def is_further_sample(obj: GenerateReqInput) -> bool:
+    """Whether this is no call of an API, but one more sample of a request that has entered."""
+    return not hasattr(obj, "is_single")  # SGLang sets it for a call
 
 
 def is_single(obj: GenerateReqInput) -> bool:
     """Whether a call of an API is one request, and its fields are no lists."""
-    return getattr(obj, "is_single", True)  # SGLang does not say so of a further sample
+    return is_further_sample(obj) or obj.is_single
 
 
 def wishes_of(obj: GenerateReqInput) -> list[dict[str, Any]]:
-    """The wishes of each request of a call. Raises ValueError for a wish of another name or type."""
-    return [_wishes(sampling) for sampling in _samplings(obj)]
+    """The wishes of each request of a call. Raises ValueError for a wish of another name or type, and for one that requests may not have."""
+    wishes = [_wishes(sampling) for sampling in _samplings(obj)]
+    if not is_further_sample(obj):  # those have what was added
+        for name in {name for of_request in wishes for name, wish in of_request.items() if wish is not None}:
+            refuse_unless_permitted(name, f"{FIELD}.{name}")
+    return wishes
+
+
+def refuse_unless_permitted(name: str, field: str) -> None:
+    """Raises ValueError if the operator lets no request have the wish. field: in which a client has given it."""
+    if name in WISHES and name not in _permitted:
+        raise ValueError(f"{field}: this server takes no wish {name!r} from requests ({FLAG})")
 
 
 def give(obj: GenerateReqInput, name: str, values: Sequence[str]) -> None:
@@ -68,14 +109,22 @@ def _wishes(sampling: dict[str, Any]) -> dict[str, Any]:
 
 def _check(name: str, value: object) -> None:
     """A null stands for a wish that is not given."""
-    if name not in WISHES:
-        raise ValueError(f"{FIELD}: {reprlib.repr(name)} is none of {', '.join(WISHES)}")
-    kinds, title = WISHES[name]
-    if value is not None and (type(value) not in kinds or (isinstance(value, int) and value < 0)):
-        raise ValueError(f"{FIELD}.{name}: {reprlib.repr(value)} is not {title}")
+    wish = _NAME if name == TENANT else WISHES.get(name)
+    if wish is None:
+        raise ValueError(f"{FIELD}: {reprlib.repr(name)} is none of {', '.join([*WISHES, TENANT])}")
+    if value is not None and not wish.fits(value):
+        raise ValueError(f"{FIELD}.{name}: {reprlib.repr(value)} is not {wish.title}")
 
 
 def _with(sampling: dict[str, Any], name: str, value: str) -> dict[str, Any]:
     custom = sampling.get("custom_params") or {}
     wishes = custom.get("specstore") or {}
     return sampling | {"custom_params": custom | {"specstore": wishes | {name: value}}}
+
+
+def register() -> None:
+    """For the process that answers requests. Raises ValueError for an option that names no wish."""
+    global _permitted
+    _permitted = frozenset(load_options().permitted_wishes)
+    if unknown := _permitted - WISHES.keys():
+        raise ValueError(f"{FLAG}: {min(unknown)!r} is none of {', '.join(WISHES)}")

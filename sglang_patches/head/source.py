@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from datastore_service.protocol.tree import DraftTree
+from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Budget
 from sglang_patches.drafting.union import Estimate, Part, united
 from sglang_patches.ledger.rates import RunningMean
+from sglang_patches.ledger.requests import DraftSource
 from sglang_patches.step.sources import Sources, States
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ class BesideHead(Sources):
         if not self._agreed(wanted and self._pays(asked, tenants)):
             return asked.result()
         began = time.perf_counter()
-        drafted = self._draft(batch)
+        drafted = [
+            tree if state.takes_from(DraftSource.HEAD) else EMPTY_TREE
+            for state, tree in zip(states, self._draft(batch), strict=True)
+        ]
         took = time.perf_counter() - began
         retrieved = asked.result()
         united = self._united(drafted, retrieved, tenants)

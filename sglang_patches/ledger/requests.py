@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,18 @@ USAGE = "specstore_usage"  # attribute of a request of SGLang: its `Usage`, for 
 REFERENCE_TOKENS = "specstore_reference"
 
 
+class DraftSource(StrEnum):
+    """What drafts, as a request names it in its wish `draft`. The datastore is all of its tiers."""
+
+    DATASTORE = auto()
+    DRAFT_MODEL = auto()
+    HEAD = auto()
+    REFERENCE = auto()
+
+
+ALL_SOURCES = frozenset(DraftSource)
+
+
 @dataclass(frozen=True)
 class Step:
     """What a decode step begins with. lengths: true token count of each request. pending: its accepted tokens that are not yet
@@ -62,9 +75,9 @@ class RequestState:
     session: its name with the datastore and the draft side. tenant: that the request named, "" for the server's own. plain_reason: why nothing may be drafted for it, None if it may.
     expected: leading tokens that another instance has sent. tree: what is being verified. settled: tokens whose outcome is
     known. confirmed: leading tokens that were SGLang's when a step began. ended: its session is closed. ends: tokens that end it. usage: what
-    its answer says of its steps. most_nodes: most drafted tokens that it wants verified in a step, None if it does not say. reference: that
-    it brought along, None without one. predicted: what that proposed for the step that is being verified. Overlap scheduling may launch a
-    request once more after the step that ended it.
+    its answer says of its steps. most_nodes: most drafted tokens that it wants verified in a step, None if it does not say. draft_sources: what may
+    draft for it. reference: that it brought along, None without one. predicted: what that proposed for the step that is being verified. Overlap
+    scheduling may launch a request once more after the step that ended it.
     """
 
     req: Req
@@ -82,8 +95,13 @@ class RequestState:
     ends: frozenset[int] = frozenset()
     usage: Usage = field(default_factory=Usage)
     most_nodes: int | None = None
+    draft_sources: frozenset[str] = ALL_SOURCES
     reference: Reference | None = None
     predicted: DraftTree = EMPTY_TREE
+
+    def takes_from(self, source: DraftSource) -> bool:
+        """Whether the source may draft for it."""
+        return not self.plain_reason and source in self.draft_sources
 
     def within_wish(self, tree: DraftTree) -> DraftTree:
         """The part of the tree that the request wants verified."""
@@ -91,7 +109,7 @@ class RequestState:
 
 
 def _wishes(req: Req) -> dict:
-    """`custom_params["specstore"]`: {"conversation": name, "draft": bool, "nodes": count, "publish": bool, "sources": bool, "tenant": name}."""
+    """`custom_params["specstore"]`: {"conversation": name, "draft": bool or names, "nodes": count, "publish": bool, "sources": bool, "tenant": name}."""
     wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
     if not isinstance(wishes, dict):
         _report_no_object()
@@ -119,9 +137,16 @@ def request_opening(req: Req, publish: bool) -> Opening:
 
 def most_nodes(req: Req) -> int | None:
     """The most drafted tokens that the request wants verified in a step, None if it does not say."""
-    wishes = _wishes(req)
-    nodes = 0 if wishes.get("draft") is False else wishes.get("nodes")
+    nodes = _wishes(req).get("nodes") if draft_sources_of(req) else 0
     return nodes if isinstance(nodes, int) and nodes >= 0 else None  # what is no number is no wish
+
+
+def draft_sources_of(req: Req) -> frozenset[str]:
+    """What may draft for the request: everything if it does not say."""
+    given = _wishes(req).get("draft", True)
+    if isinstance(given, list):
+        return ALL_SOURCES.intersection(name for name in given if isinstance(name, str))
+    return frozenset() if given is False else ALL_SOURCES
 
 
 def reference_of(req: Req, vocab_size: int) -> Reference | None:
@@ -276,7 +301,9 @@ class RequestBook:
     def _open(self, req: Req, length: int, pending: Sequence[int] = ()) -> RequestState:
         opening, nodes = request_opening(req, self._publish), most_nodes(req)
         plain_reason = self._needs_plain_step(req) or ("its own wish" if nodes == 0 else None)
-        reference = None if plain_reason else reference_of(req, self._vocab_size)
+        sources = draft_sources_of(req)
+        has_reference = not plain_reason and DraftSource.REFERENCE in sources
+        reference = reference_of(req, self._vocab_size) if has_reference else None
         begun = self._begun_elsewhere(req)
         if begun and any(state.session == begun for state in self._states.values()):
             begun = None  # several samples of one prompt
@@ -297,6 +324,7 @@ class RequestBook:
                 opening.prompt_length, bool(_wishes(req).get("sources", False)), reference is not None
             ),
             most_nodes=nodes,
+            draft_sources=sources,
             reference=reference,
         )
         setattr(req, USAGE, state.usage)

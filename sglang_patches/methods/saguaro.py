@@ -25,6 +25,7 @@ from sglang_patches.draft_side.seams import Drafter, Grown, Guess, Leaf, Outcome
 from sglang_patches.drafting.seams import NO_PATIENCE, Fallback, NoFallback, Patience
 from sglang_patches.drafting.union import Part
 from sglang_patches.ledger.rates import RunningMean, per_tenant
+from sglang_patches.ledger.requests import DraftSource
 
 if TYPE_CHECKING:
     from sglang_patches.ledger.outcome import Outcome
@@ -323,7 +324,10 @@ class SaguaroFallback(WaitingFallback):
     def parts(self, states: Sequence[RequestState], found: Sequence[DraftTree]) -> list[list[Part]]:
         misses = [not len(tree) for tree in found]
         if self._asked_at is not None:
-            left = sum(miss and not state.plain_reason for state, miss in zip(states, misses, strict=True))
+            left = sum(
+                miss and state.takes_from(DraftSource.DRAFT_MODEL)
+                for state, miss in zip(states, misses, strict=True)
+            )
             self._learn_wait(self._now() - self._asked_at, left)
         parts = super().parts(states, found)
         kinds = [
@@ -332,7 +336,7 @@ class SaguaroFallback(WaitingFallback):
         steps = {
             state: _LastStep(kind, kind != MISSED or any(len(part.tree) for part in of))
             for state, kind, of in zip(states, kinds, parts, strict=True)
-            if not state.plain_reason
+            if state.takes_from(DraftSource.DRAFT_MODEL)
         }
         self._learn_what_follows(steps)
         self._last = steps

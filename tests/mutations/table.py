@@ -46,6 +46,13 @@ SURVIVORS = (
         "entry/test_request_conversations.py",
     ),
     Mutant(
+        "w04",  # every wish is permitted
+        "sglang_patches/entry/request_wishes.py",
+        "if name in WISHES and name not in _permitted:",
+        "if name in WISHES and not _permitted:",
+        "entry/test_request_wishes.py",
+    ),
+    Mutant(
         "r04",  # tenants that differ by case
         "datastore_service/server/drafting.py",
         "replace(self._hosted.namespace, tenant=tenant)",

@@ -5,7 +5,7 @@ import pytest
 
 from datastore_service.client import open_datastore
 from datastore_service.protocol.tree import EMPTY_TREE, Tier
-from datastore_service.protocol.types import NO_DRAFT, Budget, Namespace, Reply, Status
+from datastore_service.protocol.types import NO_DRAFT, Budget, Namespace, Query, Reply, Status
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
 from sglang_patches.ledger.requests import Step
 from tests.unit.drafting.texts import make_book, make_req, make_tree
@@ -275,3 +275,14 @@ def test_a_request_that_has_ended_is_not_opened_anew(datastore, feed):
         outcome.request
         for outcome in book.settle(book.read_ahead(Step([gone, other], [6, 6], [[10, 3], [7, 6]])))
     ] == [states[1]]
+
+
+def test_the_datastore_drafts_only_for_requests_that_take_its_drafts(datastore, feed):
+    """It hears of the others all the same: their outputs are remembered."""
+    wishes = (["datastore"], ["draft_model", "head", "reference"])
+    reqs = [make_req(str(wish), custom_params={"specstore": {"draft": wish}}) for wish in wishes]
+    states, _ = make_book().read(Step(reqs, [4, 4], [[9], [9]]))
+    query = Query(np.array([7], np.int32), BUDGET)
+    feed.ask(states, [BUDGET] * 2, [(query,)] * 2)
+    told = [(len(entry.tokens), entry.budget, entry.queries) for entry in datastore.told()]
+    assert told == [(4, BUDGET, (query,)), (4, NO_DRAFT, ())]

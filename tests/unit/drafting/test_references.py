@@ -63,6 +63,11 @@ def test_a_request_that_plain_steps_must_serve_has_no_reference():
     assert state.plain_reason and state.reference is None and "prediction" not in state.usage.summary(1)
 
 
+def test_a_request_that_takes_no_drafts_of_its_reference_has_none():
+    states = [state_of([10, 11], draft=["datastore"]), state_of([10, 11], draft=["reference"])]
+    assert [len(tree) for tree in beside([EMPTY_TREE] * 2, states)] == [0, 2]
+
+
 def test_only_tokens_of_the_vocabulary_are_drafted():
     (tree,) = beside([EMPTY_TREE], [state_of([10, 100, 11], [10])])  # of `make_book`: 100 tokens
     assert tree is EMPTY_TREE

@@ -24,6 +24,20 @@ def test_the_draft_side_is_told_whose_request_it_is(monkeypatch):
     assert [(type(message), message.tenant) for message in told] == [(Opened, "acme")]
 
 
+def test_the_draft_side_follows_only_requests_that_take_its_drafts(monkeypatch):
+    side, told = InProcessDraftSide(model(1.0)), []
+    monkeypatch.setattr(side, "post", told.extend)
+    reqs = [
+        make_req(name, custom_params={"specstore": {"draft": [name]}})
+        for name in ("draft_model", "datastore")
+    ]
+    states = make_book().open(reqs)
+    speculation = Speculation(side, NODES, lambda state: GREEDY)
+    speculation.open(states)
+    speculation.look_up(states, [NODES] * 2, lambda states, missed: NO_PATIENCE)
+    assert [message.session for message in told] == ["draft_model"]
+
+
 class Run:
     """Requests decoded as the worker does it: look up, verify, commit, tell."""
 

@@ -4,16 +4,24 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_patches.options import Options
+
 
 @pytest.fixture
 def answering(plugin, model_path, monkeypatch):
     """Makes this process one that answers requests, with these values of the options that say where requests name their tenant and their
-    conversation."""
+    conversation, and which wishes they may have."""
     from tests.unit.plugin.resolution import server_args
 
-    def start(tenant: str = "", conversation: str = "agents", **given: object) -> None:
+    def start(
+        tenant: str = "",
+        conversation: str = "agents",
+        wishes: str = Options().request_wishes,
+        **given: object,
+    ) -> None:
         monkeypatch.setenv("SPECSTORE_REQUEST_TENANT", tenant)
         monkeypatch.setenv("SPECSTORE_REQUEST_CONVERSATION", conversation)
+        monkeypatch.setenv("SPECSTORE_REQUEST_WISHES", wishes)
         server_args(model_path("dense"), "ampere", **given)
 
     return start

@@ -5,6 +5,7 @@ import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Budget
+from sglang_patches.ledger.requests import ALL_SOURCES, DraftSource
 from sglang_patches.ledger.usage import HEAD
 from sglang_patches.step.acceptance import Acceptance
 
@@ -77,11 +78,18 @@ class Retrieval(Sources):
 class State:
     tenant = ""
 
+    def __init__(self, *sources):
+        self.sources = sources or ALL_SOURCES
 
-def beside(head, retrieved, nodes=7, children=7):
+    def takes_from(self, source):
+        return source in self.sources
+
+
+def beside(head, retrieved, nodes=7, children=7, states=None):
+    states = states or [State() for _ in head]
     budget = Budget(nodes, nodes, children)
     source = BesideHead(lambda batch: head, Retrieval(retrieved), Acceptance().estimate, bool, budget, None)
-    return source.propose(None, [State()] * len(head), [nodes] * len(head), True)
+    return source.propose(None, states, [nodes] * len(head), True)
 
 
 def test_shared_beginnings_are_one():
@@ -97,6 +105,12 @@ def test_the_likeliest_are_kept():
 def test_one_side_may_have_nothing():
     assert set(paths(beside([chain([1])], [EMPTY_TREE])[0])) == {(1,)}
     assert set(paths(beside([EMPTY_TREE], [chain([1], 2)])[0])) == {(1,)}
+
+
+def test_a_head_drafts_only_for_requests_that_take_its_drafts():
+    states = [State(DraftSource.DATASTORE), State(DraftSource.HEAD)]
+    trees = beside([chain([1]), chain([2])], [chain([8], 2), EMPTY_TREE], states=states)
+    assert [set(paths(tree)) for tree in trees] == [{(8,)}, {(2,)}]
 
 
 def test_where_chains_are_verified_the_union_is_one():

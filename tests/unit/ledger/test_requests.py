@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_patches.ledger import requests
-from sglang_patches.ledger.requests import Step, end_tokens, request_opening
+from sglang_patches.ledger.requests import ALL_SOURCES, DraftSource, Step, end_tokens, request_opening
 from tests.unit.drafting.texts import make_book, make_req, make_tree
 
 
@@ -124,6 +124,25 @@ def test_missing_tokens_are_an_error():
 
 def test_multimodal_hashes_are_no_tokens():
     assert texts(make_book().open([make_req(prompt=(1, 2**40, -5, 3))])) == [[1, 0, 0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("draft", "sources"),
+    [
+        ({}, ALL_SOURCES),
+        ({"draft": None}, ALL_SOURCES),
+        ({"draft": True}, ALL_SOURCES),
+        ({"draft": ["head", "reference"]}, {DraftSource.HEAD, DraftSource.REFERENCE}),
+        ({"draft": ["nobody", ["head"]]}, set()),  # from a caller past the entry
+        ({"draft": []}, set()),
+        ({"draft": False}, set()),
+    ],
+    ids=str,
+)
+def test_a_request_says_what_drafts_for_it(draft, sources):
+    (state,) = make_book().open([make_req(custom_params={"specstore": draft})])
+    assert {source for source in DraftSource if state.takes_from(source)} == sources
+    assert (state.plain_reason, state.most_nodes) == ((None, None) if sources else ("its own wish", 0))
 
 
 def test_custom_params_name_conversation_and_forbid_publishing():

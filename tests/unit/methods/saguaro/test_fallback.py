@@ -53,6 +53,9 @@ class State:
     plain_reason: str | None = None
     tenant: str = "acme"  # "" would not show what is learned of nobody
 
+    def takes_from(self, source):
+        return not self.plain_reason
+
 
 @dataclass
 class Load:

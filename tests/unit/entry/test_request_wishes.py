@@ -1,0 +1,106 @@
+"""What requests may say, as the operator has it (`--specstore-request-wishes`), through SGLang's own resolution and functions."""
+
+import asyncio
+import copy
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
+
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest  # noqa: E402
+from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: E402
+from sglang.srt.managers.tokenizer_manager import TokenizerManager  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+
+from sglang_patches.entry.predictions import _around_chat  # noqa: E402
+from sglang_patches.entry.request_wishes import WISHES  # noqa: E402
+from sglang_patches.options import Options  # noqa: E402
+from tests.unit.entry.conftest import manager  # noqa: E402
+from tests.unit.entry.test_predictions import Serving, whole  # noqa: E402
+
+VALUES = {
+    "conversation": "c",
+    "draft": ["datastore"],
+    "nodes": 3,
+    "publish": False,
+    "reference": "a file",
+    "sources": True,
+}
+
+
+def enter(*wishes: dict, headers: tuple = ()) -> GenerateReqInput:
+    """A call with a request for each of these wishes, as SGLang has it when it makes its state."""
+    sampling = [{"custom_params": {"specstore": each}} for each in wishes]
+    obj = GenerateReqInput(text=["a question"] * len(wishes), sampling_params=sampling)
+    obj.normalize_batch_and_arguments()
+    request = Request({"type": "http", "headers": list(headers)})
+    TokenizerManager._init_req_state(manager(), obj, request)
+    return obj
+
+
+def test_there_is_a_value_for_each_wish():
+    assert VALUES.keys() == WISHES.keys()
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_wish_that_requests_may_not_have_is_refused_by_name(answering, wish):
+    answering(wishes=",".join(WISHES.keys() - {wish}))
+    refusal = f"^custom_params.specstore.{wish}: this server takes no wish '{wish}' from requests"
+    with pytest.raises(ValueError, match=rf"{refusal} \(--specstore-request-wishes\)"):
+        enter({}, {wish: VALUES[wish]})
+    enter(VALUES | {wish: None})
+    answering(wishes="off")
+    with pytest.raises(ValueError, match=refusal):
+        enter({wish: VALUES[wish]})
+    answering(wishes=wish)
+    enter({wish: VALUES[wish]})
+
+
+def test_by_default_they_may_have_all(answering):
+    answering()
+    enter(VALUES)
+    assert set(Options().permitted_wishes) == WISHES.keys()
+
+
+def test_what_the_entry_adds_is_no_wish_of_the_request(answering):
+    """Also in further samples, of which SGLang makes the state anew."""
+    answering("header:x-tenant", wishes="off")
+    headers = ((b"x-tenant", b"acme"), (b"x-session-id", b"s"))
+    (sampling,) = enter({}, headers=headers).sampling_params
+    sample = copy.copy(GenerateReqInput(text="a question", rid="sample", sampling_params=sampling))
+    TokenizerManager._init_req_state(manager(), sample)
+    added = sample.sampling_params["custom_params"]["specstore"]
+    assert added.keys() == {"tenant", "conversation"}
+
+
+def test_who_may_not_bring_a_reference_may_bring_no_prediction(answering):
+    answering(wishes=",".join(WISHES.keys() - {"reference"}))
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    prediction = {"prediction": {"type": "content", "content": "a file"}}
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": json.dumps(body | prediction).encode()}
+
+    raw = Request({"type": "http", "headers": []}, receive)
+    answer = asyncio.run(_around_chat(whole, Serving(), ChatCompletionRequest(**body), raw))
+    assert answer.status_code == 400
+    assert json.loads(answer.body)["message"].startswith("prediction: this server takes no wish 'reference'")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [("draft,node", "node"), ("", ""), ("tenant", "tenant"), ("draft, nodes", " nodes")]
+)
+def test_a_name_of_no_wish_ends_the_start(answering, given, named):
+    names = ", ".join(WISHES)
+    with pytest.raises(ValueError, match=f"^--specstore-request-wishes: '{named}' is none of {names}$"):
+        answering(wishes=given)
+
+
+def test_a_caller_in_python_is_a_request_too(answering):
+    answering(wishes="draft")
+    obj = GenerateReqInput(text="a", sampling_params={"custom_params": {"specstore": {"nodes": 1}}})
+    obj.normalize_batch_and_arguments()
+    with pytest.raises(ValueError, match="custom_params.specstore.nodes"):
+        TokenizerManager._init_req_state(SimpleNamespace(enable_trace=False, rid_to_state={}), obj)
