@@ -215,6 +215,14 @@ def serve(
             rich_help_panel="Data",
         ),
     ] = None,
+    priors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="table (TOML): further priors that requests may name, and which tenants' requests",
+            rich_help_panel="Data",
+        ),
+    ] = None,
     fusion: Annotated[
         Fusion,
         typer.Option(
@@ -311,6 +319,7 @@ def serve(
     from datastore_service.server.engine_factory import engine_factory
     from datastore_service.server.limits import ServiceLimits
     from datastore_service.server.logs import log_to_stderr
+    from datastore_service.server.prior_file import read_priors
     from datastore_service.server.service import Service
     from datastore_service.server.service import serve as serve_until_told
     from datastore_service.server.tracing import export_spans
@@ -330,7 +339,8 @@ def serve(
     )
     weights = FusionWeights(policy=Policy[fusion.name])
     of_tenants = _tenant_priors(tenant_prior or ())
-    maker = engine_factory(_prior_in(data, prior), vocab_size, limits, weights, of_tenants)
+    named = read_priors(priors) if priors else {}
+    maker = engine_factory(_prior_in(data, prior), vocab_size, limits, weights, of_tenants, named)
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
     service_limits = ServiceLimits(grace=grace, streams=streams, namespaces=namespaces)

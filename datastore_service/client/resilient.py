@@ -13,7 +13,7 @@ from datastore_service.client.link import Link
 from datastore_service.client.placement import Placement
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.tree import DraftTree
-from datastore_service.protocol.types import Entry, Reply, SessionName, Status
+from datastore_service.protocol.types import Entry, Opening, Reply, SessionName, Status
 
 log = logging.getLogger(__name__)
 
@@ -167,10 +167,10 @@ def _count_takeover(reply: Reply | None) -> None:
 
 
 def _for_local(entry: Entry) -> Entry:
-    """The entry for the local engine, which keeps nothing of a session after its end."""
+    """The entry for the local engine, which has no text but the sessions' and keeps nothing of one after its end."""
     if entry.opening is None:
         return entry
-    return replace(entry, opening=replace(entry.opening, conversation="", publish=False))
+    return replace(entry, opening=Opening(publish=False, prompt_length=entry.opening.prompt_length))
 
 
 def _counted_fallback(reply: Reply) -> Reply:

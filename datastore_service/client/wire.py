@@ -85,6 +85,7 @@ def _opening(opening: Opening) -> pb.Opening:
         forbid_publish=not opening.publish,
         prompt_length=opening.prompt_length,
         handing_over=opening.handing_over,
+        priors=opening.priors,
     )
 
 

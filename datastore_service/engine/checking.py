@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from datastore_service.protocol.names import MAX_NAME_BYTES
-from datastore_service.protocol.types import EMPTY_TOKENS, MAX_DEPTH, MAX_NODES, Budget, Entry, Query
+from datastore_service.protocol.types import (
+    EMPTY_TOKENS,
+    MAX_DEPTH,
+    MAX_NODES,
+    MAX_PRIORS,
+    Budget,
+    Entry,
+    Opening,
+    Query,
+)
 
 MAX_QUERIES = 4096  # of a step
 MAX_QUERY_TOKENS = 256
@@ -35,8 +44,8 @@ def check_entries(entries: Sequence[Entry], vocab_size: int) -> int:
             and 0 < budget.children <= MAX_NODES
         ):
             _check_budget(budget, "budget")
-        if entry.opening is not None and len(entry.opening.conversation.encode()) > MAX_NAME_BYTES:
-            raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
+        if entry.opening is not None:
+            _check_opening(entry.opening)
         if entry.queries:
             queries += len(entry.queries)
             _check_queries(entry.queries)
@@ -82,6 +91,13 @@ def _check_queries(queries: Sequence[Query]) -> None:
             raise ValueError(f"queries.tokens: {len(query.tokens)} exceed {MAX_QUERY_TOKENS}")
         if query.budget.nodes:
             _check_budget(query.budget, "queries.budget")
+
+
+def _check_opening(opening: Opening) -> None:
+    if len(opening.conversation.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
+    if len(opening.priors) > MAX_PRIORS:
+        raise ValueError(f"opening.priors: {len(opening.priors)} names exceed {MAX_PRIORS}")
 
 
 def _check_name(name: str) -> None:

@@ -16,7 +16,7 @@ shared texts. The latter two are held for microseconds, and no kernel runs under
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -26,11 +26,12 @@ from datastore_service.engine.kernel_call import KernelCallPool
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.live.store import LiveStore
 from datastore_service.engine.live.tier import LiveTier
+from datastore_service.engine.live.view import LiveView
 from datastore_service.engine.open_sessions import OpenSessions, Usage
 from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.share import Share, Unshared
-from datastore_service.engine.shared_texts import SharedTexts, Texts
+from datastore_service.engine.shared_texts import SharedTexts
 from datastore_service.engine.stats import EngineStats, SessionInfo, TierStats
 from datastore_service.engine.step import StepRunner
 from datastore_service.protocol.tree import Tier
@@ -50,13 +51,15 @@ class Engine:
         limits: Limits | None = None,
         store: LiveStore | None = None,
         share: Share | None = None,
+        named_priors: Mapping[str, Sequence[Segment]] | None = None,
     ) -> None:
         """Recovers the live tier from the store, takes the prior and loads the kernels. Raises ValueError naming field and limit, and
         what the store raises for text that it cannot read.
 
         vocab_size: ids are in [0, vocab_size), at most 2^31.
         store: keeps the live tier beyond the process; None keeps it in memory alone.
-        share: asked for room beside the limits; None has room for all."""
+        share: asked for room beside the limits; None has room for all.
+        named_priors: further ones, which a session reads if its opening names them."""
         if not 0 < vocab_size <= MAX_VOCAB:
             raise ValueError(f"vocab_size: {vocab_size} is outside 1..{MAX_VOCAB}")
         self.vocab_size = vocab_size
@@ -71,7 +74,7 @@ class Engine:
             self._sessions, self._texts, self._calls, self._weights, self.limits.refusals, self._live.publish
         )
         self._has_refused = False
-        self.set_prior(prior)
+        self.set_prior(prior, named_priors)
         self._load_kernels()
 
     def step(self, entries: Sequence[Entry]) -> list[Reply]:
@@ -123,15 +126,16 @@ class Engine:
 
     # The prior and the live tier
 
-    def set_prior(self, segments: Sequence[Segment]) -> None:
-        """Replaces the prior. Steps in progress finish with the one that they began with. Raises ValueError for too many
-        segments and for one of a larger vocabulary."""
-        self._texts.set_prior(segments)
+    def set_prior(
+        self, segments: Sequence[Segment], named: Mapping[str, Sequence[Segment]] | None = None
+    ) -> None:
+        """Replaces the prior, and those that sessions may name. Steps in progress finish with those that they began with. Raises
+        ValueError for too many segments in all and for one of a larger vocabulary."""
+        self._texts.set_prior(segments, named)
 
     def segments(self) -> tuple[Segment, ...]:
-        """The segments of the prior and of the live tier that steps search now."""
-        texts = self._texts.current
-        return texts.prior + texts.live.segments
+        """The segments of the priors and of the live tier that steps may search now."""
+        return self._texts.priors + self._texts.current.live.segments
 
     def take_out(self, damaged: set[Segment]) -> None:
         """Stops using the segments that are damaged, as far as they are the engine's; the stats count them. Steps in
@@ -207,7 +211,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         counts, usage, texts = self._calls.counts(), self._sessions.usage(), self._texts.current
-        sizes = _tier_sizes(texts, usage)
+        sizes = _tier_sizes(self._texts.priors, texts.live, usage)
         damaged = {Tier.PRIOR: self._texts.damaged, Tier.LIVE: len(texts.live.damaged)}
         tiers = {
             tier: TierStats(
@@ -222,7 +226,7 @@ class Engine:
         logs = self._live.log_stats()
         return EngineStats(
             usage.sessions, usage.conversations, counts.drafts, self._live.merge_failures, tiers,
-            logs.nbytes, logs.unsynced, self._live.log_failures,
+            logs.nbytes, logs.unsynced, self._live.log_failures, self._texts.unknown,
         )  # fmt: skip
 
     def _load_kernels(self) -> None:
@@ -247,9 +251,8 @@ def _split_at_repeats(entries: Sequence[Entry]) -> list[list[Entry]]:
     return runs
 
 
-def _tier_sizes(texts: Texts, usage: Usage) -> dict[Tier, tuple[int, int, int]]:
-    """Tokens, bytes and segments of each tier."""
-    prior, live = texts.prior, texts.live
+def _tier_sizes(prior: Sequence[Segment], live: LiveView, usage: Usage) -> dict[Tier, tuple[int, int, int]]:
+    """Tokens, bytes and segments of each tier. prior: the segments of all priors."""
     return {
         Tier.PRIOR: (sum(map(len, prior)), sum(segment.nbytes for segment in prior), len(prior)),
         Tier.LIVE: (live.tokens, live.nbytes, len(live.segments)),

@@ -12,6 +12,7 @@ from datastore_service.engine.conversations import Conversations
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.share import NoRoomError, Share
+from datastore_service.engine.shared_texts import NO_CHOICE, Choice
 from datastore_service.engine.stats import SessionInfo
 from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Opening, Status
 
@@ -20,15 +21,17 @@ class OpenSession:
     """An open session in the table.
 
     index: the session's text.
+    choice: the texts that it searches beside those that all sessions search.
     counted: tokens that the table counts for it.
     lock: guards all of this but `counted`, which the table's lock guards.
     ended: the session is closed, and its index may belong to another session."""
 
-    __slots__ = ("counted", "ended", "index", "lock", "name", "opening")
+    __slots__ = ("choice", "counted", "ended", "index", "lock", "name", "opening")
 
     def __init__(self, name: str, opening: Opening, index: SessionIndex) -> None:
         self.name = name
         self.opening = opening
+        self.choice = Choice(frozenset(opening.priors)) if opening.priors else NO_CHOICE
         self.index = index
         self.counted = len(index)
         self.ended = False

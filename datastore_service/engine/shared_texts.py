@@ -1,10 +1,13 @@
-"""The texts that all sessions of a namespace search: the prior and the live tier."""
+"""The texts that all sessions of a namespace search, the prior and the live tier, and those that a session may choose beside them."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +16,21 @@ from datastore_service.engine.live.view import LiveView
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import Segment
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
+MOST_CHOICES = 32  # whose texts are kept until the next change: clients choose
+
+
+class Choice(NamedTuple):
+    """What a session searches beside the texts that all sessions search. priors: names."""
+
+    priors: frozenset[str] = frozenset()
+
+
+NO_CHOICE = Choice()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Texts:
     """What one step searches. table: the texts' addresses (see `source_table`), valid as long as this object lives."""
 
@@ -30,41 +46,92 @@ class Texts:
 class SharedTexts:
     """Holds the current `Texts`. A change replaces them; a step in progress finishes with those that it began with.
 
-    damaged: segments of the prior that were taken out. vocab_size: of the namespace; no segment may have a larger one."""
+    named: the priors that sessions may choose, by name. damaged: segments of all priors that were taken out. unknown: names of
+    priors that sessions have given and that there are not. vocab_size: of the namespace; no segment may have a larger one."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._lock = threading.Lock()
         self.current = Texts.of((), LiveView())
-        self.damaged = 0
+        self.named: dict[str, tuple[Segment, ...]] = {}
+        self._chosen: dict[frozenset[str], Texts] = {}  # by the names that are added to the current ones
+        self.damaged = self.unknown = 0
 
-    def set_prior(self, segments: Sequence[Segment]) -> None:
-        """Raises ValueError for too many segments and for one of a larger vocabulary."""
-        self._check(segments)
+    @property
+    def priors(self) -> tuple[Segment, ...]:
+        """The segments of all priors."""
+        return (*self.current.prior, *chain.from_iterable(self.named.values()))
+
+    def chosen(self, choice: Choice) -> Texts:
+        """The texts that a session of this choice searches. A prior that there is not is left out."""
+        known = choice.priors.intersection(self.named)
+        if not known:
+            return self.current
+        return self._chosen.get(known) or self._choose(known)
+
+    def note_named(self, priors: Collection[str]) -> None:
+        """Counts those of the names that a session gives at which there is no prior. The first is in the log."""
+        unknown = [name for name in priors if name not in self.named]
+        if not unknown:
+            return
         with self._lock:
-            self.current = Texts.of(tuple(segments), self.current.live)
+            first, self.unknown = not self.unknown, self.unknown + len(unknown)
+        if first:
+            log.warning(
+                "a session names a prior that it may not read, and no other is told",
+                extra={"prior": unknown[0]},
+            )
+
+    def set_prior(
+        self, segments: Sequence[Segment], named: Mapping[str, Sequence[Segment]] | None = None
+    ) -> None:
+        """Raises ValueError for too many segments and for one of a larger vocabulary. named: the priors that sessions may choose."""
+        kept = {name: tuple(of_prior) for name, of_prior in (named or {}).items()}
+        self._check([*segments, *chain.from_iterable(kept.values())])
+        with self._lock:
+            self.named = kept
+            self._replace(tuple(segments), self.current.live)
             self.damaged = 0
 
     def clear_prior(self) -> None:
         with self._lock:
-            self.current = Texts.of((), self.current.live)
+            self.named = {}
+            self._replace((), self.current.live)
 
     def take_out(self, damaged: Collection[Segment]) -> None:
-        """Removes damaged segments from the prior, and counts them."""
+        """Removes damaged segments from the priors, and counts them."""
         with self._lock:
-            intact = tuple(segment for segment in self.current.prior if segment not in damaged)
-            self.damaged += len(self.current.prior) - len(intact)
-            self.current = Texts.of(intact, self.current.live)
+            before = len(self.priors)
+            self.named = {name: _without(damaged, segments) for name, segments in self.named.items()}
+            self._replace(_without(damaged, self.current.prior), self.current.live)
+            self.damaged += before - len(self.priors)
 
     def set_live(self, live: LiveView) -> None:
         with self._lock:
-            self.current = Texts.of(self.current.prior, live)
+            self._replace(self.current.prior, live)
+
+    def _replace(self, prior: tuple[Segment, ...], live: LiveView) -> None:
+        """Called under the lock."""
+        self.current, self._chosen = Texts.of(prior, live), {}
+
+    def _choose(self, names: frozenset[str]) -> Texts:
+        with self._lock:
+            if len(self._chosen) >= MOST_CHOICES:
+                self._chosen = {}
+            further = chain.from_iterable(self.named.get(name, ()) for name in sorted(names))
+            texts = Texts.of((*self.current.prior, *further), self.current.live)
+            self._chosen[names] = texts
+            return texts
 
     def _check(self, segments: Sequence[Segment]) -> None:
         if len(segments) > MAX_SEGMENTS:
             raise ValueError(f"segments: {len(segments)} exceed the limit of {MAX_SEGMENTS}")
         for segment in segments:
-            if segment.vocab_size > self._vocab_size:
+            if segment.vocab_size > self.vocab_size:
                 raise ValueError(
-                    f"segments: a vocabulary of {segment.vocab_size} exceeds the engine's {self._vocab_size}"
+                    f"segments: a vocabulary of {segment.vocab_size} exceeds the engine's {self.vocab_size}"
                 )
+
+
+def _without(damaged: Collection[Segment], segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    return tuple(segment for segment in segments if segment not in damaged)

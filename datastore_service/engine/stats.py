@@ -48,7 +48,8 @@ class EngineStats:
     tiers: SESSION counts conversations too.
     log_bytes: bytes of the live tier's logs.
     log_unsynced_bytes: how many of them a power failure would take.
-    log_failures: outputs that could not be logged, and failed syncs."""
+    log_failures: outputs that could not be logged, and failed syncs.
+    unknown_priors: names of priors that sessions have given and that they may not read, or that there are not."""
 
     sessions: int
     conversations: int
@@ -58,3 +59,4 @@ class EngineStats:
     log_bytes: int = 0
     log_unsynced_bytes: int = 0
     log_failures: int = 0
+    unknown_priors: int = 0

@@ -8,11 +8,12 @@ from itertools import islice
 
 import numpy as np
 
+from datastore_service.engine.checking import joined_tokens
 from datastore_service.engine.kernel_call import KernelCall, KernelCallPool
 from datastore_service.engine.open_sessions import OpenSession, OpenSessions
 from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.share import NoRoomError
-from datastore_service.engine.shared_texts import SharedTexts
+from datastore_service.engine.shared_texts import NO_CHOICE, SharedTexts, Texts
 from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Query, Reply, Status
 
 
@@ -39,7 +40,7 @@ class StepRunner:
         tokens: of `joined_tokens`."""
         sessions, refusals = self._sessions.acquire(entries)
         try:
-            replies = self._draft(entries, sessions, queries, tokens)
+            replies = self._draft_by_choice(entries, sessions, queries, tokens)
             for row, entry in enumerate(entries):
                 session = sessions[row]
                 if session is None:
@@ -51,14 +52,50 @@ class StepRunner:
             self._sessions.release(sessions)
         return replies
 
-    def _draft(
+    def _draft_by_choice(
         self,
         entries: Sequence[Entry],
         sessions: Sequence[OpenSession | None],
         queries: int,
         tokens: np.ndarray,
     ) -> list[Reply]:
-        """Appends the entries' tokens, drafts and answers queries, in one kernel call."""
+        """One kernel call for the sessions that search the same texts: most often for all."""
+        choices = [NO_CHOICE if session is None else session.choice for session in sessions]
+        if choices.count(NO_CHOICE) == len(choices):
+            return self._draft(entries, sessions, queries, tokens, self._texts.current)
+        rows_of: dict[Texts, list[int]] = {}
+        for row, choice in enumerate(choices):
+            rows_of.setdefault(self._texts.chosen(choice), []).append(row)
+        replies: dict[int, Reply] = {}
+        for texts, rows in rows_of.items():
+            drafted = self._draft_alike(
+                [entries[row] for row in rows], [sessions[row] for row in rows], texts
+            )
+            replies |= zip(rows, drafted, strict=True)
+        return [replies[row] for row in range(len(entries))]
+
+    def _draft_alike(
+        self, entries: Sequence[Entry], sessions: Sequence[OpenSession | None], texts: Texts
+    ) -> list[Reply]:
+        """Drafts for some of a step's entries."""
+        for entry in entries:
+            if entry.opening is not None:
+                self._texts.note_named(entry.opening.priors)
+        queries = sum(len(entry.queries) for entry in entries)
+        tokens = joined_tokens(entries, queries, self._texts.vocab_size)
+        return self._draft(entries, sessions, queries, tokens, texts)
+
+    def _draft(
+        self,
+        entries: Sequence[Entry],
+        sessions: Sequence[OpenSession | None],
+        queries: int,
+        tokens: np.ndarray,
+        texts: Texts,
+    ) -> list[Reply]:
+        """Appends the entries' tokens, drafts and answers queries, in one kernel call.
+
+        texts: kept alive until the kernel returns: its table has only addresses."""
         statuses, spans = self._sessions.admit(entries, sessions)
         call = self._calls.take()
         call.begin()
@@ -73,7 +110,6 @@ class StepRunner:
             call.add(index, begin, end, budget)
         if queries:
             _add_queries(call, entries, sessions, statuses)
-        texts = self._texts.current  # kept alive until the kernel returns: its table has only addresses
         trees = call.run(len(entries), tokens, texts.table, self._weights)
         self._calls.give_back(call)
         replies = [

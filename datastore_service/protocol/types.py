@@ -20,6 +20,7 @@ from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 MAX_VOCAB = 1 << 31  # token ids are smaller
 EMPTY_TOKENS = np.empty(0, dtype=np.int32)
 MAX_NODES, MAX_DEPTH = 256, 64  # of a Budget
+MAX_PRIORS = 8  # that a session names
 
 
 class Status(IntEnum):
@@ -64,12 +65,15 @@ class Opening:
     publish: whether the session's output may enter the live tier when it closes.
     prompt_length: number of leading tokens that are the prompt; the rest is output.
     handing_over: another stream continues the session, and this one does not hold it.
+    priors: names of further priors that the session's drafts come from, at most MAX_PRIORS. Those that its tenant may not read are as
+    those that there are not: left out.
     """
 
     conversation: str = ""
     publish: bool = True
     prompt_length: int = 0
     handing_over: bool = False
+    priors: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

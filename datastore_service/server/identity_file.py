@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -23,6 +22,7 @@ from datastore_service.server.identities import (
 )
 from datastore_service.server.json_web_tokens import ALGORITHMS, JwtKeys
 from datastore_service.server.reloading import Files, Reloading
+from datastore_service.server.toml_tables import check_keys, mapping, strings
 
 TOKEN_CHARACTERS = 16  # of a token at least: whoever reads its digest must not guess it
 _RIGHTS = tuple(right.value for right in Right)
@@ -57,8 +57,8 @@ class _Reader:
             given = tomllib.loads(self._text(self._path))
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ValueError(str(error)) from None
-        _check_keys(given, ("identities", "jwt"), "")
-        rows = _mapping(given.get("identities", {}), "identities")
+        check_keys(given, ("identities", "jwt"), "")
+        rows = mapping(given.get("identities", {}), "identities")
         identities = [self._identity(name, row) for name, row in rows.items()]
         keys = self._jwt_keys(given["jwt"]) if "jwt" in given else None
         _check_identities(identities, keys is not None)
@@ -72,15 +72,15 @@ class _Reader:
             raise ValueError(
                 f"{key}: a name has 1 to {MAX_NAME_BYTES} printable bytes and is not {ADMIN_TOKEN!r}"
             )
-        row = _mapping(given, key)
-        _check_keys(row, (*_PROOFS, *_RIGHTS), f"{key}.")
+        row = mapping(given, key)
+        check_keys(row, (*_PROOFS, *_RIGHTS), f"{key}.")
         if not any(row.get(proof) for proof in _PROOFS):
             raise ValueError(f"{key}: proven by nothing; give one of {', '.join(_PROOFS)}")
-        names, claims = _strings(row, "certificates", key), _claims(row, key)
+        names, claims = strings(row, "certificates", key), _claims(row, key)
         for i, pattern in enumerate(names):
             if not _CERTIFICATE_NAME.fullmatch(pattern):
                 raise ValueError(f"{key}.certificates[{i}]: {pattern!r} is neither dns:NAME nor uri:NAME")
-        rights = {right: _strings(row, right.value, key) for right in Right}
+        rights = {right: strings(row, right.value, key) for right in Right}
         return Identity(
             name,
             {right: Tenants(patterns) for right, patterns in rights.items() if patterns},
@@ -91,11 +91,11 @@ class _Reader:
 
     def _tokens(self, row: Mapping[str, Any], key: str) -> tuple[str, ...]:
         digests = []
-        for i, given in enumerate(_strings(row, "tokens", key)):
+        for i, given in enumerate(strings(row, "tokens", key)):
             if not (digest := _DIGEST.fullmatch(given)):  # it may be a token: it is not shown
                 raise ValueError(f"{key}.tokens[{i}]: not sha256: and 64 hexadecimal digits")
             digests.append(digest[1])
-        for i, name in enumerate(_strings(row, "token_files", key)):
+        for i, name in enumerate(strings(row, "token_files", key)):
             token = self._named(name, f"{key}.token_files[{i}]").decode(errors="replace").strip()
             if len(token) < TOKEN_CHARACTERS or not (token.isascii() and token.isprintable()):
                 raise ValueError(
@@ -105,9 +105,9 @@ class _Reader:
         return tuple(digests)
 
     def _jwt_keys(self, given: Any) -> JwtKeys:
-        row = _mapping(given, "jwt")
-        _check_keys(row, _JWT, "jwt.")
-        algorithms = _strings(row, "algorithms", "jwt")
+        row = mapping(given, "jwt")
+        check_keys(row, _JWT, "jwt.")
+        algorithms = strings(row, "algorithms", "jwt")
         if not algorithms or not set(algorithms) <= set(ALGORITHMS):
             raise ValueError(f"jwt.algorithms: {algorithms} is not some of {', '.join(ALGORITHMS)}")
         texts = {name: row.get(name, "") for name in ("keys", "audience", "issuer")}
@@ -150,30 +150,9 @@ def _check_identities(identities: Collection[Identity], jwt: bool) -> None:
                 raise ValueError(f"identities.{identity.name}: has a token of identities.{owner}")
 
 
-def _check_keys(given: Mapping[str, Any], known: Collection[str], prefix: str) -> None:
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f", did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
-            raise ValueError(f"{prefix}{key}: unknown{hint}")
-
-
-def _mapping(given: Any, key: str) -> Mapping[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError(f"{key}: {given!r} is not a table")
-    return given
-
-
 def _claims(row: Mapping[str, Any], key: str) -> Mapping[str, str]:
-    claims = _mapping(row.get("claims", {}), f"{key}.claims")
+    claims = mapping(row.get("claims", {}), f"{key}.claims")
     for claim, value in claims.items():
         if not isinstance(value, str):
             raise ValueError(f"{key}.claims.{claim}: {value!r} is not a text")
     return claims
-
-
-def _strings(row: Mapping[str, Any], name: str, key: str) -> list[str]:
-    given = row.get(name, [])
-    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-        raise ValueError(f"{key}.{name}: {'not' if 'token' in name else f'{given!r} is not'} a list of texts")
-    return given

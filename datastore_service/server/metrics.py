@@ -102,6 +102,12 @@ OF_NAMESPACES: tuple[Figure[OfNamespace], ...] = (
         "Outputs that could not be logged and were not published, and logs that could not be synced; should stay 0",
         lambda of: of.stats.log_failures,
     ),
+    Figure(
+        COUNTER,
+        "specstore_unknown_priors",
+        "Names of priors that sessions gave and that their tenant may not read, or that there are not: they were served without",
+        lambda of: of.stats.unknown_priors,
+    ),
 )
 OF_TIERS: tuple[Figure[OfTier], ...] = (
     Figure(GAUGE, "specstore_bytes", "Bytes that a tier holds", lambda of: of.held.nbytes),

@@ -14,6 +14,7 @@ import numpy as np
 
 from datastore_service.protocol.types import (
     EMPTY_TOKENS,
+    MAX_PRIORS,
     NO_DRAFT,
     Budget,
     Entry,
@@ -177,9 +178,16 @@ _made_once = functools.lru_cache(64)(Budget)  # most entries of most steps have 
 
 def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
     _check_name(opening.conversation, "opening.conversation", limits)
+    _check_limit(len(opening.priors), MAX_PRIORS, "opening.priors", "names")
+    for i, name in enumerate(opening.priors):
+        _check_name(name, f"opening.priors[{i}]", limits)
     _check_limit(opening.prompt_length, INT32_MAX, "opening.prompt_length")
     return Opening(
-        opening.conversation, not opening.forbid_publish, opening.prompt_length, opening.handing_over
+        opening.conversation,
+        not opening.forbid_publish,
+        opening.prompt_length,
+        opening.handing_over,
+        tuple(opening.priors),
     )
 
 

@@ -185,11 +185,13 @@ DATASTORE = [
     Shown(
         "Refusals",
         "In 5 minutes: calls refused, by status code; entries of messages for which there was no room, by model; what a tenant's quota "
-        "refused.",
+        "refused; and names of priors that requests may not use.",
         {
             "{{code}}": f"sum by (code) (increase(specstore_refusals_total{{{SERVICE}}}[5m]))",
             "entries {{model}}": f"sum by (model) (increase(specstore_over_budget_total{{{SERVICE}}}[5m]))",
             "quota {{quota}} {{tenant}}": f"sum by (quota, tenant) (increase(specstore_quota_refusals_total{{{SERVICE}}}[5m]))",
+            "priors {{model}} {{tenant}}": "sum by (model, tenant)"
+            f" (increase(specstore_unknown_priors_total{{{SERVICE}}}[5m]))",
         },
     ),
     Shown(

@@ -9,6 +9,8 @@ import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from datastore_service.protocol.names import MAX_NAME_BYTES, bounded_name
+from datastore_service.protocol.types import MAX_PRIORS
 from sglang_patches.ledger.requests import DraftSource
 from sglang_patches.options import load_options
 
@@ -26,6 +28,11 @@ class Wish(NamedTuple):
     fits: Callable[[Any], bool]
 
 
+def _is_name(value: object) -> bool:
+    """Whether a datastore takes it as a name as it is."""
+    return isinstance(value, str) and bounded_name(value) == value
+
+
 _NAME = Wish("a string", lambda value: isinstance(value, str))
 _SWITCH = Wish("true or false", lambda value: isinstance(value, bool))
 _COUNT = Wish("a whole number of at least 0", lambda value: type(value) is int and value >= 0)
@@ -37,17 +44,24 @@ _SOURCES = Wish(
         or (isinstance(value, list) and all(map(tuple(DraftSource).__contains__, value)))
     ),
 )
+_PRIORS = Wish(
+    f"a list of at most {MAX_PRIORS} names of 1 to {MAX_NAME_BYTES} bytes",
+    lambda value: isinstance(value, list) and len(value) <= MAX_PRIORS and all(map(_is_name, value)),
+)
 WISHES = {
     "conversation": _NAME,
     "draft": _SOURCES,
     "nodes": _COUNT,
+    "priors": _PRIORS,
     "publish": _SWITCH,
     "reference": _TEXTS,
     "sources": _SWITCH,
 }
 TENANT = "tenant"  # a wish too; `--specstore-request-tenant` says whether requests may have it
 
-_permitted: frozenset[str] = frozenset(WISHES)  # of the option, in the process that answers requests
+# In the process that answers requests: of the option, and whether there is a service.
+_permitted: frozenset[str] = frozenset(WISHES)
+_embedded = False
 
 
 def is_further_sample(obj: GenerateReqInput) -> bool:
@@ -73,6 +87,8 @@ def refuse_unless_permitted(name: str, field: str) -> None:
     """Raises ValueError if the operator lets no request have the wish. field: in which a client has given it."""
     if name in WISHES and name not in _permitted:
         raise ValueError(f"{field}: this server takes no wish {name!r} from requests ({FLAG})")
+    if name == "priors" and _embedded:
+        raise ValueError(f"{field}: an embedded datastore has none to choose from (--specstore-endpoint)")
 
 
 def give(obj: GenerateReqInput, name: str, values: Sequence[str]) -> None:
@@ -124,7 +140,8 @@ def _with(sampling: dict[str, Any], name: str, value: str) -> dict[str, Any]:
 
 def register() -> None:
     """For the process that answers requests. Raises ValueError for an option that names no wish."""
-    global _permitted
-    _permitted = frozenset(load_options().permitted_wishes)
+    global _permitted, _embedded
+    options = load_options()
+    _permitted, _embedded = frozenset(options.permitted_wishes), options.embedded
     if unknown := _permitted - WISHES.keys():
         raise ValueError(f"{FLAG}: {min(unknown)!r} is none of {', '.join(WISHES)}")

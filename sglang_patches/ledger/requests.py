@@ -19,7 +19,7 @@ import numpy as np
 
 from datastore_service.protocol.names import bounded_name
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
-from datastore_service.protocol.types import Opening
+from datastore_service.protocol.types import MAX_PRIORS, Opening
 from sglang_patches.exchange.text import Text
 from sglang_patches.ledger.outcome import Outcome, settle
 from sglang_patches.ledger.reference import SEPARATOR, Reference
@@ -109,7 +109,8 @@ class RequestState:
 
 
 def _wishes(req: Req) -> dict:
-    """`custom_params["specstore"]`: {"conversation": name, "draft": bool or names, "nodes": count, "publish": bool, "sources": bool, "tenant": name}."""
+    """`custom_params["specstore"]`: {"conversation": name, "draft": bool or names, "nodes": count, "priors": names, "publish": bool, "sources": bool,
+    "tenant": name}."""
     wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
     if not isinstance(wishes, dict):
         _report_no_object()
@@ -132,7 +133,14 @@ def request_opening(req: Req, publish: bool) -> Opening:
         conversation=bounded_name(conversation) if conversation else "",
         publish=publish and wishes.get("publish", True) is True,  # what is no wish to publish is none
         prompt_length=len(req.origin_input_ids),
+        priors=_names(wishes.get("priors")),
     )
+
+
+def _names(given: object) -> tuple[str, ...]:
+    """The names that a request lists: checked by `entry/request_wishes.py`, and what is no list of names is none."""
+    names = given if isinstance(given, list) else []
+    return tuple(bounded_name(name) for name in names[:MAX_PRIORS] if isinstance(name, str))
 
 
 def most_nodes(req: Req) -> int | None:

@@ -53,6 +53,13 @@ SURVIVORS = (
         "entry/test_request_wishes.py",
     ),
     Mutant(
+        "r03",  # a prior that no tenant may read but one
+        "datastore_service/server/engine_factory.py",
+        "if namespace.tenant in tenants and prior.fits(namespace)",
+        "if prior.fits(namespace)",
+        "server/test_priors.py",
+    ),
+    Mutant(
         "r04",  # tenants that differ by case
         "datastore_service/server/drafting.py",
         "replace(self._hosted.namespace, tenant=tenant)",
@@ -62,8 +69,8 @@ SURVIVORS = (
     Mutant(
         "c05",  # the client's own engine learns outputs
         "datastore_service/client/resilient.py",
-        'conversation="", publish=False)',
-        'conversation="")',
+        "Opening(publish=False, ",
+        "Opening(",
         "client/test_resilient.py",
     ),
     Mutant(

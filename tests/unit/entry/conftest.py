@@ -17,11 +17,13 @@ def answering(plugin, model_path, monkeypatch):
         tenant: str = "",
         conversation: str = "agents",
         wishes: str = Options().request_wishes,
+        endpoint: str = "embedded",
         **given: object,
     ) -> None:
         monkeypatch.setenv("SPECSTORE_REQUEST_TENANT", tenant)
         monkeypatch.setenv("SPECSTORE_REQUEST_CONVERSATION", conversation)
         monkeypatch.setenv("SPECSTORE_REQUEST_WISHES", wishes)
+        monkeypatch.setenv("SPECSTORE_ENDPOINT", endpoint)
         server_args(model_path("dense"), "ampere", **given)
 
     return start

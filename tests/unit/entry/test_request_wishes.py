@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import json
 from types import SimpleNamespace
 
@@ -14,16 +15,19 @@ from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: E402
 from sglang.srt.managers.tokenizer_manager import TokenizerManager  # noqa: E402
 from starlette.requests import Request  # noqa: E402
 
+from datastore_service.protocol.types import MAX_PRIORS  # noqa: E402
 from sglang_patches.entry.predictions import _around_chat  # noqa: E402
 from sglang_patches.entry.request_wishes import WISHES  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from tests.unit.entry.conftest import manager  # noqa: E402
 from tests.unit.entry.test_predictions import Serving, whole  # noqa: E402
 
+SERVICE = "unix:/run/specstore.sock"
 VALUES = {
     "conversation": "c",
     "draft": ["datastore"],
     "nodes": 3,
+    "priors": ["python"],
     "publish": False,
     "reference": "a file",
     "sources": True,
@@ -46,6 +50,7 @@ def test_there_is_a_value_for_each_wish():
 
 @pytest.mark.parametrize("wish", WISHES)
 def test_a_wish_that_requests_may_not_have_is_refused_by_name(answering, wish):
+    answering = functools.partial(answering, endpoint=SERVICE)
     answering(wishes=",".join(WISHES.keys() - {wish}))
     refusal = f"^custom_params.specstore.{wish}: this server takes no wish '{wish}' from requests"
     with pytest.raises(ValueError, match=rf"{refusal} \(--specstore-request-wishes\)"):
@@ -58,8 +63,25 @@ def test_a_wish_that_requests_may_not_have_is_refused_by_name(answering, wish):
     enter({wish: VALUES[wish]})
 
 
-def test_by_default_they_may_have_all(answering):
+@pytest.mark.parametrize(
+    "priors", ["python", [7], [""], ["x" * 257], ["\ud800"], ["p"] * (MAX_PRIORS + 1)], ids=repr
+)
+def test_what_are_no_names_of_priors_is_refused(answering, priors):
+    answering(endpoint=SERVICE)
+    with pytest.raises(
+        ValueError, match=r"^custom_params.specstore.priors: .* is not a list of at most 8 names of 1 to 256"
+    ):
+        enter({"priors": priors})
+
+
+def test_an_embedded_datastore_has_no_priors_to_choose_from(answering):
     answering()
+    with pytest.raises(ValueError, match=r"^custom_params.specstore.priors: an embedded datastore has none"):
+        enter({"priors": ["python"]})
+
+
+def test_by_default_they_may_have_all(answering):
+    answering(endpoint=SERVICE)
     enter(VALUES)
     assert set(Options().permitted_wishes) == WISHES.keys()
 

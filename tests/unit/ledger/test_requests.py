@@ -145,6 +145,16 @@ def test_a_request_says_what_drafts_for_it(draft, sources):
     assert (state.plain_reason, state.most_nodes) == ((None, None) if sources else ("its own wish", 0))
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [(["a", "b"], ("a", "b")), ([], ()), (None, ()), ("a", ()), ([7, "a"], ("a",)), (["a"] * 99, ("a",) * 8)],
+    ids=repr,
+)
+def test_custom_params_name_priors(given, named):
+    req = make_req(custom_params={"specstore": {"priors": given}})
+    assert request_opening(req, True).priors == named
+
+
 def test_custom_params_name_conversation_and_forbid_publishing():
     req = make_req(custom_params={"specstore": {"conversation": "c1", "publish": False}})
     (state,) = make_book().open([req])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.limits import Limits
 from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.prior_file import NamedPrior
 from datastore_service.server.service import Service
 from datastore_service.server.web import WebServer
 
@@ -21,9 +22,10 @@ def running(
     token: str = "",
     engine_limits: Limits | None = None,
     listen: str = "127.0.0.1:0",
+    named: Mapping[str, NamedPrior] | None = None,
     **options,
 ) -> Iterator[Service]:
-    maker = engine_factory(None, VOCAB, engine_limits)
+    maker = engine_factory(None, VOCAB, engine_limits, named=named)
     service = Service(parse_endpoint(listen), maker, limits, token, **options)
     service.start()
     try:
