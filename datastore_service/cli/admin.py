@@ -178,24 +178,29 @@ def _show_quotas(tenant: str | None, given: list[str], service: ServiceOptions) 
 
 def flush(
     namespace: NamespaceOptions,
-    tier: Annotated[str, typer.Option(help="live, session or rejected")] = "",
+    tier: Annotated[str, typer.Option(help="live (with all workspaces), session or rejected")] = "",
     session: Annotated[str, typer.Option(help="one session's name")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="every tier but the prior")] = False,
+    workspace: Annotated[str, typer.Option(help="one workspace's name")] = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="every tier but the prior, and workspaces")
+    ] = False,
     *,
     service: ServiceOptions,
 ) -> None:
-    """Makes the service forget a tier, a session, or all of a namespace: one of --tier, --session and --all."""
-    if bool(tier) + bool(session) + everything != 1:
-        raise ValueError("flush: one of --tier, --session and --all is required")
+    """Makes the service forget a tier, a session, a workspace, or all of a namespace: one of --tier, --session, --workspace and --all."""
+    if bool(tier) + bool(session) + bool(workspace) + everything != 1:
+        raise ValueError("flush: one of --tier, --session, --workspace and --all is required")
     request = pb.FlushRequest(namespace=_message(namespace))
     if tier:
         request.tier = _tier_number(tier)
     elif session:
         request.session = session
+    elif workspace:
+        request.workspace = workspace
     else:
         request.all = True
     reply = _call(service, "Flush", request)
-    print_reply(reply, service.as_json, f"flushed {tier or session or 'all'}")
+    print_reply(reply, service.as_json, f"flushed {tier or session or workspace or 'all'}")
 
 
 def warmup(

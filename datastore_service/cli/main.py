@@ -254,6 +254,13 @@ def serve(
             help="most tokens of its live tier, about 6 bytes each. Beyond that the oldest text is dropped; 0: none is kept"
         ),
     ] = 1 << 24,
+    workspace_tokens: Annotated[
+        int,
+        Limit(
+            help="most tokens of its workspaces, which requests' prompts enter that name one, up to 120 bytes each. Beyond that the "
+            "oldest text is dropped; 0: none is kept"
+        ),
+    ] = 0,
     refusals: Annotated[
         int,
         Limit(
@@ -336,6 +343,7 @@ def serve(
         live_tokens=live_tokens,
         conversation_seconds=conversation_seconds,
         refusals=refusals,
+        workspace_tokens=workspace_tokens,
     )
     weights = FusionWeights(policy=Policy[fusion.name])
     of_tenants = _tenant_priors(tenant_prior or ())

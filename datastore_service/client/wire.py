@@ -86,6 +86,7 @@ def _opening(opening: Opening) -> pb.Opening:
         prompt_length=opening.prompt_length,
         handing_over=opening.handing_over,
         priors=opening.priors,
+        workspace=opening.workspace,
     )
 
 

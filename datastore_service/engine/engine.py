@@ -4,7 +4,8 @@ Its parts, to be read in this order:
 
 - `protocol.types`: entries and replies, what goes in and out;
 - `open_sessions`: running requests and the text of each (`session`: one text and its n-gram index);
-- `shared_texts`: the prior and the live tier, which all sessions search (`segment`, `live`);
+- `shared_texts`: the prior and the live tier, which all sessions search (`segment`, `live`), and what a session chooses beside them:
+  further priors, a workspace (`workspaces`);
 - `step`: a batch of entries, from locked sessions to replies (`kernel_call`, `batch`: the compiled part);
 - `retrieval` finds occurrences of the context, `fusion` makes the tree.
 
@@ -67,7 +68,7 @@ class Engine:
         self._weights = (weights or FusionWeights()).packed()
         self._share = share or Unshared()
         self._sessions = OpenSessions(self.limits, self._share)
-        self._texts = SharedTexts(vocab_size)
+        self._texts = SharedTexts(vocab_size, self.limits.workspace_tokens)
         self._live = LiveTier(vocab_size, self.limits.live_tokens, self._texts.set_live, store, self._share)
         self._calls = KernelCallPool()
         self._runner = StepRunner(
@@ -193,7 +194,7 @@ class Engine:
     def flush(self, tier: Tier | None = None, session: str | None = None) -> None:
         """Forgets what was learned from serving: one tier's, one session's, or all of it (both None).
 
-        The prior is emptied only if it is named. A flushed session is unknown afterwards; an unknown name is no error.
+        Workspaces go with the live tier. The prior is emptied only if it is named. A flushed session is unknown afterwards; an unknown name is no error.
         Raises ValueError for a session together with a tier other than SESSION."""
         if session is not None:
             if tier not in (None, Tier.SESSION):
@@ -207,7 +208,16 @@ class Engine:
         if tier == Tier.REJECTED:
             self._sessions.forget_refused()
         if tier in (None, Tier.LIVE):
+            self._texts.workspaces.clear()
             self._live.clear()
+
+    def has_workspace(self, name: str) -> bool:
+        """Whether there is text of that workspace."""
+        return name in self._texts.workspaces
+
+    def flush_workspace(self, name: str) -> None:
+        """Forgets a workspace; an unknown name is no error."""
+        self._texts.workspaces.forget(name)
 
     def stats(self) -> EngineStats:
         counts, usage, texts = self._calls.counts(), self._sessions.usage(), self._texts.current
@@ -227,6 +237,7 @@ class Engine:
         return EngineStats(
             usage.sessions, usage.conversations, counts.drafts, self._live.merge_failures, tiers,
             logs.nbytes, logs.unsynced, self._live.log_failures, self._texts.unknown,
+            len(self._texts.workspaces), self._texts.workspaces.tokens, self._texts.workspaces.nbytes,
         )  # fmt: skip
 
     def _load_kernels(self) -> None:

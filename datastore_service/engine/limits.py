@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from datastore_service.engine.live.merge_policy import MOST_FRESH_TOKENS
 from datastore_service.engine.session import MAX_TOKENS
+from datastore_service.engine.workspaces import LEAST_TOKENS
 
 # Bytes at most: a session with its last draft and a conversation, beside their tokens; a token of these, of the live tier sorted
 # and not yet sorted, and one that was refused.
@@ -18,7 +19,7 @@ class Limits:
 
     sessions: open at a time. session_tokens: of each. tokens: of open sessions and kept conversations; conversations
     leave to make room for sessions. live_tokens: of closed sessions' outputs and warmed-up documents, of which the oldest
-    leave; 0 keeps none. refusals: refused tokens kept of each session; 0 means no rejected tier, because it gains nothing
+    leave; 0 keeps none. workspace_tokens: of all workspaces, of which the oldest text leaves; 0 keeps none. refusals: refused tokens kept of each session; 0 means no rejected tier, because it gains nothing
     measurable (docs/optimisations.md)."""
 
     sessions: int = 4096
@@ -29,6 +30,7 @@ class Limits:
     conversation_bytes: int = 1 << 30
     conversation_seconds: float = 3600.0
     refusals: int = 0
+    workspace_tokens: int = 0
 
     @property
     def most_bytes(self) -> int:
@@ -36,7 +38,8 @@ class Limits:
         sessions = (self.sessions + self.conversations) * _SESSION + self.tokens * _SESSION_TOKEN
         refused = self.sessions * self.refusals * _REFUSED
         fresh = MOST_FRESH_TOKENS * _FRESH_TOKEN if self.live_tokens else 0
-        return sessions + refused + self.live_tokens * LIVE_TOKEN + fresh
+        workspaces = self.workspace_tokens * _FRESH_TOKEN
+        return sessions + refused + self.live_tokens * LIVE_TOKEN + fresh + workspaces
 
     def __post_init__(self) -> None:
         for name in ("sessions", "session_tokens", "tokens"):
@@ -53,3 +56,7 @@ class Limits:
         ):
             if not getattr(self, name) >= 0:  # NaN too
                 raise ValueError(f"{name}: {getattr(self, name)} is not at least 0")
+        if self.workspace_tokens and self.workspace_tokens < LEAST_TOKENS:
+            raise ValueError(
+                f"workspace_tokens: {self.workspace_tokens} is neither 0 nor at least {LEAST_TOKENS}"
+            )

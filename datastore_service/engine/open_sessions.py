@@ -31,11 +31,16 @@ class OpenSession:
     def __init__(self, name: str, opening: Opening, index: SessionIndex) -> None:
         self.name = name
         self.opening = opening
-        self.choice = Choice(frozenset(opening.priors)) if opening.priors else NO_CHOICE
+        chooses = opening.priors or opening.workspace
+        self.choice = Choice(frozenset(opening.priors), opening.workspace) if chooses else NO_CHOICE
         self.index = index
         self.counted = len(index)
         self.ended = False
         self.lock = threading.Lock()
+
+    def shared(self) -> np.ndarray:
+        """int32, what its workspace gets: all of its text, nothing without one."""
+        return self.index.text().copy() if self.opening.workspace else EMPTY_TOKENS
 
     def output(self) -> np.ndarray:
         """int32, the tokens after the prompt, if they may be published."""

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from datastore_service.engine.batch import source_table
-from datastore_service.engine.live.view import LiveView
+from datastore_service.engine.live.view import FreshText, LiveView
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import Segment
+from datastore_service.engine.workspaces import Workspaces
+from datastore_service.protocol.types import Opening
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +24,10 @@ MOST_CHOICES = 32  # whose texts are kept until the next change: clients choose
 
 
 class Choice(NamedTuple):
-    """What a session searches beside the texts that all sessions search. priors: names."""
+    """What a session searches beside the texts that all sessions search, by name."""
 
     priors: frozenset[str] = frozenset()
+    workspace: str = ""
 
 
 NO_CHOICE = Choice()
@@ -36,26 +39,30 @@ class Texts:
 
     prior: tuple[Segment, ...]
     live: LiveView
+    workspace: tuple[FreshText, ...]
     table: np.ndarray
 
     @staticmethod
-    def of(prior: tuple[Segment, ...], live: LiveView) -> Texts:
-        return Texts(prior, live, source_table(live.fresh, live.segments, prior))
+    def of(prior: tuple[Segment, ...], live: LiveView, workspace: tuple[FreshText, ...] = ()) -> Texts:
+        table = source_table((*workspace, *live.fresh), live.segments, prior)
+        return Texts(prior, live, workspace, table)
 
 
 class SharedTexts:
     """Holds the current `Texts`. A change replaces them; a step in progress finishes with those that it began with.
 
-    named: the priors that sessions may choose, by name. damaged: segments of all priors that were taken out. unknown: names of
+    named: the priors that sessions may choose, by name. workspaces: of the sessions. damaged: segments of all priors that were taken out. unknown: names of
     priors that sessions have given and that there are not. vocab_size: of the namespace; no segment may have a larger one."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, workspace_tokens: int = 0) -> None:
         self.vocab_size = vocab_size
         self._lock = threading.Lock()
         self.current = Texts.of((), LiveView())
         self.named: dict[str, tuple[Segment, ...]] = {}
-        self._chosen: dict[frozenset[str], Texts] = {}  # by the names that are added to the current ones
+        self._chosen: dict[Choice, Texts] = {}  # of the current ones, by what is added
+        self.workspaces = Workspaces(workspace_tokens, self._forget_chosen)
         self.damaged = self.unknown = 0
+        self._reported: set[str] = set()
 
     @property
     def priors(self) -> tuple[Segment, ...]:
@@ -64,23 +71,28 @@ class SharedTexts:
 
     def chosen(self, choice: Choice) -> Texts:
         """The texts that a session of this choice searches. A prior that there is not is left out."""
-        known = choice.priors.intersection(self.named)
-        if not known:
+        workspace = choice.workspace if choice.workspace in self.workspaces else ""
+        known = Choice(choice.priors.intersection(self.named), workspace)
+        if known == NO_CHOICE:
             return self.current
         return self._chosen.get(known) or self._choose(known)
 
-    def note_named(self, priors: Collection[str]) -> None:
-        """Counts those of the names that a session gives at which there is no prior. The first is in the log."""
-        unknown = [name for name in priors if name not in self.named]
-        if not unknown:
-            return
+    def note_opening(self, opening: Opening) -> None:
+        """Counts the names of priors that a session gives and that there are not. The log has the first, and the first workspace of an
+        engine that keeps none."""
+        unknown = [name for name in opening.priors if name not in self.named]
         with self._lock:
-            first, self.unknown = not self.unknown, self.unknown + len(unknown)
-        if first:
-            log.warning(
-                "a session names a prior that it may not read, and no other is told",
-                extra={"prior": unknown[0]},
-            )
+            self.unknown += len(unknown)
+        if unknown:
+            self._report("a session names a prior that it may not read", prior=unknown[0])
+        if opening.workspace and not self.workspaces.limit:
+            self._report("a session names a workspace, and no text of it is kept (--workspace-tokens)")
+
+    def _report(self, what: str, **details: str) -> None:
+        """Clients choose: one line of a kind is enough."""
+        if what not in self._reported:
+            self._reported.add(what)
+            log.warning("%s; no other is told", what, extra=details)
 
     def set_prior(
         self, segments: Sequence[Segment], named: Mapping[str, Sequence[Segment]] | None = None
@@ -114,13 +126,19 @@ class SharedTexts:
         """Called under the lock."""
         self.current, self._chosen = Texts.of(prior, live), {}
 
-    def _choose(self, names: frozenset[str]) -> Texts:
+    def _forget_chosen(self) -> None:
+        """A workspace has changed."""
+        with self._lock:
+            self._chosen = {}
+
+    def _choose(self, choice: Choice) -> Texts:
         with self._lock:
             if len(self._chosen) >= MOST_CHOICES:
                 self._chosen = {}
-            further = chain.from_iterable(self.named.get(name, ()) for name in sorted(names))
-            texts = Texts.of((*self.current.prior, *further), self.current.live)
-            self._chosen[names] = texts
+            further = chain.from_iterable(self.named.get(name, ()) for name in sorted(choice.priors))
+            workspace = self.workspaces.texts(choice.workspace)
+            texts = Texts.of((*self.current.prior, *further), self.current.live, workspace)
+            self._chosen[choice] = texts
             return texts
 
     def _check(self, segments: Sequence[Segment]) -> None:

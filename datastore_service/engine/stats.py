@@ -49,7 +49,8 @@ class EngineStats:
     log_bytes: bytes of the live tier's logs.
     log_unsynced_bytes: how many of them a power failure would take.
     log_failures: outputs that could not be logged, and failed syncs.
-    unknown_priors: names of priors that sessions have given and that they may not read, or that there are not."""
+    unknown_priors: names of priors that sessions have given and that they may not read, or that there are not.
+    workspaces, workspace_tokens, workspace_bytes: how many there are, and what they hold."""
 
     sessions: int
     conversations: int
@@ -60,3 +61,6 @@ class EngineStats:
     log_unsynced_bytes: int = 0
     log_failures: int = 0
     unknown_priors: int = 0
+    workspaces: int = 0
+    workspace_tokens: int = 0
+    workspace_bytes: int = 0

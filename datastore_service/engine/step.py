@@ -80,7 +80,7 @@ class StepRunner:
         """Drafts for some of a step's entries."""
         for entry in entries:
             if entry.opening is not None:
-                self._texts.note_named(entry.opening.priors)
+                self._texts.note_opening(entry.opening)
         queries = sum(len(entry.queries) for entry in entries)
         tokens = joined_tokens(entries, queries, self._texts.vocab_size)
         return self._draft(entries, sessions, queries, tokens, texts)
@@ -132,11 +132,13 @@ class StepRunner:
                 index.refuse(refused.position, refused.tokens, self._refusals)
 
     def _close(self, session: OpenSession, withheld: bool) -> tuple[Status, str] | None:
-        """Ends a session and publishes its output, unless that is withheld. None, or the status and the refusal that say why it is not
-        published."""
-        output = EMPTY_TOKENS if withheld else session.output()
+        """Ends a session, publishes its output and adds its text to its workspace, unless that is withheld. None, or the status and the
+        refusal that say why it is not published."""
+        output, shared = (EMPTY_TOKENS, EMPTY_TOKENS) if withheld else (session.output(), session.shared())
         if not self._sessions.close(session):
             return Status.UNKNOWN_SESSION, ""
+        if len(shared):
+            self._texts.workspaces.add(session.opening.workspace, shared)
         try:
             return None if self._publish(output) else (Status.OVER_BUDGET, "")
         except NoRoomError as error:

@@ -67,6 +67,8 @@ class Opening:
     handing_over: another stream continues the session, and this one does not hold it.
     priors: names of further priors that the session's drafts come from, at most MAX_PRIORS. Those that its tenant may not read are as
     those that there are not: left out.
+    workspace: the text of a project, which the session searches, and to which its own text is added when it closes, the prompt too; ""
+    for none.
     """
 
     conversation: str = ""
@@ -74,6 +76,7 @@ class Opening:
     prompt_length: int = 0
     handing_over: bool = False
     priors: tuple[str, ...] = ()
+    workspace: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -96,10 +96,12 @@ class Admin(AdminServicer):
             hosted.engine.flush(tier=_flushable(request.tier))
         elif target == "session":
             _flush_session(hosted, wire.read_name(request.session, "session", self._limits))
+        elif target == "workspace":
+            _flush_workspace(hosted, wire.read_name(request.workspace, "workspace", self._limits))
         elif target == "all" and request.all:
             hosted.engine.flush()
         else:
-            raise invalid("target: one of tier, session or all (true) is required")
+            raise invalid("target: one of tier, session, workspace or all (true) is required")
         return pb.FlushReply()
 
     @_admin_call
@@ -196,6 +198,12 @@ def _flush_session(hosted: HostedNamespace, session: str) -> None:
         raise RefusalError(grpc.StatusCode.NOT_FOUND, f"session: {session!r} is not open")
     hosted.engine.flush(session=session)
     hosted.leases.release(session)
+
+
+def _flush_workspace(hosted: HostedNamespace, workspace: str) -> None:
+    if not hosted.engine.has_workspace(workspace):
+        raise RefusalError(grpc.StatusCode.NOT_FOUND, f"workspace: {workspace!r} has no text")
+    hosted.engine.flush_workspace(workspace)
 
 
 def _flushable(number: int) -> Tier:

@@ -108,6 +108,22 @@ OF_NAMESPACES: tuple[Figure[OfNamespace], ...] = (
         "Names of priors that sessions gave and that their tenant may not read, or that there are not: they were served without",
         lambda of: of.stats.unknown_priors,
     ),
+    Figure(GAUGE, "specstore_workspaces", "Workspaces with text", lambda of: of.stats.workspaces),
+    Figure(
+        GAUGE,
+        "specstore_workspace_tokens",
+        "Tokens that workspaces hold",
+        lambda of: of.stats.workspace_tokens,
+    ),
+    Figure(
+        GAUGE,
+        "specstore_workspace_token_limit",
+        "Most tokens of all workspaces (--workspace-tokens)",
+        lambda of: of.limits.workspace_tokens,
+    ),
+    Figure(
+        GAUGE, "specstore_workspace_bytes", "Bytes that workspaces hold", lambda of: of.stats.workspace_bytes
+    ),
 )
 OF_TIERS: tuple[Figure[OfTier], ...] = (
     Figure(GAUGE, "specstore_bytes", "Bytes that a tier holds", lambda of: of.held.nbytes),

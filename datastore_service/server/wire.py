@@ -181,6 +181,7 @@ def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
     _check_limit(len(opening.priors), MAX_PRIORS, "opening.priors", "names")
     for i, name in enumerate(opening.priors):
         _check_name(name, f"opening.priors[{i}]", limits)
+    _check_name(opening.workspace, "opening.workspace", limits)
     _check_limit(opening.prompt_length, INT32_MAX, "opening.prompt_length")
     return Opening(
         opening.conversation,
@@ -188,6 +189,7 @@ def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
         opening.prompt_length,
         opening.handing_over,
         tuple(opening.priors),
+        opening.workspace,
     )
 
 

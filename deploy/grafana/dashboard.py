@@ -197,7 +197,7 @@ DATASTORE = [
     Shown(
         "Limits",
         "Share of each limit and quota that is in use. At 1 streams, namespaces, sessions and what a quota bounds are refused; a full live "
-        "tier forgets.",
+        "tier forgets, and so do full workspaces.",
         {
             "streams {{instance}}": f"specstore_streams{{{SERVICE}}} / specstore_stream_limit",
             "namespaces {{instance}}": f"count by (job, instance) (specstore_sessions{{{SERVICE}}})"
@@ -205,22 +205,26 @@ DATASTORE = [
             "sessions {{model}} {{tenant}}": f"specstore_sessions{{{SERVICE}}} / specstore_session_limit",
             "tokens {{tier}} {{model}} {{tenant}}": f"specstore_tokens{{{SERVICE}}} / specstore_token_limit",
             "quota {{quota}} {{tenant}}": f"specstore_quota_used{{{SERVICE}}} / specstore_quota",
+            "workspaces {{model}} {{tenant}}": f"specstore_workspace_tokens{{{SERVICE}}}"
+            " / specstore_workspace_token_limit",
         },
         "percentunit",
     ),
     Shown(
         "Sessions",
-        "Open sessions, and texts kept for a conversation's next request.",
+        "Open sessions, texts kept for a conversation's next request, and workspaces.",
         {
             "sessions {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_sessions{{{SERVICE}}})",
             "conversations {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_conversations{{{SERVICE}}})",
+            "workspaces {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_workspaces{{{SERVICE}}})",
         },
     ),
     Shown(
         "Memory",
-        "The process, and of that what each tier holds. A prior's files are mapped: the system may drop them.",
+        "The process, and of that what each tier and all workspaces hold. A prior's files are mapped: the system may drop them.",
         {
             "{{tier}}": f"sum by (tier) (specstore_bytes{{{SERVICE}}})",
+            "workspaces": f"sum(specstore_workspace_bytes{{{SERVICE}}})",
             "process {{instance}}": "process_resident_memory_bytes and on (job, instance)"
             f" specstore_streams{{{SERVICE}}}",
         },

@@ -48,6 +48,7 @@ _PRIORS = Wish(
     f"a list of at most {MAX_PRIORS} names of 1 to {MAX_NAME_BYTES} bytes",
     lambda value: isinstance(value, list) and len(value) <= MAX_PRIORS and all(map(_is_name, value)),
 )
+_WORKSPACE = Wish(f"a name of 1 to {MAX_NAME_BYTES} bytes", _is_name)
 WISHES = {
     "conversation": _NAME,
     "draft": _SOURCES,
@@ -56,7 +57,9 @@ WISHES = {
     "publish": _SWITCH,
     "reference": _TEXTS,
     "sources": _SWITCH,
+    "workspace": _WORKSPACE,
 }
+OF_A_SERVICE = ("priors", "workspace")  # an embedded datastore has none
 TENANT = "tenant"  # a wish too; `--specstore-request-tenant` says whether requests may have it
 
 # In the process that answers requests: of the option, and whether there is a service.
@@ -87,8 +90,8 @@ def refuse_unless_permitted(name: str, field: str) -> None:
     """Raises ValueError if the operator lets no request have the wish. field: in which a client has given it."""
     if name in WISHES and name not in _permitted:
         raise ValueError(f"{field}: this server takes no wish {name!r} from requests ({FLAG})")
-    if name == "priors" and _embedded:
-        raise ValueError(f"{field}: an embedded datastore has none to choose from (--specstore-endpoint)")
+    if name in OF_A_SERVICE and _embedded:
+        raise ValueError(f"{field}: an embedded datastore has none (--specstore-endpoint)")
 
 
 def give(obj: GenerateReqInput, name: str, values: Sequence[str]) -> None:
@@ -120,6 +123,8 @@ def _wishes(sampling: dict[str, Any]) -> dict[str, Any]:
     wishes = object_of(object_of(sampling.get("custom_params"), "custom_params").get("specstore"), FIELD)
     for name, value in wishes.items():
         _check(name, value)
+    if wishes.get("workspace") is not None and wishes.get("publish") is False:
+        raise ValueError(f"{FIELD}.workspace: not with publish: false, which is not to be remembered")
     return wishes
 
 

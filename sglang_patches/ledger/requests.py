@@ -110,7 +110,7 @@ class RequestState:
 
 def _wishes(req: Req) -> dict:
     """`custom_params["specstore"]`: {"conversation": name, "draft": bool or names, "nodes": count, "priors": names, "publish": bool, "sources": bool,
-    "tenant": name}."""
+    "tenant": name, "workspace": name}."""
     wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
     if not isinstance(wishes, dict):
         _report_no_object()
@@ -134,6 +134,7 @@ def request_opening(req: Req, publish: bool) -> Opening:
         publish=publish and wishes.get("publish", True) is True,  # what is no wish to publish is none
         prompt_length=len(req.origin_input_ids),
         priors=_names(wishes.get("priors")),
+        workspace=next(iter(_names([wishes.get("workspace")])), ""),
     )
 
 

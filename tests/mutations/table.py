@@ -60,6 +60,13 @@ SURVIVORS = (
         "server/test_priors.py",
     ),
     Mutant(
+        "l07",  # what is withheld enters the workspace
+        "datastore_service/engine/step.py",
+        "(EMPTY_TOKENS, EMPTY_TOKENS) if withheld",
+        "(EMPTY_TOKENS, session.shared()) if withheld",
+        "engine/test_workspaces.py",
+    ),
+    Mutant(
         "r04",  # tenants that differ by case
         "datastore_service/server/drafting.py",
         "replace(self._hosted.namespace, tenant=tenant)",

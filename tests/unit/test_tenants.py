@@ -26,7 +26,9 @@ from datastore_service.client.link import Link  # noqa: E402
 from datastore_service.client.remote import GrpcDatastore  # noqa: E402
 from datastore_service.client.resilient import ResilientDatastore  # noqa: E402
 from datastore_service.engine.engine import Engine  # noqa: E402
+from datastore_service.engine.limits import Limits  # noqa: E402
 from datastore_service.engine.segment import build_segment  # noqa: E402
+from datastore_service.engine.workspaces import BLOCK, LEAST_TOKENS  # noqa: E402
 from datastore_service.protocol.tenants import step_by_tenant  # noqa: E402
 from datastore_service.protocol.tree import EMPTY_TREE  # noqa: E402
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status  # noqa: E402
@@ -299,6 +301,23 @@ def test_a_prior_is_its_tenant_s_alone(pair, tmp_path):
     namespaces = Namespaces(engine_factory(None, VOCAB, of_tenants=given), LIMITS)
     of = lambda tenant: namespaces.open(namespace(tenant)).step(1, [asks(tenant)])  # noqa: E731
     assert drafted([*of(listener), *of(teller)]) == [[], FOUND]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_workspace_is_its_tenant_s_alone(pair):
+    """Over the wire: what one tenant's session has read drafts for that tenant's next, and for no other of the same workspace."""
+    listener, teller = PAIRS[pair]
+    read = np.arange(10, 10 + 2 * BLOCK, dtype=np.int32)
+    with running(engine_limits=Limits(workspace_tokens=LEAST_TOKENS)) as hosted:
+        datastore = GrpcDatastore(hosted.endpoint, namespace(), tenants=True)
+        assert datastore.wait_connected(SECONDS)
+        opening = Opening(prompt_length=len(read), publish=False, workspace="project")
+        datastore.step([Entry("t", 0, read, opening=opening, closing=True, tenant=teller)], SECONDS)
+        asking = [asks(tenant) for tenant in (listener, teller)]
+        for entry in asking:
+            entry.opening = Opening(workspace="project")
+        assert drafted(datastore.step(asking, SECONDS)) == [[], FOUND]
+        datastore.close()
 
 
 @pytest.mark.parametrize("pair", PAIRS)

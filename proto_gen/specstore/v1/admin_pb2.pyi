@@ -44,16 +44,18 @@ class WarmupReply(_message.Message):
     def __init__(self, documents: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class FlushRequest(_message.Message):
-    __slots__ = ("namespace", "tier", "session", "all")
+    __slots__ = ("namespace", "tier", "session", "all", "workspace")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ALL_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_FIELD_NUMBER: _ClassVar[int]
     namespace: _drafting_pb2.Namespace
     tier: Tier
     session: str
     all: bool
-    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., session: _Optional[str] = ..., all: bool = ...) -> None: ...
+    workspace: str
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., session: _Optional[str] = ..., all: bool = ..., workspace: _Optional[str] = ...) -> None: ...
 
 class FlushReply(_message.Message):
     __slots__ = ()

@@ -125,7 +125,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Flush(self, request, context):
-        """Forgets text. NOT_FOUND if the namespace or the session does not exist. The prior is read-only: asking to flush it
+        """Forgets text. NOT_FOUND if the namespace, the session or the workspace does not exist. The prior is read-only: asking to flush it
         is INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

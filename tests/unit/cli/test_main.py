@@ -48,7 +48,7 @@ def test_version():
         (["serve", "--conversation-seconds", "nan"], 2, "specstore: conversation_seconds: nan is not at least 0\n"),
         (["stats", "--endpoint", "x"], 2, "specstore: endpoint: 'x' is not HOST:PORT or unix:PATH\n"),
         (["query", "1", "--ids", "--tokenizer", "0" * 64, "--prior", "p", "--endpoint", "x:1"], 2, "specstore: query: either --prior or --endpoint, not both\n"),
-        (["flush", "--model", "m", "--tokenizer", "0" * 64], 2, "specstore: flush: one of --tier, --session and --all is required\n"),
+        (["flush", "--model", "m", "--tokenizer", "0" * 64], 2, "specstore: flush: one of --tier, --session, --workspace and --all is required\n"),
     ],
 )  # fmt: skip
 def test_errors_are_one_line(words, status, message):

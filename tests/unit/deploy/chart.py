@@ -29,6 +29,7 @@ EVERYTHING = {
         "liveTokens": 0,
         "conversationSeconds": 60.5,
         "refusals": 64,
+        "workspaceTokens": 1000000,
         "fusion": "priority",
         "grace": 30,
         "streams": 16,

@@ -17,7 +17,7 @@ from starlette.requests import Request  # noqa: E402
 
 from datastore_service.protocol.types import MAX_PRIORS  # noqa: E402
 from sglang_patches.entry.predictions import _around_chat  # noqa: E402
-from sglang_patches.entry.request_wishes import WISHES  # noqa: E402
+from sglang_patches.entry.request_wishes import OF_A_SERVICE, WISHES  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from tests.unit.entry.conftest import manager  # noqa: E402
 from tests.unit.entry.test_predictions import Serving, whole  # noqa: E402
@@ -31,7 +31,9 @@ VALUES = {
     "publish": False,
     "reference": "a file",
     "sources": True,
+    "workspace": "project",
 }
+OTHERS = {wish: value for wish, value in VALUES.items() if wish != "workspace"}
 
 
 def enter(*wishes: dict, headers: tuple = ()) -> GenerateReqInput:
@@ -55,7 +57,7 @@ def test_a_wish_that_requests_may_not_have_is_refused_by_name(answering, wish):
     refusal = f"^custom_params.specstore.{wish}: this server takes no wish '{wish}' from requests"
     with pytest.raises(ValueError, match=rf"{refusal} \(--specstore-request-wishes\)"):
         enter({}, {wish: VALUES[wish]})
-    enter(VALUES | {wish: None})
+    enter(VALUES | {"publish": True, wish: None})
     answering(wishes="off")
     with pytest.raises(ValueError, match=refusal):
         enter({wish: VALUES[wish]})
@@ -74,16 +76,34 @@ def test_what_are_no_names_of_priors_is_refused(answering, priors):
         enter({"priors": priors})
 
 
-def test_an_embedded_datastore_has_no_priors_to_choose_from(answering):
-    answering()
-    with pytest.raises(ValueError, match=r"^custom_params.specstore.priors: an embedded datastore has none"):
-        enter({"priors": ["python"]})
+@pytest.mark.parametrize("name", [7, "", "x" * 257, "\ud800", "sha256:1"], ids=repr)
+def test_what_is_no_name_of_a_workspace_is_refused(answering, name):
+    answering(wishes="workspace", endpoint=SERVICE)
+    with pytest.raises(ValueError, match=r"^custom_params.specstore.workspace: .* is not a name of 1 to 256"):
+        enter({"workspace": name})
 
 
-def test_by_default_they_may_have_all(answering):
+@pytest.mark.parametrize("wish", OF_A_SERVICE)
+def test_an_embedded_datastore_has_neither_priors_to_choose_from_nor_workspaces(answering, wish):
+    answering(wishes=",".join(WISHES))
+    with pytest.raises(ValueError, match=rf"^custom_params.specstore.{wish}: an embedded datastore has none"):
+        enter({wish: VALUES[wish]})
+
+
+def test_by_default_prompts_are_not_shared(answering):
+    """All else they may have."""
     answering(endpoint=SERVICE)
-    enter(VALUES)
-    assert set(Options().permitted_wishes) == WISHES.keys()
+    enter(OTHERS)
+    with pytest.raises(ValueError, match="^custom_params.specstore.workspace: this server takes no wish"):
+        enter({"workspace": "project"})
+    assert set(Options().permitted_wishes) == WISHES.keys() - {"workspace"}
+
+
+def test_what_is_not_to_be_remembered_is_shared_with_nobody(answering):
+    answering(wishes="workspace,publish", endpoint=SERVICE)
+    with pytest.raises(ValueError, match="^custom_params.specstore.workspace: not with publish: false"):
+        enter({"workspace": "project", "publish": False})
+    enter({"workspace": "project", "publish": True})
 
 
 def test_what_the_entry_adds_is_no_wish_of_the_request(answering):

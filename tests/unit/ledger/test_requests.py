@@ -155,6 +155,13 @@ def test_custom_params_name_priors(given, named):
     assert request_opening(req, True).priors == named
 
 
+@pytest.mark.parametrize(("given", "named"), [("p", "p"), (None, ""), (7, "")])
+def test_custom_params_name_a_workspace(given, named):
+    assert (
+        request_opening(make_req(custom_params={"specstore": {"workspace": given}}), True).workspace == named
+    )
+
+
 def test_custom_params_name_conversation_and_forbid_publishing():
     req = make_req(custom_params={"specstore": {"conversation": "c1", "publish": False}})
     (state,) = make_book().open([req])

@@ -171,7 +171,7 @@ def test_a_prior_of_another_tokenizer_is_not_used(table, tmp_path):
         ("[", "Invalid"),
     ],
 )
-def test_a_table_that_cannot_be_is_refused_by_key(table, tmp_path, given, message):
+def test_a_table_that_cannot_be_is_refused_by_key(table, given, message):
     with pytest.raises(ValueError, match="priors.toml: ") as refused:
         table(given)
     assert message in str(refused.value)

@@ -1,5 +1,6 @@
 """The service over real gRPC: the stream's rules, admin, limits, health, reflection, drain."""
 
+import functools
 import queue
 import threading
 import time
@@ -12,6 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.engine.limits import Limits
+from datastore_service.engine.workspaces import LEAST_TOKENS
 from datastore_service.protocol.types import Reply
 from datastore_service.server import drafting
 from datastore_service.server.admission import ADMIN, DRAFTING
@@ -274,11 +276,28 @@ class TestAdmin:
         code, details = refusal(lambda: stub.Flush(admin_pb2.FlushRequest(namespace=NAMESPACE, session="f1")))
         assert (code, details) == (grpc.StatusCode.NOT_FOUND, "session: 'f1' is not open")
 
+    def test_flush_one_workspace(self):
+        with running(engine_limits=Limits(workspace_tokens=LEAST_TOKENS)) as service:
+            stream = Stream(service.endpoint)
+            said = opened("w", TEXT * 2)
+            said["opening"]["workspace"] = "project"
+            stream.ask(said | {"closing": True})
+            with grpc.insecure_channel(service.endpoint) as channel:
+                request = admin_pb2.FlushRequest(namespace=NAMESPACE, workspace="project")
+                flush = functools.partial(admin_pb2_grpc.AdminStub(channel).Flush, request)
+                (hosted,) = service.namespaces
+                assert hosted.engine.has_workspace("project")
+                flush()
+                assert not hosted.engine.has_workspace("project")
+                code, details = refusal(flush)
+                assert (code, details) == (grpc.StatusCode.NOT_FOUND, "workspace: 'project' has no text")
+            stream.close()
+
     @pytest.mark.parametrize(
         ("request_fields", "code", "message"),
         [
             ({}, "FAILED_PRECONDITION", "namespace.tokenizer: missing"),
-            ({"namespace": NAMESPACE}, "INVALID_ARGUMENT", "target: one of tier, session or all"),
+            ({"namespace": NAMESPACE}, "INVALID_ARGUMENT", "target: one of tier, session, workspace or all"),
             (
                 {"namespace": NAMESPACE, "tier": 1},
                 "INVALID_ARGUMENT",
@@ -288,6 +307,11 @@ class TestAdmin:
                 {"namespace": NAMESPACE, "tier": 9},
                 "INVALID_ARGUMENT",
                 "tier: live, session and rejected can be flushed",
+            ),
+            (
+                {"namespace": NAMESPACE, "workspace": "é" * 129},
+                "INVALID_ARGUMENT",
+                "workspace: 258 bytes exceeds",
             ),
             (
                 {"namespace": NAMESPACE, "session": "é" * 129},
