@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 
 from datastore_service.client import open_datastore
-from datastore_service.protocol.tree import EMPTY_TREE, Tier
+from datastore_service.protocol.tree import EMPTY_TREE, OTHER_TIER, DraftTree, Tier
 from datastore_service.protocol.types import NO_DRAFT, Budget, Namespace, Query, Reply, Status
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed
 from sglang_patches.ledger.requests import Step
+from sglang_patches.step.acceptance import Acceptance, Learning
 from tests.unit.drafting.texts import make_book, make_req, make_tree
 from tests.unit.server.service import running
 from tests.waiting import eventually
 
 BUDGET = Budget(nodes=4)
+LATER = np.full(2, OTHER_TIER, np.uint8)
 
 
 class Noting:
@@ -286,3 +288,30 @@ def test_the_datastore_drafts_only_for_requests_that_take_its_drafts(datastore, 
     feed.ask(states, [BUDGET] * 2, [(query,)] * 2)
     told = [(len(entry.tokens), entry.budget, entry.queries) for entry in datastore.told()]
     assert told == [(4, BUDGET, (query,)), (4, NO_DRAFT, ())]
+
+
+def test_a_source_of_a_later_service_is_verified_counted_and_learned_from():
+    """A tier that this worker does not know."""
+    service = Noting()
+    later = DraftTree(
+        *(getattr(make_tree([10, 11], [-1, 0]), name) for name in ("tokens", "parents", "probs")), LATER
+    )
+    service.step = lambda entries, deadline: [Reply(Status.OK, 0, later) for _ in entries]
+    feed, acceptance, book, req = (
+        DatastoreFeed(lambda texts: service, 0.1),
+        Acceptance(),
+        make_book(),
+        make_req(),
+    )
+    learning = Learning(acceptance)
+    (state,), _ = book.read(Step([req], [4], [[9]]))
+    book.settle([state])
+    (state.tree,) = feed.step([state], [BUDGET])
+    req.output_ids.extend([9])
+    outcomes = book.settle(book.read(Step([req], [6], [[10, 50]]))[0])
+    learning.heard(outcomes)
+    feed.heard(outcomes)
+    learning.learn(book)
+    told = state.usage.summary(3)
+    assert (told["accepted"], told["drafted"]) == ({"other": 1}, {"other": 2})
+    assert acceptance.estimate([later], [""]).tolist() != Acceptance().estimate([later], [""]).tolist()

@@ -15,14 +15,20 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
 from datastore_service.client.remote import GrpcDatastore
-from datastore_service.engine.engine import Limits
-from datastore_service.protocol.types import Budget, Entry, Namespace, Query
-from tests.unit.server.service import running
+from datastore_service.engine.limits import Limits
+from datastore_service.engine.segment import build_segment
+from datastore_service.engine.workspaces import LEAST_TOKENS
+from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Query
+from datastore_service.server.prior_file import read_priors
+from datastore_service.storage.manifest import Manifest, write_manifest
+from datastore_service.storage.segment_file import SUFFIX, write_segment
+from tests.unit.server.service import VOCAB, running
 
 protoc = pytest.importorskip("grpc_tools.protoc")
 
 EARLIER = Path(__file__).parent / "earlier"
 NAMESPACE = {"model": "m", "tokenizer": "t"}
+TOKENIZER = "a" * 64  # of a prior
 TEXT = [1, 2, 3, 4] * 10
 BUDGET = {"nodes": 8, "depth": 8, "children": 4}
 OK, UNKNOWN_SESSION, GAP = 1, 2, 3
@@ -129,6 +135,37 @@ def test_earlier_and_present_workers_share_a_service_and_a_session(schema):
             (reply,) = present.step([Entry("s", 40, queries=(query,))], 60.0)
             assert reply.trees[0].tokens.tolist() == [3, 4]
             assert earlier.ask({"session": "s", "start": 40, "budget": BUDGET})[0][2][:2] == [1, 2]
+        finally:
+            present.close()
+            earlier.close()
+
+
+def test_what_later_workers_choose_does_not_disturb_an_earlier_one(schema, tmp_path):
+    """It goes on with a session whose opening names a prior and a workspace. It knows four kinds of sources."""
+    write_segment(
+        tmp_path / f"0{SUFFIX}", build_segment([np.array([7, 8, 9, 50, 51], np.int32)], VOCAB), TOKENIZER
+    )
+    write_manifest(tmp_path, Manifest(TOKENIZER, VOCAB, (f"0{SUFFIX}",)))
+    (tmp_path / "priors.toml").write_text('[priors.code]\ndirectory = "."\ntenants = ["*"]')
+    limits, named = Limits(workspace_tokens=LEAST_TOKENS), read_priors(tmp_path / "priors.toml")
+    with running(engine_limits=limits, named=named) as service:
+        earlier, present = (
+            EarlierWorker(service.endpoint, schema),
+            GrpcDatastore(service.endpoint, Namespace("m", TOKENIZER)),
+        )
+        try:
+            assert present.wait_connected(60)
+            chosen = Opening(priors=("code",), workspace="project", publish=False)
+            read = np.array([*range(100, 180), 7, 8, 9, 60, 61], np.int32)
+            present.step([Entry("reader", 0, read, opening=chosen, closing=True)], 60.0)
+            present.step([Entry("s", 0, np.array([7, 8, 9], np.int32), opening=chosen)], 60.0)
+            earlier.ask(namespace=NAMESPACE | {"tokenizer": TOKENIZER})
+            ((status, known, tokens),) = earlier.ask({"session": "s", "start": 3, "budget": BUDGET})
+            assert (status, known, set(tokens)) == (OK, 3, {50, 51, 60, 61})
+            assert earlier.ask({"session": "s", "start": 3, "tokens": [50], "closing": True})[0][:2] == (
+                OK,
+                4,
+            )
         finally:
             present.close()
             earlier.close()
