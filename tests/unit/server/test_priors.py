@@ -7,6 +7,7 @@ from datastore_service.client.remote import GrpcDatastore
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import build_segment
+from datastore_service.engine.share import Unshared
 from datastore_service.engine.shared_texts import MOST_CHOICES
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import MAX_PRIORS, Budget, Entry, Namespace, Opening, Query, Status
@@ -146,13 +147,13 @@ def test_a_named_prior_is_read_by_the_tenants_that_may_alone(table, tmp_path, pa
 def test_names_of_priors_that_look_alike_are_two(table, tmp_path, pair):
     one, other = PAIRS[pair]
     rows = row(one, write_prior(tmp_path / "one", 7), "*") + row(other, write_prior(tmp_path / "two", 8), "*")
-    engine, _ = engine_factory(None, VOCAB, named=table(rows))(Namespace("m", TOKENIZER), None)
+    engine, _ = engine_factory(None, VOCAB, named=table(rows))(Namespace("m", TOKENIZER), None, Unshared())
     assert first_tokens(engine.step([asks("1", one), asks("2", other)])) == [{7}, {8}]
 
 
 def test_a_prior_of_another_tokenizer_is_not_used(table, tmp_path):
     named = table(row("code", write_prior(tmp_path / "code", 7, "b" * 64), "*"))
-    engine, has_prior = engine_factory(None, VOCAB, named=named)(Namespace("m", TOKENIZER), None)
+    engine, has_prior = engine_factory(None, VOCAB, named=named)(Namespace("m", TOKENIZER), None, Unshared())
     assert first_tokens(engine.step([asks("1", "code")])) == [set()] and not has_prior
 
 
