@@ -62,7 +62,7 @@ def told(req: Req) -> dict:
 
 @LAGS
 @LATE
-def test_greedy_output_is_plain_decodings_whatever_the_reference(workbench, model, lags, late):
+def test_greedy_output_is_plain_decodings_whatever_the_reference(workbench, model, draft, lags, late):
     prompt = _prompts(1)[0]
     plain = plain_answer(model, prompt, **LONG)
     kinds = references(prompt, plain)
@@ -76,7 +76,8 @@ def test_greedy_output_is_plain_decodings_whatever_the_reference(workbench, mode
     assert accepted["empty"] is None and accepted["one token"] <= 10
     # All but the first token, and the target's own at the end of each step.
     assert accepted["right"] >= len(plain) - 1 - told(asked["right"])["steps"]
-    assert accepted["edited"] > len(plain) / 2
+    # A liar's nodes have the rows of a reference until what they are worth is learned.
+    assert accepted["edited"] > len(plain) / 2 or draft == LYING
 
 
 @LAGS
