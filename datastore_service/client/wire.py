@@ -87,6 +87,7 @@ def _opening(opening: Opening) -> pb.Opening:
         handing_over=opening.handing_over,
         priors=opening.priors,
         workspace=opening.workspace,
+        user=opening.user,
     )
 
 

@@ -18,3 +18,13 @@ def bounded_name(name: str) -> str:
     except UnicodeEncodeError:
         pass  # the digest takes any string
     return DIGEST + hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+
+
+def of_tenant(tenant: str, name: str) -> str:
+    """What a client has named, as a name of its tenant's alone. The length keeps a client from writing another tenant's."""
+    return f"{len(tenant)}:{tenant}:{name}"
+
+
+def hashed_name(tenant: str, name: str) -> str:
+    """What a client calls its session or its user, as a datastore is told of it: names can tell of persons."""
+    return hashlib.sha256(of_tenant(tenant, name).encode(errors="surrogatepass")).hexdigest()

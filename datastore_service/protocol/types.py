@@ -69,6 +69,7 @@ class Opening:
     those that there are not: left out.
     workspace: the text of a project, which the session searches, and to which its own text is added when it closes, the prompt too; ""
     for none.
+    user: whose text the session is, so that it can be forgotten; "" says nothing.
     """
 
     conversation: str = ""
@@ -77,6 +78,7 @@ class Opening:
     handing_over: bool = False
     priors: tuple[str, ...] = ()
     workspace: str = ""
+    user: str = ""
 
 
 @dataclass(slots=True, eq=False)

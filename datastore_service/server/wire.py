@@ -182,6 +182,7 @@ def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
     for i, name in enumerate(opening.priors):
         _check_name(name, f"opening.priors[{i}]", limits)
     _check_name(opening.workspace, "opening.workspace", limits)
+    _check_name(opening.user, "opening.user", limits)
     _check_limit(opening.prompt_length, INT32_MAX, "opening.prompt_length")
     return Opening(
         opening.conversation,
@@ -190,6 +191,7 @@ def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
         opening.handing_over,
         tuple(opening.priors),
         opening.workspace,
+        opening.user,
     )
 
 

@@ -4,20 +4,18 @@ Agents and chat applications name their sessions in headers and in fields of the
 few of these fields, so they are read from the HTTP request itself, as it was parsed. A session's name becomes a conversation's by way of
 a digest: names can tell of persons, and a conversation's name reaches the datastore and what it shows to its operator.
 
-Here are names of sessions alone. `user`, `safety_identifier` and Anthropic's `metadata.user_id` name a person, whose sessions would become
-one text; a response's `previous_response_id` is another in each request.
+Here are names of sessions alone. `user`, `safety_identifier` (`request_users`) and Anthropic's `metadata.user_id` name a person, whose
+sessions would become one text; a response's `previous_response_id` is another in each request.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from datastore_service.protocol.names import MAX_NAME_BYTES
-from sglang_patches.entry.request_tenants import of_tenant
+from datastore_service.protocol.names import MAX_NAME_BYTES, hashed_name
 from sglang_patches.entry.request_wishes import give
 from sglang_patches.options import load_options
 
@@ -57,7 +55,7 @@ def enter(
     session = None if request is None else _session(request)
     if session is not None:
         names = [
-            "" if _has_decided(wish) else conversation_of(tenant, session)
+            "" if _has_decided(wish) else hashed_name(tenant, session)
             for wish, tenant in zip(wishes, tenants, strict=True)
         ]
         give(obj, "conversation", names)
@@ -67,15 +65,10 @@ def _has_decided(wishes: dict[str, Any]) -> bool:
     return wishes.get("conversation") is not None or wishes.get("publish") is False
 
 
-def conversation_of(tenant: str, session: str) -> str:
-    """The name of the conversation: of one tenant's one session."""
-    return hashlib.sha256(of_tenant(tenant, session).encode(errors="surrogatepass")).hexdigest()
-
-
 def _session(request: Request) -> str | None:
     """The first usable name of the operator's list. What is no name is passed over: no client has written it for us."""
     for source in _sources:
-        value = _read(request, source)
+        value = read(request, source)
         if value is None or value == "":
             continue
         if isinstance(value, str) and len(value.encode(errors="surrogatepass")) <= MAX_NAME_BYTES:
@@ -85,8 +78,8 @@ def _session(request: Request) -> str | None:
     return None
 
 
-def _read(request: Request, source: str) -> object:
-    """None if the request has none."""
+def read(request: Request, source: str) -> object:
+    """What a request has at a source of the operator's list; None if it has nothing there."""
     if source.startswith(HEADER):
         return _header(request, source.removeprefix(HEADER))
     value: object = getattr(request, "_json", None)  # Starlette keeps what an endpoint has read

@@ -1,4 +1,4 @@
-"""The hook through which each request of an API passes: its wishes are checked, and it gets its tenant and its conversation."""
+"""The hook through which each request of an API passes: its wishes are checked, and it gets its tenant, its conversation and its user."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_patches.entry import request_conversations, request_tenants, request_wishes
+from sglang_patches.entry import request_conversations, request_tenants, request_users, request_wishes
 from sglang_patches.entry.request_wishes import wishes_of
 from sglang_patches.host import hooks
 from sglang_patches.host.versions import host
+from sglang_patches.options import load_options
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.server_args import ServerArgs
     from starlette.requests import Request
+
+
+_own_tenant = ""  # of the server, in the process that answers requests
 
 
 def _before_request(
@@ -26,7 +30,9 @@ def _before_request(
         return
     wishes = wishes_of(obj)
     tenants = request_tenants.enter(obj, request, wishes)
-    request_conversations.enter(obj, request, wishes, tenants)
+    owners = [tenant or _own_tenant for tenant in tenants]
+    request_conversations.enter(obj, request, wishes, owners)
+    request_users.enter(obj, request, wishes, owners)
 
 
 HOOKS: hooks.ByKind = {HookType.BEFORE: {host.REQUEST_STATE: _before_request}}
@@ -35,6 +41,8 @@ HOOKS: hooks.ByKind = {HookType.BEFORE: {host.REQUEST_STATE: _before_request}}
 def register(server_args: ServerArgs) -> None:
     """For the process that answers requests. Raises ValueError for a wish that there is not, and for a setting with which a request's
     tenant would not be seen."""
+    global _own_tenant
+    _own_tenant = load_options().tenant
     request_wishes.register()
     request_tenants.register(server_args)
     request_conversations.register()

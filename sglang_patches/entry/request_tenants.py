@@ -15,6 +15,7 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.plugins.hook_registry import HookType
 
+from datastore_service.protocol.names import of_tenant
 from sglang_patches.entry.request_wishes import give, is_single, object_of
 from sglang_patches.host import hooks
 from sglang_patches.options import load_options
@@ -97,11 +98,6 @@ def _cache_keys(given: list[str | None] | None, tenants: list[str]) -> list[str]
     """Requests share cached prompts only if their `extra_key` is the same."""
     given = given or [None] * len(tenants)
     return [of_tenant(tenant, key or "") for tenant, key in zip(tenants, given, strict=True)]
-
-
-def of_tenant(tenant: str, name: str) -> str:
-    """What a client has named, as a name of its tenant's alone. The length keeps a client from writing another tenant's."""
-    return f"{len(tenant)}:{tenant}:{name}"
 
 
 def _listed(value: object) -> list:

@@ -57,6 +57,7 @@ WISHES = {
     "publish": _SWITCH,
     "reference": _TEXTS,
     "sources": _SWITCH,
+    "user": _NAME,
     "workspace": _WORKSPACE,
 }
 OF_A_SERVICE = ("priors", "workspace")  # an embedded datastore has none

@@ -110,7 +110,7 @@ class RequestState:
 
 def _wishes(req: Req) -> dict:
     """`custom_params["specstore"]`: {"conversation": name, "draft": bool or names, "nodes": count, "priors": names, "publish": bool, "sources": bool,
-    "tenant": name, "workspace": name}."""
+    "tenant": name, "user": name, "workspace": name}."""
     wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
     if not isinstance(wishes, dict):
         _report_no_object()
@@ -128,13 +128,14 @@ def _report_no_object() -> None:
 def request_opening(req: Req, publish: bool) -> Opening:
     """Reads the request's `custom_params`."""
     wishes = _wishes(req)
-    conversation = str(wishes.get("conversation", ""))
+    conversation, user = str(wishes.get("conversation", "")), str(wishes.get("user", ""))
     return Opening(
         conversation=bounded_name(conversation) if conversation else "",
         publish=publish and wishes.get("publish", True) is True,  # what is no wish to publish is none
         prompt_length=len(req.origin_input_ids),
         priors=_names(wishes.get("priors")),
         workspace=next(iter(_names([wishes.get("workspace")])), ""),
+        user=bounded_name(user) if user else "",
     )
 
 

@@ -29,6 +29,7 @@ from datastore_service.engine.engine import Engine  # noqa: E402
 from datastore_service.engine.limits import Limits  # noqa: E402
 from datastore_service.engine.segment import build_segment  # noqa: E402
 from datastore_service.engine.workspaces import BLOCK, LEAST_TOKENS  # noqa: E402
+from datastore_service.protocol.names import hashed_name  # noqa: E402
 from datastore_service.protocol.tenants import step_by_tenant  # noqa: E402
 from datastore_service.protocol.tree import EMPTY_TREE  # noqa: E402
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status  # noqa: E402
@@ -49,7 +50,6 @@ from sglang_patches.draft_side.seams import Row  # noqa: E402
 from sglang_patches.draft_side.side import DraftSide  # noqa: E402
 from sglang_patches.drafting.datastore import DatastoreFallback, DatastoreFeed  # noqa: E402
 from sglang_patches.drafting.union import first_trees  # noqa: E402
-from sglang_patches.entry.request_conversations import conversation_of  # noqa: E402
 from sglang_patches.entry.request_tenants import _decoded, of_tenant  # noqa: E402
 from sglang_patches.exchange.messages import GREEDY, Opened  # noqa: E402
 from sglang_patches.exchange.text import Text  # noqa: E402
@@ -196,7 +196,7 @@ def embedded_engines():
 # What makes the function from a name to its thing.
 KEYS = {
     "cached prompts and sessions of SGLang": lambda: partial(of_tenant, name="key"),
-    "conversations of sessions": lambda: partial(conversation_of, session="talk"),
+    "conversations and users of sessions": lambda: partial(hashed_name, name="talk"),
     "folders": lambda: folder_on_any_disk,
     "namespaces": namespaces_of_a_service,
     "embedded engines": embedded_engines,

@@ -83,20 +83,22 @@ class Queries(_message.Message):
     def __init__(self, counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., depths: _Optional[_Iterable[int]] = ..., children: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("conversation", "forbid_publish", "prompt_length", "handing_over", "priors", "workspace")
+    __slots__ = ("conversation", "forbid_publish", "prompt_length", "handing_over", "user", "priors", "workspace")
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     FORBID_PUBLISH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     HANDING_OVER_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
     PRIORS_FIELD_NUMBER: _ClassVar[int]
     WORKSPACE_FIELD_NUMBER: _ClassVar[int]
     conversation: str
     forbid_publish: bool
     prompt_length: int
     handing_over: bool
+    user: str
     priors: _containers.RepeatedScalarFieldContainer[str]
     workspace: str
-    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ..., handing_over: bool = ..., priors: _Optional[_Iterable[str]] = ..., workspace: _Optional[str] = ...) -> None: ...
+    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ..., handing_over: bool = ..., user: _Optional[str] = ..., priors: _Optional[_Iterable[str]] = ..., workspace: _Optional[str] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("position", "tokens")

@@ -17,12 +17,9 @@ from sglang.srt.entrypoints import http_server  # noqa: E402
 from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: E402
 from sglang.srt.managers.tokenizer_manager import TokenizerManager  # noqa: E402
 
-from sglang_patches.entry.request_conversations import (
-    AGENTS,
-    MAX_NAME_BYTES,
-    UNUSABLE,
-    conversation_of,
-)  # noqa: E402
+from datastore_service.protocol.names import hashed_name  # noqa: E402
+from datastore_service.protocol.types import Opening  # noqa: E402
+from sglang_patches.entry.request_conversations import AGENTS, MAX_NAME_BYTES, UNUSABLE  # noqa: E402
 from sglang_patches.ledger.requests import request_opening  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from tests.tenant_names import PAIRS  # noqa: E402
@@ -68,8 +65,8 @@ class Endpoints:
 
 
 @pytest.fixture
-def call(monkeypatch):
-    """Posts to an endpoint; returns the conversations of what has entered, as the scheduler reads them."""
+def enter(monkeypatch):
+    """Posts to an endpoint; returns the openings of what has entered, as the scheduler reads them."""
     endpoints = Endpoints()
     for api in ("chat", "completion", "responses"):
         monkeypatch.setattr(http_server.app.state, f"openai_serving_{api}", endpoints, raising=False)
@@ -77,25 +74,31 @@ def call(monkeypatch):
     monkeypatch.setattr(http_server, "_global_state", SimpleNamespace(tokenizer_manager=endpoints))
     client = TestClient(http_server.app)
 
-    def post(path: str, body: dict | None = None, headers: object = None) -> list[str]:
+    def post(path: str, body: dict | None = None, headers: object = None) -> list[Opening]:
         endpoints.samplings.clear()
         fields = {"model": "m"} if path.startswith("/v1") else {}
         text = json.dumps(fields | ENDPOINTS[path] | (body or {}))
         answer = client.post(path, content=text, headers=[*JSON, *_pairs(headers)])
         if answer.status_code != 200:
             raise RefusedError(answer.text)
-        return list(map(conversation, endpoints.samplings))
+        return list(map(opening, endpoints.samplings))
 
     return post
+
+
+@pytest.fixture
+def call(enter):
+    """The same, for the conversations."""
+    return lambda *given, **named: [opening.conversation for opening in enter(*given, **named)]
 
 
 def _pairs(headers: object) -> list:
     return list((headers.items() if isinstance(headers, dict) else headers) or ())
 
 
-def conversation(sampling: dict) -> str:
+def opening(sampling: dict) -> Opening:
     params = SimpleNamespace(custom_params=sampling.get("custom_params"))
-    return request_opening(SimpleNamespace(sampling_params=params, origin_input_ids=[1]), True).conversation
+    return request_opening(SimpleNamespace(sampling_params=params, origin_input_ids=[1]), True)
 
 
 @pytest.fixture
@@ -127,7 +130,7 @@ def sent_as(source: str, value: str) -> dict:
 def test_every_name_of_a_session_is_found_at_every_endpoint(answering, call, source):
     answering()
     for path in ENDPOINTS:
-        assert call(path, **sent_as(source, SESSION)) == [conversation_of("", SESSION)]
+        assert call(path, **sent_as(source, SESSION)) == [hashed_name("", SESSION)]
         assert call(path) == [""]
 
 
@@ -160,7 +163,7 @@ def test_the_first_name_of_the_list_counts(answering, generate):
         ("header:x-other,body:user,body:conversation_id", "four"),
     ]:
         answering(conversation=option)
-        assert generate(body, headers) == conversation_of("", session)
+        assert generate(body, headers) == hashed_name("", session)
     answering(conversation="off")
     assert generate(body, headers) == ""
 
@@ -174,7 +177,7 @@ def test_a_conversation_that_a_request_names_stays(answering, generate):
 
     assert saying(conversation="talk") == "talk"
     assert saying(conversation="") == ""
-    assert saying(conversation=None, sources=True) == conversation_of("", SESSION)
+    assert saying(conversation=None, sources=True) == hashed_name("", SESSION)
 
 
 def test_what_is_not_to_be_remembered_joins_no_conversation(answering, generate):
@@ -188,7 +191,7 @@ def test_what_a_request_asks_for_besides_stays(answering, call, generate):
     custom = {"other": 1, "specstore": {"nodes": 3}}
     sampling = {"temperature": 0.5, "custom_params": custom}
     body = {"text": ["one", "two"], "sampling_params": sampling, "session_id": SESSION}
-    assert call("/generate", body, {TENANT: "acme"}) == [conversation_of("acme", SESSION)] * 2
+    assert call("/generate", body, {TENANT: "acme"}) == [hashed_name("acme", SESSION)] * 2
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -235,7 +238,7 @@ def test_what_is_no_name_is_passed_over(answering, call, source):
 
     stock, ours = answered("off"), answered(f"{source},header:x-next")
     assert len(stock) >= len(ENDPOINTS) * 4 and set(map(tuple, stock.values())) == {("",)}
-    assert ours == dict.fromkeys(stock, [conversation_of("", SESSION)])
+    assert ours == dict.fromkeys(stock, [hashed_name("", SESSION)])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_a_header_that_is_no_name_is_passed_over(answering, generate):
     answering()
     twice = [("x-session-id", "mine"), ("x-session-id", "the gateway's")]
     assert generate(headers=twice) == ""
-    assert generate({"prompt_cache_key": "key"}, twice) == conversation_of("", "key")
+    assert generate({"prompt_cache_key": "key"}, twice) == hashed_name("", "key")
     assert generate(headers={"x-session-id": "x" * (MAX_NAME_BYTES + 1)}) == ""
     assert generate(headers={"x-session-id": ""}) == ""
     assert generate(headers={"x-session-id": b"\xff"}) not in (

@@ -31,6 +31,7 @@ VALUES = {
     "publish": False,
     "reference": "a file",
     "sources": True,
+    "user": "ada",
     "workspace": "project",
 }
 OTHERS = {wish: value for wish, value in VALUES.items() if wish != "workspace"}
