@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.live.view import LiveView
+from datastore_service.storage.live_segment import provenance_path
 
 
 def documents_in(view: LiveView) -> list[list[int]]:
@@ -15,3 +19,8 @@ def documents_in(view: LiveView) -> list[list[int]]:
 
 def documents_of(engine: Engine) -> list[list[int]]:
     return documents_in(engine._live.view)
+
+
+def with_provenance(segments: Iterable[str]) -> set[str]:
+    """The names of segment files, and of the files beside them."""
+    return {part for name in segments for part in (name, provenance_path(Path(name)).name)}

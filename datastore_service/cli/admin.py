@@ -22,12 +22,14 @@ from datastore_service.cli.options import (
     Endpoint,
     NamespaceOptions,
     ServiceOptions,
+    Tenant,
     TlsOptions,
 )
 from datastore_service.cli.output import print_json, print_reply, progress, table_of
 from datastore_service.cli.stats_tables import print_stats
 from datastore_service.client.access import Access, Metadata
 from datastore_service.client.wire import namespace_message
+from datastore_service.protocol.names import bounded_name, hashed_name
 from datastore_service.protocol.types import MAX_VOCAB
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
@@ -201,6 +203,46 @@ def flush(
         request.all = True
     reply = _call(service, "Flush", request)
     print_reply(reply, service.as_json, f"flushed {tier or session or workspace or 'all'}")
+
+
+def forget(
+    subject: Annotated[
+        list[str],
+        typer.Option(metavar="KIND:NAME", help="user:NAME or conversation:NAME; may be repeated"),
+    ],
+    tenant: Tenant = "",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="search all of the tenant's files afterwards")
+    ] = False,
+    *,
+    service: ServiceOptions,
+) -> None:
+    """Removes what users or conversations of a tenant have written: from conversations, live tiers, logs and snapshots. Empties the tenant's
+    workspaces."""
+    request = pb.ForgetRequest(namespace=Namespace(tenant=tenant), verify=verify)
+    names = {"user": request.users, "conversation": request.conversations}
+    for kind, _, name in (given.partition(":") for given in subject):
+        if kind not in names or not name:
+            raise ValueError(f"subject: {f'{kind}:{name}'!r} is not user:NAME or conversation:NAME")
+        names[kind].extend([bounded_name(name), hashed_name(tenant, name)])
+    reply = _call(service, "Forget", request, LONG_CALL_SECONDS)
+    print_reply(reply, service.as_json, _forgotten(reply))
+    if reply.verification.documents:
+        raise typer.Exit(1)
+
+
+def _forgotten(reply: pb.ForgetReply) -> str:
+    said = f"removed {reply.documents} documents, {reply.tokens} tokens, from {reply.namespaces} namespaces"
+    if not reply.HasField("verification"):
+        return said
+    v = reply.verification
+    left = (
+        f"{v.documents} documents of the subjects are left" if v.documents else "none of the subjects is left"
+    )
+    same = f"; {v.found} of them are there, since others have published the same" if v.found else ""
+    return (
+        f"{said}; searched {v.files} files, {v.bytes} bytes: {left}; looked for {v.texts} of the texts{same}"
+    )
 
 
 def warmup(

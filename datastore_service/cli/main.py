@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum, auto
@@ -19,6 +20,7 @@ from datastore_service.cli.admin import (
     compact,
     drop_namespace,
     flush,
+    forget,
     health,
     namespaces,
     quota,
@@ -180,7 +182,8 @@ def serve(
     identities: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="table (TOML): who may draft, publish, read and administer for which tenants"
+            metavar="FILE",
+            help="table (TOML): who may draft, publish, read, administer and forget for which tenants",
         ),
     ] = None,
     audit_log: Annotated[
@@ -281,6 +284,22 @@ def serve(
     conversation_seconds: Annotated[
         float, Limit(help="how long a conversation is kept for its next request")
     ] = 3600.0,
+    live_max_age: Annotated[
+        float | None,
+        Limit(
+            metavar="SECONDS",
+            help="greatest age of a text in the live tier and in workspaces; without it, age counts for nothing",
+            min=1,
+        ),
+    ] = None,
+    snapshot_max_age: Annotated[
+        float | None,
+        Limit(
+            metavar="SECONDS",
+            help="greatest age of a snapshot; without it, snapshots are kept for ever",
+            min=1,
+        ),
+    ] = None,
     vocab_size: Annotated[
         int, Limit(help="token ids are smaller; a small one saves memory", min=1, max=MAX_VOCAB)
     ] = MAX_VOCAB,
@@ -342,6 +361,7 @@ def serve(
         tokens=tokens,
         live_tokens=live_tokens,
         conversation_seconds=conversation_seconds,
+        live_seconds=live_max_age or math.inf,
         refusals=refusals,
         workspace_tokens=workspace_tokens,
     )
@@ -351,7 +371,12 @@ def serve(
     maker = engine_factory(_prior_in(data, prior), vocab_size, limits, weights, of_tenants, named)
     directory = DataDirectory(data, vocab_size) if data else None
     corpora = data / "corpora" if data else None
-    service_limits = ServiceLimits(grace=grace, streams=streams, namespaces=namespaces)
+    service_limits = ServiceLimits(
+        grace=grace,
+        streams=streams,
+        namespaces=namespaces,
+        snapshot_seconds=snapshot_max_age or math.inf,
+    )
     most = {"bytes": service_limits.most_bytes(limits), "bytes_of_a_namespace": limits.most_bytes}
     service = Service(address, maker, service_limits, token, allow_remote, tls, corpora, directory, table)
     serve_until_told(service, most, metrics_port, metrics_host)
@@ -413,7 +438,7 @@ COMMANDS: dict[str, Sequence[Callable[..., None]]] = {
     "Fill": (build, collect, warmup, upgrade),
     "Look": (query, stats, namespaces, sessions),
     "Bound": (quota,),
-    "Keep and forget": (snapshot, snapshots, restore, flush, compact, drop_namespace),
+    "Keep and forget": (snapshot, snapshots, restore, forget, flush, compact, drop_namespace),
     "Names": (fingerprint, version),
 }
 for panel, commands in COMMANDS.items():

@@ -6,7 +6,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from datastore_service.engine.provenance import Subject
 from datastore_service.engine.session import SessionIndex
+
+Subjects = frozenset[Subject]
 
 
 class Conversations:
@@ -19,39 +22,44 @@ class Conversations:
     ) -> None:
         self._limits = count, nbytes, seconds
         self._clock = clock
-        self._kept: OrderedDict[str, tuple[float, SessionIndex]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[float, SessionIndex, Subjects]] = OrderedDict()
         self.nbytes = 0
         self.tokens = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, name: str, index: SessionIndex) -> None:
-        """Keeps an index, in place of an earlier one of that name."""
+    def keep(self, name: str, index: SessionIndex, subjects: Subjects = frozenset()) -> None:
+        """Keeps an index, in place of an earlier one of that name. subjects: that it has text of."""
         self.take(name)
-        self._kept[name] = self._clock(), index
+        self._kept[name] = self._clock(), index, subjects
         self.nbytes += index.nbytes
         self.tokens += len(index)
         self._evict()
 
-    def take(self, name: str) -> SessionIndex | None:
-        """Removes and returns an index, None if there is none."""
+    def take(self, name: str) -> tuple[SessionIndex, Subjects] | None:
+        """Removes and returns an index and whose text it has, None if there is none."""
         self._evict()
         if name not in self._kept:
             return None
-        _, index = self._kept.pop(name)
-        self._forget(index)
-        return index
+        _, index, subjects = self._kept.pop(name)
+        self._uncount(index)
+        return index, subjects
 
     def drop_oldest(self) -> None:
-        _, (_, index) = self._kept.popitem(last=False)
-        self._forget(index)
+        _, (_, index, _) = self._kept.popitem(last=False)
+        self._uncount(index)
+
+    def forget(self, subjects: Subjects) -> None:
+        """Drops what has text of any of the subjects."""
+        for name in [name for name, (_, _, theirs) in self._kept.items() if theirs & subjects]:
+            self.take(name)
 
     def clear(self) -> None:
         self._kept.clear()
         self.nbytes = self.tokens = 0
 
-    def _forget(self, index: SessionIndex) -> None:
+    def _uncount(self, index: SessionIndex) -> None:
         self.nbytes -= index.nbytes
         self.tokens -= len(index)
 

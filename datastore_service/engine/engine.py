@@ -17,7 +17,8 @@ shared texts. The latter two are held for microseconds, and no kernel runs under
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,10 +26,11 @@ from datastore_service.engine.checking import check_entries, joined_tokens, refu
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.kernel_call import KernelCallPool
 from datastore_service.engine.limits import Limits
-from datastore_service.engine.live.store import LiveStore
+from datastore_service.engine.live.store import Found, LiveStore
 from datastore_service.engine.live.tier import LiveTier
 from datastore_service.engine.live.view import LiveView
 from datastore_service.engine.open_sessions import OpenSessions, Usage
+from datastore_service.engine.provenance import Subject
 from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.share import Share, Unshared
@@ -69,7 +71,14 @@ class Engine:
         self._share = share or Unshared()
         self._sessions = OpenSessions(self.limits, self._share)
         self._texts = SharedTexts(vocab_size, self.limits.workspace_tokens)
-        self._live = LiveTier(vocab_size, self.limits.live_tokens, self._texts.set_live, store, self._share)
+        self._live = LiveTier(
+            vocab_size,
+            self.limits.live_tokens,
+            self._texts.set_live,
+            store,
+            self._share,
+            self.limits.live_seconds,
+        )
         self._calls = KernelCallPool()
         self._runner = StepRunner(
             self._sessions, self._texts, self._calls, self._weights, self.limits.refusals, self._live.publish
@@ -173,6 +182,11 @@ class Engine:
         """Merges the live tier into as few segments as its policy permits, in the caller's thread."""
         self._live.compact()
 
+    def expire(self) -> None:
+        """Has text leave the live tier and workspaces that has its greatest age; see LiveTier.expire."""
+        self._texts.workspaces.expire(time.time() - self.limits.live_seconds)
+        self._live.expire()
+
     def sync(self) -> None:
         """Makes closed sessions' outputs survive a power failure; see LiveTier.sync."""
         self._live.sync()
@@ -218,6 +232,20 @@ class Engine:
     def flush_workspace(self, name: str) -> None:
         """Forgets a workspace; an unknown name is no error."""
         self._texts.workspaces.forget(name)
+
+    def forget(self, subjects: Collection[Subject]) -> list[np.ndarray]:
+        """Forgets the text of subjects in sessions, conversations, the live tier and its snapshots, and all workspaces, which do not
+        say whose text they have; returns the live tier's and the snapshots' documents. An open session of a subject is neither published
+        nor kept when it ends, and adds nothing to a workspace.
+
+        Raises OSError, and what the store raises. Then they are still to be forgotten: by the next start, or by a repeated call."""
+        self._sessions.forget(frozenset(subjects))
+        self._texts.workspaces.clear()
+        return self._live.forget(subjects)
+
+    def search(self, subjects: Collection[Subject], texts: Sequence[np.ndarray]) -> Found:
+        """Looks for text of subjects, and for texts; see LiveTier.search."""
+        return self._live.search(subjects, texts)
 
     def stats(self) -> EngineStats:
         counts, usage, texts = self._calls.counts(), self._sessions.usage(), self._texts.current

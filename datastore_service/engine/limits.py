@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from datastore_service.engine.live.merge_policy import MOST_FRESH_TOKENS
@@ -19,7 +20,7 @@ class Limits:
 
     sessions: open at a time. session_tokens: of each. tokens: of open sessions and kept conversations; conversations
     leave to make room for sessions. live_tokens: of closed sessions' outputs and warmed-up documents, of which the oldest
-    leave; 0 keeps none. workspace_tokens: of all workspaces, of which the oldest text leaves; 0 keeps none. refusals: refused tokens kept of each session; 0 means no rejected tier, because it gains nothing
+    leave; 0 keeps none. live_seconds: that a document stays there at most. workspace_tokens: of all workspaces, of which the oldest text leaves; 0 keeps none. refusals: refused tokens kept of each session; 0 means no rejected tier, because it gains nothing
     measurable (docs/optimisations.md)."""
 
     sessions: int = 4096
@@ -29,6 +30,7 @@ class Limits:
     conversations: int = 4096
     conversation_bytes: int = 1 << 30
     conversation_seconds: float = 3600.0
+    live_seconds: float = math.inf
     refusals: int = 0
     workspace_tokens: int = 0
 
@@ -52,6 +54,7 @@ class Limits:
             "conversations",
             "conversation_bytes",
             "conversation_seconds",
+            "live_seconds",
             "refusals",
         ):
             if not getattr(self, name) >= 0:  # NaN too

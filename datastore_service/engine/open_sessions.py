@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from datastore_service.engine.conversations import Conversations
+from datastore_service.engine.conversations import Conversations, Subjects
 from datastore_service.engine.limits import Limits
+from datastore_service.engine.provenance import subjects_of
 from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.share import NoRoomError, Share
 from datastore_service.engine.shared_texts import NO_CHOICE, Choice
@@ -24,16 +25,18 @@ class OpenSession:
     choice: the texts that it searches beside those that all sessions search.
     counted: tokens that the table counts for it.
     lock: guards all of this but `counted`, which the table's lock guards.
+    earlier: whose text the conversation had before the session.
     ended: the session is closed, and its index may belong to another session."""
 
-    __slots__ = ("choice", "counted", "ended", "index", "lock", "name", "opening")
+    __slots__ = ("choice", "counted", "earlier", "ended", "index", "lock", "name", "opening")
 
-    def __init__(self, name: str, opening: Opening, index: SessionIndex) -> None:
+    def __init__(self, name: str, opening: Opening, index: SessionIndex, earlier: Subjects) -> None:
         self.name = name
         self.opening = opening
         chooses = opening.priors or opening.workspace
         self.choice = Choice(frozenset(opening.priors), opening.workspace) if chooses else NO_CHOICE
         self.index = index
+        self.earlier = earlier
         self.counted = len(index)
         self.ended = False
         self.lock = threading.Lock()
@@ -73,6 +76,7 @@ class OpenSessions:
         self._limits, self._share = limits, share
         self._lock = threading.Lock()
         self._open: dict[str, OpenSession] = {}
+        self._closing: set[OpenSession] = set()  # in steps that go on: their outputs are being published
         self._tokens = 0  # of open sessions
         self._conversations = Conversations(
             limits.conversations, limits.conversation_bytes, limits.conversation_seconds
@@ -96,11 +100,13 @@ class OpenSessions:
                 return sessions, refusals
             self.release(sessions)
 
-    @staticmethod
-    def release(sessions: Sequence[OpenSession | None]) -> None:
+    def release(self, sessions: Sequence[OpenSession | None]) -> None:
         """Unlocks the sessions of `acquire`."""
         for session in sessions:
             if session is not None:
+                if session.ended:
+                    with self._lock:
+                        self._closing.discard(session)
                 session.lock.release()
 
     def admit(
@@ -133,9 +139,11 @@ class OpenSessions:
                 return False
             self._remove(session)
             session.ended = True
+            self._closing.add(session)
             session.index.forget_drafting()
             if session.opening.conversation and len(session.index):
-                self._conversations.keep(session.opening.conversation, session.index)
+                subjects = session.earlier | subjects_of(session.opening)
+                self._conversations.keep(session.opening.conversation, session.index, subjects)
         return True
 
     def flush(self, name: str) -> None:
@@ -151,6 +159,21 @@ class OpenSessions:
             self._open.clear()
             self._conversations.clear()
             self._tokens = 0
+
+    def forget(self, subjects: Subjects) -> None:
+        """Forgets what conversations have of the subjects. Their open sessions go on and leave nothing when they end; one that has only
+        begun with their text is unknown afterwards. On return no step publishes what such a session has written."""
+        with self._lock:
+            self._conversations.forget(subjects)
+            for session in list(self._open.values()):
+                if subjects_of(session.opening) & subjects:
+                    session.opening = replace(session.opening, publish=False, conversation="", workspace="")
+                elif session.earlier & subjects:
+                    self._remove(session)
+            under_way = [*self._open.values(), *self._closing]
+        for session in under_way:
+            with session.lock:  # its step has seen the opening as it was
+                pass
 
     def forget_refused(self) -> None:
         """Forgets what the target refused."""
@@ -216,19 +239,19 @@ class OpenSessions:
         if len(self._open) >= self._limits.sessions:
             raise NoRoomError(f"sessions: {len(self._open)} are open in the namespace, its limit")
         self._share.open_session()
-        session = OpenSession(entry.session, opening, self._new_index(entry, opening))
+        session = OpenSession(entry.session, opening, *self._begun_with(entry, opening))
         self._open[entry.session] = session
         self._tokens += session.counted
         return session
 
-    def _new_index(self, entry: Entry, opening: Opening) -> SessionIndex:
-        """The index of the session's conversation, or an empty one."""
-        index = self._conversations.take(opening.conversation) if opening.conversation else None
-        if index is None or len(index) + len(entry.tokens) >= self._limits.session_tokens:
-            return SessionIndex()
-        if not _begins_with(entry, index.text()):
-            index.begin_document()
-        return index
+    def _begun_with(self, entry: Entry, opening: Opening) -> tuple[SessionIndex, Subjects]:
+        """The index of the session's conversation and whose text it has, or an empty one."""
+        kept = self._conversations.take(opening.conversation) if opening.conversation else None
+        if kept is None or len(kept[0]) + len(entry.tokens) >= self._limits.session_tokens:
+            return SessionIndex(), frozenset()
+        if not _begins_with(entry, kept[0].text()):
+            kept[0].begin_document()
+        return kept
 
     def _make_room(self, session: OpenSession, extra: int) -> bool:
         """Counts `extra` tokens of a session and drops conversations for them; False if there is no room. Called under the

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numba import njit
@@ -23,6 +23,7 @@ from numba import njit
 from datastore_service.engine.kernel import kernel
 from datastore_service.engine.memory import address_of, load_token, view_i32
 from datastore_service.engine.packing import bits_for, pack, packed_size, unpack
+from datastore_service.engine.provenance import NO_PROVENANCE
 from datastore_service.engine.suffix_sorting import sort_suffixes
 from datastore_service.protocol.types import MAX_VOCAB
 
@@ -59,6 +60,7 @@ class Segment:
     separator: the value after each document. If the vocabulary uses all values of the token width (65,536 ids in two
     bytes), it is the segment's rarest id, which then is stored but never matched or proposed.
     origin: None for a segment in memory alone.
+    provenance: of each document (see `provenance`); empty for a segment of a prior.
     """
 
     tokens: np.ndarray
@@ -68,6 +70,7 @@ class Segment:
     vocab_size: int
     separator: int
     origin: Origin | None = None
+    provenance: np.ndarray = field(default_factory=lambda: NO_PROVENANCE)
 
     def __len__(self) -> int:
         """Tokens of all documents."""
@@ -96,6 +99,10 @@ class Segment:
     def document(self, index: int) -> np.ndarray:
         """The tokens of one document, a view."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1] - 1]
+
+    def chosen(self, which: np.ndarray) -> Iterator[np.ndarray]:
+        """Some of the documents, as views. which: bool [documents]."""
+        return map(self.document, np.flatnonzero(which).tolist())
 
     def descriptor(self) -> np.ndarray:
         """int64 [8] for kernels: token address, width, separator, suffix address and bits, rows, key address and bits. Valid
@@ -196,6 +203,12 @@ def assemble_segment(
     for array in (tokens, suffixes, offsets, keys):
         array.flags.writeable = False
     return Segment(tokens, suffixes, offsets, keys, vocab_size, separator)
+
+
+def part_of(segment: Segment, which: np.ndarray) -> Segment:
+    """A segment of some of the documents, with their provenance. which: bool [documents]."""
+    built = build_segment(segment.chosen(which), segment.vocab_size)
+    return replace(built, provenance=segment.provenance[which])
 
 
 def suffix_bits(size: int) -> int:

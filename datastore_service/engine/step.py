@@ -14,14 +14,14 @@ from datastore_service.engine.open_sessions import OpenSession, OpenSessions
 from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.share import NoRoomError
 from datastore_service.engine.shared_texts import NO_CHOICE, SharedTexts, Texts
-from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Query, Reply, Status
+from datastore_service.protocol.types import EMPTY_TOKENS, Entry, Opening, Query, Reply, Status
 
 
 class StepRunner:
     """Runs steps over the sessions and texts of one namespace, in any thread.
 
     weights: of `FusionWeights.packed`. refusals: refused tokens kept of a session. publish: adds a closed session's
-    output, int32, to the live tier; False if that cannot be stored; raises NoRoomError."""
+    output, int32, with its opening to the live tier; False if that cannot be stored; raises NoRoomError."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class StepRunner:
         calls: KernelCallPool,
         weights: np.ndarray,
         refusals: int,
-        publish: Callable[[np.ndarray], bool],
+        publish: Callable[[np.ndarray, Opening], bool],
     ) -> None:
         self._sessions, self._texts, self._calls = sessions, texts, calls
         self._weights, self._refusals, self._publish = weights, refusals, publish
@@ -140,7 +140,7 @@ class StepRunner:
         if len(shared):
             self._texts.workspaces.add(session.opening.workspace, shared)
         try:
-            return None if self._publish(output) else (Status.OVER_BUDGET, "")
+            return None if self._publish(output, session.opening) else (Status.OVER_BUDGET, "")
         except NoRoomError as error:
             return Status.OVER_BUDGET, str(error)
 

@@ -5,13 +5,14 @@ in each request, so a text is compared block by block with what was added before
 blocks is added. A text without a new block adds nothing.
 
 A workspace is some `FreshText`s. All workspaces of an engine together have at most TEXTS of them, each of a TEXTS-th of the
-budget; for one more the oldest leaves, whosever it is.
+budget; for one more the oldest leaves, whosever it is. What it has of whom is not noted, so all of them are emptied to forget anybody.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -19,7 +20,9 @@ from itertools import takewhile
 import numpy as np
 
 from datastore_service.engine.live.view import FreshText
+from datastore_service.engine.provenance import provenance_of
 from datastore_service.engine.session import LONGEST_GRAM
+from datastore_service.protocol.types import Opening
 
 TEXTS = 32
 BLOCK = 64  # tokens
@@ -82,6 +85,12 @@ class Workspaces:
         with self._lock:
             self._keep([part for part in self._parts if part.workspace != name])
 
+    def expire(self, before: float) -> None:
+        """Forgets the texts that began before a time, in seconds since 1970, with all that they have."""
+        if any(part.text.oldest < before for part in self._parts):
+            with self._lock:
+                self._keep([part for part in self._parts if part.text.oldest >= before])
+
     def clear(self) -> None:
         with self._lock:
             self._keep([])
@@ -94,7 +103,7 @@ class Workspaces:
             end = len(text) if last == len(digests) else last * BLOCK
             piece = text[max(0, first * BLOCK - LONGEST_GRAM) : end]
             part = self._part_for(name, len(piece) + 1)
-            part.text.add(piece)
+            part.text.add(piece, provenance_of(Opening(), time.time()))
             part.blocks.update(digests[first:last])
 
     def _part_for(self, name: str, size: int) -> _Part:

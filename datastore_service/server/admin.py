@@ -20,6 +20,7 @@ from datastore_service.server.admin_replies import namespace_stats, quota_list, 
 from datastore_service.server.calls import CALL
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import Drafting
+from datastore_service.server.forgetting import forget
 from datastore_service.server.identities import Right
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
@@ -103,6 +104,10 @@ class Admin(AdminServicer):
         else:
             raise invalid("target: one of tier, session, workspace or all (true) is required")
         return pb.FlushReply()
+
+    @_admin_call
+    def Forget(self, request: pb.ForgetRequest) -> pb.ForgetReply:  # noqa: N802
+        return forget(request, self._namespaces, self._limits)
 
     @_admin_call
     def Stats(self, request: pb.StatsRequest) -> pb.StatsReply:  # noqa: N802

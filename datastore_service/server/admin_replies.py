@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datastore_service.server import wire
 from datastore_service.server.namespaces import HostedNamespace
 from datastore_service.server.tenant_use import TenantUse
-from datastore_service.storage.folder_store import SnapshotInfo
+from datastore_service.storage.snapshots import SnapshotInfo
 from proto_gen.specstore.v1 import admin_pb2 as pb
 
 

@@ -22,6 +22,7 @@ _OF_ADMIN = {
     Right.READ: ("Stats", "ListNamespaces", "ListSessions", "ListSnapshots", "ListQuotas"),
     Right.ADMINISTER: ("WarmupFile", "Flush", "Compact", "DropNamespace", "Snapshot", "Restore"),
     Right.QUOTA: ("SetQuota",),
+    Right.FORGET: ("Forget",),
 }
 # By the call's full name. One that is not here is answered UNIMPLEMENTED, such as health's List, which gRPC's servicer lacks.
 NEEDS: dict[str, Right | Need] = {
@@ -36,6 +37,7 @@ _MAY_NOT = {
     Right.READ: "read the statistics of",
     Right.ADMINISTER: "administer",
     Right.QUOTA: "set the quota of",
+    Right.FORGET: "forget subjects of",
 }
 
 

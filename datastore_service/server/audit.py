@@ -103,12 +103,14 @@ class _AuditFile(WatchedFileHandler):
 
 
 def _scalars(message: Any) -> Mapping[str, object]:
-    """The fields of a message that are one value, as protobuf's JSON has them."""
-    return {
-        field.name: _value(field, value)
-        for field, value in message.ListFields()
-        if isinstance(value, str | int | float)
-    }
+    """The fields of a message that are one value, or names, as protobuf's JSON has them."""
+    fields: dict[str, object] = {}
+    for field, value in message.ListFields():
+        if isinstance(value, str | int | float):
+            fields[field.name] = _value(field, value)
+        elif field.type == field.TYPE_STRING:
+            fields[field.name] = [_bounded(name) for name in value]
+    return fields
 
 
 def _value(field: Any, value: Any) -> object:

@@ -27,6 +27,7 @@ class Right(Enum):
     READ = "read"  # sizes, counters and names, no text
     ADMINISTER = "administer"
     QUOTA = "quota"  # say how much it may take: who administers a tenant must not lift its bounds
+    FORGET = "forget"  # have the text of a subject removed
 
 
 class Need(Enum):

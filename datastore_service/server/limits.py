@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from datastore_service.engine.checking import MAX_QUERIES, MAX_QUERY_TOKENS
@@ -17,6 +18,7 @@ class ServiceLimits:
     """The engine has limits of its own, on sessions and tokens; an entry that exceeds one gets a status that says so.
 
     grace: seconds after which the sessions of a broken stream are closed, unless another stream holds them.
+    snapshot_seconds: that a snapshot is kept at most.
     """
 
     message_bytes: int = 64 << 20
@@ -32,7 +34,9 @@ class ServiceLimits:
     namespaces: int = 256
     quotas: int = 4096  # tenants that have one
     streams: int = 64
+    subjects: int = 1024  # a Forget message
     grace: float = 60.0
+    snapshot_seconds: float = math.inf
 
     def most_bytes(self, of_namespace: Limits) -> int:
         """The memory that the service may take with these limits of each namespace, without the page cache."""

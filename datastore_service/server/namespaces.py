@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -121,6 +122,14 @@ class Namespaces:
             )
         return hosted
 
+    def of_tenant(self, tenant: str) -> list[HostedNamespace]:
+        """A tenant's namespaces. One that was dropped and has snapshots is opened. Raises RefusalError if there is none."""
+        names = {each.namespace for each in self} | (self.data.snapshot_namespaces() if self.data else set())
+        chosen = [name for name in names if name.tenant == tenant]
+        if not chosen:
+            raise not_found(f"namespace: tenant {tenant!r} has none")
+        return [self.open(name) for name in chosen]
+
     def drop(self, hosted: HostedNamespace) -> None:
         """Forgets a namespace and its stored text. Raises RefusalError if it has open sessions, OSError if the disk refuses:
         then it takes no more text, and can be dropped again."""
@@ -135,6 +144,13 @@ class Namespaces:
                     self.data.remove(hosted.namespace)
                 del self._hosted[hosted.namespace]
         hosted.release()
+
+    def expire(self, snapshot_seconds: float) -> None:
+        """Has texts leave that have their greatest age. snapshot_seconds: that of a snapshot. Raises OSError."""
+        for hosted in self:
+            hosted.engine.expire()
+        if self.data and snapshot_seconds < math.inf:
+            self.data.remove_old_snapshots(time.time() - snapshot_seconds)
 
     def close_expired(self) -> int:
         return sum(hosted.close_expired(time.monotonic()) for hosted in self)

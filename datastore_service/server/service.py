@@ -159,9 +159,16 @@ class Service:
                 files.refresh()
             self.history.tick()
             self.namespaces.check_lengths()
+            self._expire()
             closed = self.namespaces.close_expired()
             if closed:
                 log.info("closed sessions nobody came back for", extra={"sessions": closed})
+
+    def _expire(self) -> None:
+        try:
+            self.namespaces.expire(self._limits.snapshot_seconds)
+        except OSError:  # the other chores go on; it is due again in a second
+            log.exception("an old snapshot cannot be removed")
 
     def _keep_synced(self) -> None:
         while not self._stopping.wait(SYNC_SECONDS):

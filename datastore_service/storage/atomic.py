@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder and all in it. One that is gone already is no error."""
+    if path.exists():
+        shutil.rmtree(path)
 
 
 def sync_directory(directory: Path) -> None:

@@ -15,18 +15,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from datastore_service.protocol.types import Namespace
-from datastore_service.storage.atomic import TEMPORARY, sync_directory
+from datastore_service.storage.atomic import TEMPORARY, remove_tree, sync_directory
 from datastore_service.storage.directory_lock import DirectoryLock
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.folder_store import (
-    FolderStore,
+from datastore_service.storage.folder_store import FolderStore, create_folder
+from datastore_service.storage.live_manifest import MANIFEST, LiveManifest, read_live_manifest
+from datastore_service.storage.quota_file import QUOTAS, Quota, read_quotas, write_quotas
+from datastore_service.storage.snapshots import (
     SnapshotInfo,
-    create_folder,
     list_snapshots,
+    remove_old_snapshots,
+    snapshot_folders,
     snapshot_path,
 )
-from datastore_service.storage.live_manifest import MANIFEST, LiveManifest
-from datastore_service.storage.quota_file import QUOTAS, Quota, read_quotas, write_quotas
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +74,11 @@ class DataDirectory:
         """Removes the folder of a namespace whose store is closed. Its snapshots stay. A folder that is gone already is no error."""
         folder = self._live / folder_name(namespace)
         gone = folder.with_name(folder.name + TEMPORARY)
-        _remove_tree(gone)
+        remove_tree(gone)
         if folder.exists():
             folder.rename(gone)
         sync_directory(self._live)
-        _remove_tree(gone)
+        remove_tree(gone)
 
     def snapshots(self, namespace: Namespace) -> list[SnapshotInfo]:
         """The namespace's snapshots, oldest first, even if it was dropped."""
@@ -90,6 +91,22 @@ class DataDirectory:
     def keep_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Replaces all quotas, durably. Raises OSError."""
         write_quotas(self._quotas, quotas)
+
+    def snapshot_namespaces(self) -> set[Namespace]:
+        """The namespaces that have snapshots, dropped ones too. Whose a snapshot is that cannot be read, nobody knows."""
+        found = set()
+        for path in (path for folder in self._snapshots.iterdir() for path in snapshot_folders(folder)):
+            try:
+                found.add(read_live_manifest(path).namespace)
+            except StorageError as error:
+                log.error("damaged snapshot: %s", error)
+        return found
+
+    def remove_old_snapshots(self, before: float) -> None:
+        """Removes the snapshots of all namespaces that were made before a time, in seconds since 1970."""
+        for folder in filter(Path.is_dir, self._snapshots.iterdir()):
+            for name in remove_old_snapshots(folder, before):
+                log.info("snapshot removed: it has its greatest age", extra={"snapshot": name})
 
     def close(self) -> None:
         """Releases the lock."""
@@ -135,8 +152,3 @@ def folder_name(namespace: Namespace) -> str:
 def _was_never_used(folder: Path) -> bool:
     """Whether the creation of the folder was interrupted: it has no manifest, so nothing was ever stored in it."""
     return all(path.suffix == TEMPORARY for path in folder.iterdir())
-
-
-def _remove_tree(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)

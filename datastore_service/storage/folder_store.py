@@ -11,45 +11,41 @@ import errno
 import itertools
 import logging
 import os
-import re
-import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from datastore_service.engine.live.store import LogStats, Recovered
+from datastore_service.engine.live.store import Document, Found, LogStats, Recovered
+from datastore_service.engine.provenance import Selection, Subject
 from datastore_service.engine.segment import Segment
-from datastore_service.storage.atomic import TEMPORARY, sync_directory
+from datastore_service.storage.atomic import TEMPORARY, remove_tree, sync_directory
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import (
+    FORMAT,
     MANIFEST,
     LiveManifest,
     read_live_manifest,
+    segment_number,
     write_live_manifest,
 )
+from datastore_service.storage.live_segment import SUFFIX as PROVENANCE_SUFFIX
+from datastore_service.storage.live_segment import (
+    link_live_segment,
+    open_live_segment,
+    provenance_path,
+    remove_live_segment,
+    write_live_segment,
+    write_provenance,
+)
 from datastore_service.storage.log import LOG_NAME, LogWriter, log_name, read_log
-from datastore_service.storage.segment_file import SUFFIX, SegmentFile, open_verified, write_segment
+from datastore_service.storage.search import search
+from datastore_service.storage.segment_file import SUFFIX
+from datastore_service.storage.snapshots import snapshot_folders, snapshot_path, thin_snapshot
 
 log = logging.getLogger(__name__)
-
-_SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotInfo:
-    """A snapshot of a namespace. The sizes of a damaged one are 0.
-
-    nbytes: bytes of its files.
-    created: seconds since 1970.
-    damage: why it cannot be restored, "" if nothing is known against it."""
-
-    name: str
-    tokens: int
-    nbytes: int
-    created: float
-    damage: str = ""
 
 
 class FolderStore:
@@ -71,23 +67,22 @@ class FolderStore:
     def recover(self) -> Recovered:
         """Reads everything before it removes anything. Raises StorageError naming the file that cannot be used."""
         sync_directory(self._folder)  # a killed process may have renamed files and not synced the directory
-        segments = tuple(
-            self._register(self._open_verified(self._folder / name)) for name in self.manifest.segments
-        )
+        segments = tuple(self._open_verified(name) for name in self.manifest.segments)
+        self.manifest = replace(self.manifest, format=FORMAT)
         logs = self._read_logs()
         self._in_manifest = set(self.manifest.segments)
-        stems = [int(name.removesuffix(SUFFIX)) for name in self.manifest.segments]
-        self._numbers = itertools.count(max(stems, default=0) + 1)
+        self._numbers = itertools.count(max(map(segment_number, self.manifest.segments), default=0) + 1)
         self._old_logs = {number: self._log_path(number).stat().st_size for number in logs}
         self._remove_leftovers(set(logs))
         documents = tuple((number, logs[number]) for number in sorted(logs))
-        return Recovered(segments, documents, max(logs, default=self.manifest.first_log - 1) + 1)
+        next_log = max(logs, default=self.manifest.first_log - 1) + 1
+        return Recovered(segments, documents, next_log, self.manifest.forgetting)
 
-    def append(self, number: int, tokens: np.ndarray) -> None:
+    def append(self, number: int, tokens: np.ndarray, provenance: np.ndarray) -> None:
         if number not in self._logs:
             path, manifest = self._log_path(number), self.manifest
             self._logs[number] = LogWriter(path, manifest.tokenizer, manifest.vocab_size)
-        self._logs[number].append(tokens)
+        self._logs[number].append(tokens, provenance)
 
     def sync(self) -> None:
         failure = None
@@ -101,18 +96,19 @@ class FolderStore:
 
     def keep(self, segment: Segment) -> Segment:
         name = self._new_name()
-        write_segment(self._folder / name, segment, self.manifest.tokenizer)
-        return self._register(SegmentFile(self._folder / name, self.manifest.tokenizer))
+        return self._register(name, write_live_segment(self._folder / name, segment, self.manifest.tokenizer))
 
     def discard(self, segment: Segment) -> None:
         name = self._file_names.get(segment)
         if name and name not in self._in_manifest:  # otherwise a save has removed it, or the next one will
             del self._file_names[segment]
-            (self._folder / name).unlink(missing_ok=True)
+            remove_live_segment(self._folder / name)
 
-    def save(self, segments: tuple[Segment, ...], first_log: int) -> None:
+    def save(
+        self, segments: tuple[Segment, ...], first_log: int, forgetting: frozenset[Subject] = frozenset()
+    ) -> None:
         names = self._names(segments)
-        manifest = replace(self.manifest, segments=names, first_log=first_log)
+        manifest = replace(self.manifest, segments=names, first_log=first_log, forgetting=forgetting)
         self._in_manifest.update(names)
         write_live_manifest(self._folder, manifest)
         self.manifest = manifest
@@ -126,16 +122,17 @@ class FolderStore:
         self._snapshots.mkdir(exist_ok=True)
         sync_directory(self._snapshots.parent)
         temporary = self._snapshots / (name + TEMPORARY)
-        _remove_tree(temporary)
+        remove_tree(temporary)
         temporary.mkdir()
         try:
             names = self._names(segments)
             for segment_name in names:
-                os.link(self._folder / segment_name, temporary / segment_name)
-            write_live_manifest(temporary, replace(self.manifest, segments=names, first_log=1))
+                link_live_segment(self._folder / segment_name, temporary / segment_name, self.manifest)
+            kept = replace(self.manifest, segments=names, first_log=1, forgetting=frozenset())
+            write_live_manifest(temporary, replace(kept, created=time.time()))
             temporary.rename(target)
         except BaseException:
-            _remove_tree(temporary)
+            remove_tree(temporary)
             raise
         sync_directory(self._snapshots)
 
@@ -147,8 +144,18 @@ class FolderStore:
         manifest = read_live_manifest(source)
         if manifest.namespace != self.manifest.namespace:
             raise StorageError(source / MANIFEST, "namespace", f"of {manifest.namespace}, not this one's")
-        files = [self._open_verified(source / segment) for segment in manifest.segments]
-        return self._link_files([file.path for file in files])
+        for segment in manifest.segments:
+            open_live_segment(source / segment, manifest)
+        return self._link_files(source, manifest)
+
+    def thin_snapshots(self, leaving: Selection) -> list[np.ndarray]:
+        removed = []
+        for snapshot in snapshot_folders(self._snapshots):
+            removed += thin_snapshot(snapshot, leaving)
+        return removed
+
+    def search(self, wanted: Selection, texts: Sequence[np.ndarray]) -> Found:
+        return search((self._folder, self._snapshots), self.manifest, wanted, texts)
 
     def stats(self) -> LogStats:
         writers = list(self._logs.values())
@@ -168,19 +175,23 @@ class FolderStore:
     def _names(self, segments: Iterable[Segment]) -> tuple[str, ...]:
         return tuple(self._file_names[segment] for segment in segments)
 
-    def _open_verified(self, path: Path) -> SegmentFile:
-        return open_verified(path, self.manifest.tokenizer, self.manifest.vocab_size)
+    def _open_verified(self, name: str) -> Segment:
+        """A segment that an earlier process left. One of an earlier format gets the file that it lacks."""
+        segment = open_live_segment(self._folder / name, self.manifest)
+        if self.manifest.format != FORMAT:
+            write_provenance(self._folder / name, segment.provenance)
+        return self._register(name, segment)
 
-    def _register(self, file: SegmentFile) -> Segment:
-        """Notes the name of a segment file in the folder; returns its segment."""
-        self._file_names[file.segment] = file.path.name
-        return file.segment
+    def _register(self, name: str, segment: Segment) -> Segment:
+        """Notes the name of a segment's file in the folder; returns the segment."""
+        self._file_names[segment] = name
+        return segment
 
     def _log_numbers(self) -> list[int]:
         names = [LOG_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
         return [int(name[1]) for name in names if name]
 
-    def _read_logs(self) -> dict[int, list[np.ndarray]]:
+    def _read_logs(self) -> dict[int, list[Document]]:
         """The documents of each valid log that has some, by number. They are synced: they may not have been yet."""
         logs = {}
         for number in self._log_numbers():
@@ -197,22 +208,27 @@ class FolderStore:
 
     def _remove_leftovers(self, logs: set[int]) -> None:
         """Removes files that are not valid, and temporary files of interrupted writers."""
-        valid = self._in_manifest | {log_name(number) for number in logs}
+        segments = [self._folder / name for name in self._in_manifest]
+        valid = self._in_manifest | {provenance_path(path).name for path in segments}
+        valid |= {log_name(number) for number in logs}
         for path in self._folder.iterdir():
-            ours = path.suffix in (TEMPORARY, SUFFIX) or LOG_NAME.fullmatch(path.name)
+            ours = path.suffix in (TEMPORARY, SUFFIX, PROVENANCE_SUFFIX) or LOG_NAME.fullmatch(path.name)
             if ours and path.name not in valid:
                 path.unlink()
         for path in self._snapshots.glob("*" + TEMPORARY):
-            _remove_tree(path)
+            remove_tree(path)
 
-    def _link_files(self, paths: list[Path]) -> tuple[Segment, ...]:
-        """Links segment files into the folder and maps them there."""
+    def _link_files(self, source: Path, manifest: LiveManifest) -> tuple[Segment, ...]:
+        """Links a snapshot's segments into the folder and maps them there."""
         segments: list[Segment] = []
         try:
-            for path in paths:
+            for stored in manifest.segments:
                 name = self._new_name()
-                os.link(path, self._folder / name)
-                segments.append(self._register(SegmentFile(self._folder / name, self.manifest.tokenizer)))
+                link_live_segment(source / stored, self._folder / name, manifest)
+                opened = open_live_segment(
+                    self._folder / name, replace(manifest, format=FORMAT), verify=False
+                )
+                segments.append(self._register(name, opened))
             sync_directory(self._folder)
         except BaseException:
             for segment in segments:
@@ -222,7 +238,7 @@ class FolderStore:
 
     def _remove_segments(self, names: set[str]) -> None:
         for name in names:
-            (self._folder / name).unlink(missing_ok=True)
+            remove_live_segment(self._folder / name)
             self._in_manifest.discard(name)
         for segment, name in list(self._file_names.items()):
             if name in names:
@@ -243,53 +259,9 @@ def create_folder(folder: Path, manifest: LiveManifest) -> None:
     sync_directory(folder.parent)
 
 
-def snapshot_path(folder: Path, name: str) -> Path:
-    """The folder of a snapshot. Raises ValueError for a name that could lead to another place on the disk."""
-    if not _SNAPSHOT_NAME.fullmatch(name) or name.endswith(TEMPORARY):
-        raise ValueError(
-            f"name: {name[:64]!r} is not 1 to 100 letters, digits, dots, dashes and underscores that begin with a letter "
-            f"or digit and do not end in {TEMPORARY}"
-        )
-    return folder / name
-
-
-def list_snapshots(folder: Path) -> list[SnapshotInfo]:
-    """The snapshots of one namespace, oldest first."""
-    if not folder.is_dir():
-        return []
-    found = [_snapshot_info(path) for path in folder.iterdir() if path.is_dir() and path.suffix != TEMPORARY]
-    return sorted(found, key=lambda snapshot: snapshot.created)
-
-
-def _snapshot_info(folder: Path) -> SnapshotInfo:
-    try:
-        return _intact_info(folder)
-    except StorageError as error:
-        log.warning("damaged snapshot: %s", error)
-        damage = f"{error.path.name}: {error.field}: {error.reason}"
-        return SnapshotInfo(folder.name, 0, 0, folder.stat().st_mtime, damage)
-
-
-def _intact_info(folder: Path) -> SnapshotInfo:
-    manifest = read_live_manifest(folder)
-    files = [SegmentFile(folder / name, manifest.tokenizer) for name in manifest.segments]
-    paths = [folder / MANIFEST, *(file.path for file in files)]
-    return SnapshotInfo(
-        folder.name,
-        sum(len(file.segment) for file in files),
-        sum(path.stat().st_size for path in paths),
-        paths[0].stat().st_mtime,
-    )
-
-
 def _sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove_tree(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)

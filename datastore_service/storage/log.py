@@ -1,4 +1,4 @@
-"""Write-ahead logs of the live tier, format version 1; docs/storage-format.md describes every byte."""
+"""Write-ahead logs of the live tier, format version 2; docs/storage-format.md describes every byte."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
+from datastore_service.engine.live.store import Document
+from datastore_service.engine.provenance import PROVENANCE, provenance_of
 from datastore_service.engine.segment import token_dtype
+from datastore_service.protocol.types import Opening
 from datastore_service.storage.atomic import sync_directory
 from datastore_service.storage.errors import StorageError
 
 MAGIC = b"SPECLOG\x00"
-VERSION = 1
+VERSION = 2
+_UNNAMED_VERSION = 1  # its records do not say whose they are
 LOG_NAME = re.compile(r"(\d{8,})\.log")
 _HEADER = struct.Struct("<8sIIQ32s")  # without its own checksum, which follows as u32
 _RECORD = struct.Struct("<III")
@@ -47,10 +51,10 @@ class LogWriter:
         self.size = 0
         self.synced = 0
 
-    def append(self, tokens: np.ndarray) -> None:
+    def append(self, tokens: np.ndarray, provenance: np.ndarray) -> None:
         """Writes one record with one system call, so only a full disk or a power failure can tear it. Raises OSError and
         then has added nothing: the next append, or the reader, cuts off what is left of the record."""
-        record = _record(tokens.astype(self._dtype).tobytes())
+        record = _record(provenance.tobytes() + tokens.astype(self._dtype).tobytes())
         data = record if self.size else self._header + record
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
@@ -89,10 +93,9 @@ class LogWriter:
 class LogContents:
     """What `read_log` finds in a log.
 
-    documents: int32 arrays.
     torn: bytes of an incomplete record at the end, which were dropped."""
 
-    documents: list[np.ndarray]
+    documents: list[Document]
     torn: int
 
 
@@ -102,26 +105,27 @@ def read_log(path: Path, tokenizer: str, vocab_size: int) -> LogContents:
     A killed process or a power failure may leave a torn record at the end: the file ends within it, or its last pages
     are zero. A torn record is dropped. A complete record that does not match its checksum is damaged.
 
-    Raises StorageError naming the offset of a damaged record, and for a log of another tokenizer, vocabulary or
-    version."""
+    Documents of a log of version 1 are nobody's, and as old as the log. Raises StorageError naming the offset of a damaged
+    record, and for a log of another tokenizer, vocabulary or version."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise StorageError(path, "file", error.strerror or str(error)) from error
-    if _is_torn_header(data, _header(tokenizer, vocab_size)):
+    if _is_torn_header(data, tokenizer, vocab_size):
         return LogContents([], len(data))
-    _check_header(path, data, tokenizer, vocab_size)
-    documents: list[np.ndarray] = []
+    named = _check_header(path, data, tokenizer, vocab_size) != _UNNAMED_VERSION
+    documents: list[Document] = []
     offset = HEADER_BYTES
     while (payload := _payload(path, data, offset)) is not None:
-        documents.append(_document(path, offset, payload, vocab_size))
+        provenance, text = _split(path, offset, payload, named)
+        documents.append((_tokens(path, offset, text, vocab_size), provenance))
         offset += _RECORD.size + len(payload)
     return LogContents(documents, len(data) - offset)
 
 
-def _header(tokenizer: str, vocab_size: int) -> bytes:
+def _header(tokenizer: str, vocab_size: int, version: int = VERSION) -> bytes:
     width = _payload_dtype(vocab_size).itemsize
-    header = _HEADER.pack(MAGIC, VERSION, width, vocab_size, bytes.fromhex(tokenizer))
+    header = _HEADER.pack(MAGIC, version, width, vocab_size, bytes.fromhex(tokenizer))
     return (header + struct.pack("<I", zlib.crc32(header))).ljust(HEADER_BYTES, b"\x00")
 
 
@@ -134,22 +138,24 @@ def _record(payload: bytes) -> bytes:
     return _RECORD.pack(len(payload), zlib.crc32(length), zlib.crc32(payload)) + payload
 
 
-def _is_torn_header(data: bytes, expected: bytes) -> bool:
+def _is_torn_header(data: bytes, tokenizer: str, vocab_size: int) -> bool:
     """Whether the first record was never completed: the file has (part of) a header and no more, or only zeros."""
-    return expected.startswith(data) or not any(data)
+    versions = (_UNNAMED_VERSION, VERSION)
+    return not any(data) or any(_header(tokenizer, vocab_size, v).startswith(data) for v in versions)
 
 
-def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> None:
+def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> int:
+    """The version of a log whose header is right."""
     if len(data) < HEADER_BYTES:
         raise StorageError(path, "header", f"{len(data)} bytes that are not the beginning of one")
     magic, version, width, found_vocab, found_tokenizer = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise StorageError(path, "magic", f"{magic!r}, this is not a log")
-    if version != VERSION:
+    if version not in (_UNNAMED_VERSION, VERSION):
         raise StorageError(
             path,
             "version",
-            f"{version}, but there is only version {VERSION} yet: start the specstore that wrote it",
+            f"{version}, this program reads 1 to {VERSION}: start the specstore that wrote it",
         )
     (checksum,) = struct.unpack_from("<I", data, _HEADER.size)
     if checksum != zlib.crc32(data[: _HEADER.size]) or any(data[_HEADER.size + 4 : HEADER_BYTES]):
@@ -160,6 +166,7 @@ def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> N
         raise StorageError(
             path, "vocab_size", f"{found_vocab} in {width} bytes a token, the namespace has {vocab_size}"
         )
+    return version
 
 
 def _payload(path: Path, data: bytes, offset: int) -> bytes | None:
@@ -190,7 +197,16 @@ def _is_unwritten(data: bytes, offset: int) -> bool:
     return last_page > offset and not any(data[last_page:])
 
 
-def _document(path: Path, offset: int, payload: bytes, vocab_size: int) -> np.ndarray:
+def _split(path: Path, offset: int, payload: bytes, named: bool) -> tuple[np.ndarray, bytes]:
+    """A record's PROVENANCE [1], and the bytes of its tokens."""
+    if not named:
+        return provenance_of(Opening(), path.stat().st_mtime), payload
+    if len(payload) <= PROVENANCE.itemsize:
+        raise StorageError(path, f"offset {offset}", f"{len(payload)} bytes, too few for a document")
+    return np.frombuffer(payload, PROVENANCE, count=1), payload[PROVENANCE.itemsize :]
+
+
+def _tokens(path: Path, offset: int, payload: bytes, vocab_size: int) -> np.ndarray:
     dtype = _payload_dtype(vocab_size)
     if len(payload) % dtype.itemsize:
         raise StorageError(

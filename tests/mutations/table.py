@@ -26,7 +26,7 @@ SURVIVORS = (
     ),
     Mutant(
         "w01",  # two tenants, one key of cached prompts
-        "sglang_patches/entry/request_tenants.py",
+        "datastore_service/protocol/names.py",
         'return f"{len(tenant)}:{tenant}:{name}"',
         'return f"{tenant}:{name}"',
         "entry/test_request_tenants.py",
@@ -34,8 +34,8 @@ SURVIVORS = (
     Mutant(
         "w02",  # two tenants, one name of a session
         "sglang_patches/entry/request_conversations.py",
-        "of_tenant(tenant, session).encode",
-        "session.encode",
+        "hashed_name(tenant, session)",
+        'hashed_name("", session)',
         "entry/test_request_conversations.py",
     ),
     Mutant(
@@ -65,6 +65,20 @@ SURVIVORS = (
         "(EMPTY_TOKENS, EMPTY_TOKENS) if withheld",
         "(EMPTY_TOKENS, session.shared()) if withheld",
         "engine/test_workspaces.py",
+    ),
+    Mutant(
+        "forgotten-late",  # a session that has closed publishes after its user was forgotten
+        "datastore_service/engine/open_sessions.py",
+        "[*self._open.values(), *self._closing]",
+        "[*self._open.values()]",
+        "engine/test_forget.py",
+    ),
+    Mutant(
+        "snapshot-stays",  # the old file of a snapshot keeps what was forgotten
+        "datastore_service/storage/snapshots.py",
+        "            path.unlink()\n",
+        "            pass\n",
+        "storage/test_forget.py",
     ),
     Mutant(
         "r04",  # tenants that differ by case

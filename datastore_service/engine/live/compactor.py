@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import math
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 
 from datastore_service.engine.live.durable_view import DurableView
 from datastore_service.engine.live.merge_policy import MergePolicy
-from datastore_service.engine.segment import build_segment, damaged
+from datastore_service.engine.provenance import Selection, belonging_to, published_before
+from datastore_service.engine.segment import Segment, build_segment, damaged, part_of
 
 log = logging.getLogger(__name__)
+
+# Of the age at which a document leaves: those that are nearly as old leave with it, or a segment would be sorted anew for each.
+_NEARLY = 7 / 8
 
 # One thread for all namespaces of the process: a merge uses a core, and there may be few.
 _background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="specstore-merge")
@@ -21,11 +32,19 @@ class Compactor:
     """Replaces texts of a view by segments of the same documents.
 
     lock: held by the one thread that makes segments of other text; it is taken before the view's locks. limit: tokens
-    of the tier, of which a merged segment has at most a quarter.
+    of the tier, of which a merged segment has at most a quarter. max_age, clock: as of `LiveTier`.
     """
 
-    def __init__(self, view: DurableView, vocab_size: int, limit: int) -> None:
+    def __init__(
+        self,
+        view: DurableView,
+        vocab_size: int,
+        limit: int,
+        max_age: float = math.inf,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._view = view
+        self._max_age, self._clock = max_age, clock
         self._vocab_size = vocab_size
         self._limit = limit
         self._policy = MergePolicy(largest=limit // 4)
@@ -48,6 +67,8 @@ class Compactor:
 
     def run_locked(self) -> None:
         """The same for a caller that holds `lock`. What fails is logged and counted; it is due again the next time."""
+        self._attempt(self.forget)
+        self._attempt(self._expire)
         self._attempt(self._seal_and_merge)
         self._attempt(self._evict)
 
@@ -67,7 +88,50 @@ class Compactor:
         found = damaged(self._view.current.segments)
         self._view.change(lambda view: view.take_out(found))
 
-    def _attempt(self, action: Callable[[], None]) -> None:
+    def forget(self) -> list[np.ndarray]:
+        """Takes the text of the subjects that are to be forgotten out of the tier and its snapshots; returns the documents. Called
+        under `lock`. If it raises, they are still to be forgotten."""
+        subjects = self._view.current.forgetting
+        if not subjects:
+            return []
+        leaving = belonging_to(subjects)
+        removed = self.drop(leaving)
+        if origins := [segment.origin for segment in self._view.current.damaged if segment.origin]:
+            name = Path(origins[0].path).name
+            raise OSError(errno.EIO, f"{name}: damaged, so whose text it has is not known", origins[0].path)
+        removed += self._view.store.thin_snapshots(leaving)
+        self._view.change(lambda view: replace(view, forgetting=view.forgetting - subjects))
+        self._view.save()
+        return removed
+
+    def drop(self, leaving: Selection) -> list[np.ndarray]:
+        """Takes documents out of the full fresh texts and the segments; returns them. Called under `lock`. Raises what a merge
+        raises."""
+        self._view.retry_save()
+        self.seal_all()
+        removed: list[np.ndarray] = []
+        for segment in self._view.current.segments:
+            gone = leaving(segment.provenance)
+            if gone.any():
+                removed += segment.chosen(gone)
+                self._thin(segment, ~gone)
+        return removed
+
+    def _expire(self) -> None:
+        now = self._clock()
+        if self._view.current.oldest < now - self._max_age:
+            self.drop(published_before(now - _NEARLY * self._max_age))
+
+    def _thin(self, segment: Segment, kept: np.ndarray) -> None:
+        """Puts a segment with some of the documents in the place of one with all."""
+        if kept.any():
+            stored = self._view.store.keep(part_of(segment, kept))
+            self._view.commit((stored,), lambda view: view.merge((segment,), stored))
+        else:
+            self._view.change(lambda view: view.remove(segment))
+            self._view.save()
+
+    def _attempt(self, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception:  # whatever it is, the text is still in the view, and in the files a restart reads
@@ -84,9 +148,13 @@ class Compactor:
         fresh = self._view.current.fresh
         if len(fresh) < 2:
             return False
-        stored = self._view.store.keep(build_segment(fresh[-1].documents(), self._vocab_size))
+        stored = self._keep(fresh[-1].documents(), fresh[-1].provenance())
         self._view.commit((stored,), lambda view: view.seal(fresh[-1], stored))
         return True
+
+    def _keep(self, documents: Iterable[np.ndarray], provenance: np.ndarray) -> Segment:
+        segment = build_segment(documents, self._vocab_size)
+        return self._view.store.keep(replace(segment, provenance=provenance))
 
     def _merge(self, choose: Callable[[Sequence[int]], slice | None]) -> bool:
         """Merges the run that `choose` returns, or takes its damaged segments out; False if `choose` returns None."""
@@ -99,7 +167,7 @@ class Compactor:
             self._view.change(lambda view: view.take_out(found))
             return True
         documents = [segment.document(i) for segment in run for i in range(segment.documents)]
-        stored = self._view.store.keep(build_segment(documents, self._vocab_size))
+        stored = self._keep(documents, np.concatenate([segment.provenance for segment in run]))
         self._view.commit((stored,), lambda view: view.merge(run, stored))
         return True
 

@@ -72,7 +72,7 @@ class DurableView:
         with self.saving:
             self._save_pending = True
             view = self._view
-            self.store.save((*view.damaged, *view.segments), view.first_log)
+            self.store.save((*view.damaged, *view.segments), view.first_log, view.forgetting)
             self._save_pending = False
 
     def retry_save(self) -> None:

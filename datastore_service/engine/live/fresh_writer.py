@@ -28,20 +28,20 @@ class FreshWriter:
         self._sync_errors = _ErrorLog("logged text cannot be synced, a power failure may take it")
         self.failures = 0  # outputs that could not be logged, and failed syncs
 
-    def append(self, output: np.ndarray) -> bool:
+    def append(self, output: np.ndarray, provenance: np.ndarray) -> bool:
         """Adds an output, int32, which the next query finds. False if it cannot be logged, or if too much waits to be sealed: then it
-        is not added."""
+        is not added. provenance: PROVENANCE [1]."""
         size = len(output) + 1  # with its separator
         with self._view.lock:
             view = self._view.current
             full = not view.fresh or not view.fresh[0].has_room(size)
             if full and not self._keeps_up(view, size):
                 return False
-            if not self._log(view.next_log if full else view.fresh[0].log, output):
+            if not self._log(view.next_log if full else view.fresh[0].log, output, provenance):
                 return False
             if full:
                 self._view.show(view.begin_fresh(max(self._capacity, size)))
-            self._view.current.fresh[0].add(output)
+            self._view.current.fresh[0].add(output, provenance)
         if full:
             self._full()
         return True
@@ -80,9 +80,9 @@ class FreshWriter:
         else:
             self._sync_errors.succeeded()
 
-    def _log(self, number: int, output: np.ndarray) -> bool:
+    def _log(self, number: int, output: np.ndarray, provenance: np.ndarray) -> bool:
         try:
-            self._view.store.append(number, output)
+            self._view.store.append(number, output, provenance)
         except OSError as error:
             self.failures += 1
             self._append_errors.failed(error)

@@ -7,11 +7,13 @@ process is killed in between, the store has too much rather than too little.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from datastore_service.engine.provenance import Selection, Subject
 from datastore_service.engine.segment import Segment
 
 
@@ -26,14 +28,34 @@ class LogStats:
     unsynced: int = 0
 
 
+Document = tuple[np.ndarray, np.ndarray]  # int32, and its PROVENANCE [1]
+
+
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What an earlier process left. segments: oldest first. logs: (number, documents as int32) of each, oldest first.
-    next_log: a number above those of all earlier logs."""
+    """What an earlier process left. segments: oldest first. logs: number and documents of each, oldest first.
+    next_log: a number above those of all earlier logs. forgetting: subjects whose text has yet to leave."""
 
     segments: tuple[Segment, ...] = ()
-    logs: tuple[tuple[int, list[np.ndarray]], ...] = ()
+    logs: tuple[tuple[int, list[Document]], ...] = ()
     next_log: int = 1
+    forgetting: frozenset[Subject] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search of a store's files has found.
+
+    files, nbytes: that were read.
+    documents: of the selected ones, how many are left.
+    texts: how many texts were looked for, byte by byte; short ones are not, which occur anywhere.
+    found: how many of them are in some file."""
+
+    files: int = 0
+    nbytes: int = 0
+    documents: int = 0
+    texts: int = 0
+    found: int = 0
 
 
 class LiveStore(Protocol):
@@ -45,9 +67,9 @@ class LiveStore(Protocol):
         """Called once, before any other method."""
         ...
 
-    def append(self, number: int, tokens: np.ndarray) -> None:
-        """Adds a document, int32, to the log of that number; the first document creates the log. After return it survives
-        the process, but not yet a power failure."""
+    def append(self, number: int, tokens: np.ndarray, provenance: np.ndarray) -> None:
+        """Adds a document, int32, with its PROVENANCE [1] to the log of that number; the first document creates the log.
+        After return it survives the process, but not yet a power failure."""
         ...
 
     def sync(self) -> None:
@@ -63,9 +85,11 @@ class LiveStore(Protocol):
         """Removes a segment of `keep` or `open_snapshot` that will not be saved (again)."""
         ...
 
-    def save(self, segments: tuple[Segment, ...], first_log: int) -> None:
+    def save(
+        self, segments: tuple[Segment, ...], first_log: int, forgetting: frozenset[Subject] = frozenset()
+    ) -> None:
         """Makes a restart find these segments and the logs from `first_log` on, and removes all others. It survives a power
-        failure. segments: each from `keep`; damaged ones first, then oldest first."""
+        failure. segments: each from `keep`; damaged ones first, then oldest first. forgetting: as of `LiveView`."""
         ...
 
     def snapshot(self, name: str, segments: tuple[Segment, ...]) -> None:
@@ -74,6 +98,14 @@ class LiveStore(Protocol):
 
     def open_snapshot(self, name: str) -> tuple[Segment, ...]:
         """The segments of a snapshot, verified, as `keep` returns them. Raises FileNotFoundError if there is none."""
+        ...
+
+    def thin_snapshots(self, leaving: Selection) -> list[np.ndarray]:
+        """Takes documents out of all snapshots; returns them. It survives a power failure."""
+        ...
+
+    def search(self, wanted: Selection, texts: Sequence[np.ndarray]) -> Found:
+        """Reads all files, whether they count or not, snapshots too. texts: int32 each."""
         ...
 
     def stats(self) -> LogStats: ...
@@ -89,7 +121,7 @@ class NoStore:
     def recover(self) -> Recovered:
         return Recovered()
 
-    def append(self, number: int, tokens: np.ndarray) -> None:
+    def append(self, number: int, tokens: np.ndarray, provenance: np.ndarray) -> None:
         pass
 
     def sync(self) -> None:
@@ -101,7 +133,9 @@ class NoStore:
     def discard(self, segment: Segment) -> None:
         pass
 
-    def save(self, segments: tuple[Segment, ...], first_log: int) -> None:
+    def save(
+        self, segments: tuple[Segment, ...], first_log: int, forgetting: frozenset[Subject] = frozenset()
+    ) -> None:
         pass
 
     def snapshot(self, name: str, segments: tuple[Segment, ...]) -> None:
@@ -109,6 +143,12 @@ class NoStore:
 
     def open_snapshot(self, name: str) -> tuple[Segment, ...]:
         raise ValueError("snapshot: the live tier is kept in memory alone")
+
+    def thin_snapshots(self, leaving: Selection) -> list[np.ndarray]:
+        return []
+
+    def search(self, wanted: Selection, texts: Sequence[np.ndarray]) -> Found:
+        return Found()
 
     def stats(self) -> LogStats:
         return LogStats()

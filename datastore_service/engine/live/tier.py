@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,17 +13,22 @@ from datastore_service.engine.live.compactor import Compactor
 from datastore_service.engine.live.durable_view import DurableView
 from datastore_service.engine.live.fresh_writer import FreshWriter
 from datastore_service.engine.live.merge_policy import fresh_capacity
-from datastore_service.engine.live.store import LiveStore, LogStats, NoStore
+from datastore_service.engine.live.store import Found, LiveStore, LogStats, NoStore
 from datastore_service.engine.live.view import FreshText, LiveView
+from datastore_service.engine.provenance import Subject, belonging_to, provenance_of
 from datastore_service.engine.segment import Segment
 from datastore_service.engine.share import Share, Unshared
+from datastore_service.protocol.types import Opening
+
+UNNAMED = Opening()  # of text that nobody is known to have written
 
 
 class LiveTier:
     """Text of one namespace. Every method may be called from any thread; `publish`, `clear` and `sync` wait for no merge.
 
     limit: tokens. changed: called with each new view, under a lock that queries do not take. store: None keeps the text
-    in memory alone. share: asked for room for outputs; None has room for all. Raises what the store's `recover` raises.
+    in memory alone. share: asked for room for outputs; None has room for all. max_age: seconds that a document stays at most.
+    clock: seconds since 1970. Raises what the store's `recover` raises.
     """
 
     def __init__(
@@ -30,13 +38,16 @@ class LiveTier:
         changed: Callable[[LiveView], None],
         store: LiveStore | None = None,
         share: Share | None = None,
+        max_age: float = math.inf,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._limit, self._share = limit, share or Unshared()
+        self._max_age, self._clock = max_age, clock
         store = store or NoStore()
         self._view = DurableView(_recovered_view(store, limit), store, changed)
-        self._compactor = Compactor(self._view, vocab_size, limit)
+        self._compactor = Compactor(self._view, vocab_size, limit, max_age, clock)
         self._writer = FreshWriter(self._view, limit, full=self._compactor.schedule)
-        if self.view.fresh or self.view.segments:
+        if self.view.fresh or self.view.segments or self.view.forgetting:
             self._compactor.schedule()
 
     @property
@@ -57,17 +68,18 @@ class LiveTier:
     def log_stats(self) -> LogStats:
         return self._view.store.stats()
 
-    def publish(self, output: np.ndarray) -> bool:
+    def publish(self, output: np.ndarray, opening: Opening = UNNAMED) -> bool:
         """Adds the output of a closed session, int32; the next query finds it. False if it cannot be logged: then it is
-        not added. Raises NoRoomError if the share has no room for it."""
+        not added. opening: the session's. Raises NoRoomError if the share has no room for it."""
         if len(output) == 0 or self._limit == 0:
             return True
         with self._share.adding(len(output) + 1, outputs=1):  # with its separator
-            return self._writer.append(output)
+            return self._writer.append(output, provenance_of(opening, self._clock()))
 
     def warmup(self, segment: Segment) -> None:
         """Adds a segment; merges and evicts before it returns. Raises OSError if it cannot be stored, and then has not
         added it."""
+        segment = replace(segment, provenance=provenance_of(UNNAMED, self._clock(), segment.documents))
         with self._compactor.lock:
             stored = self._view.store.keep(segment)
             try:
@@ -85,6 +97,33 @@ class LiveTier:
         """Forgets all text. Raises OSError if a restart might still find it."""
         self._view.change(LiveView.clear)
         self._view.save()
+
+    def forget(self, subjects: Collection[Subject]) -> list[np.ndarray]:
+        """Forgets the text of subjects, in snapshots too; returns the documents. When it returns, the text is in no file that
+        counts. If it raises or the process ends sooner, the next start goes on with it."""
+        with self._compactor.lock:
+            self._view.change(lambda view: replace(view, forgetting=view.forgetting | frozenset(subjects)))
+            self._view.save()
+            self._writer.begin_new()
+            return self._compactor.forget()
+
+    def search(self, subjects: Collection[Subject], texts: Sequence[np.ndarray]) -> Found:
+        """Looks for text of subjects, and for texts, in what queries see and in all files."""
+        wanted = belonging_to(subjects)
+        with self._compactor.lock:  # else text could move from a file not yet read to one that was
+            view = self.view
+            found = self._view.store.search(wanted, texts)
+        seen = sum(int(wanted(text.provenance()).sum()) for text in view.fresh)
+        seen += sum(int(wanted(segment.provenance).sum()) for segment in view.segments)
+        return replace(found, documents=found.documents + seen)
+
+    def expire(self) -> None:
+        """Has text leave that has its greatest age, in the background. The owner of the tier calls it about once a second."""
+        view, allowed = self.view, self._clock() - self._max_age
+        if view.oldest < allowed:
+            if view.fresh[:1] and view.fresh[0].oldest < allowed:
+                self._writer.begin_new()
+            self._compactor.schedule()
 
     def sync(self) -> None:
         """Makes what was published before the call survive a power failure. The owner of a tier with a store calls it
@@ -134,9 +173,9 @@ def _recovered_view(store: LiveStore, limit: int) -> LiveView:
     recovered = store.recover()
     fresh: tuple[FreshText, ...] = ()
     for number, documents in recovered.logs:
-        text = FreshText(number, sum(len(document) + 1 for document in documents))
-        for document in documents:
-            text.add(document)
+        text = FreshText(number, sum(len(document) + 1 for document, _ in documents))
+        for document, provenance in documents:
+            text.add(document, provenance)
         fresh = (text, *fresh)
-    view = LiveView(fresh, recovered.segments, recovered.next_log)
+    view = LiveView(fresh, recovered.segments, recovered.next_log, forgetting=recovered.forgetting)
     return view.begin_fresh(fresh_capacity(limit)) if fresh else view

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from datastore_service.engine.provenance import PROVENANCE, Subject
 from datastore_service.engine.segment import Segment
 from datastore_service.engine.session import SEPARATOR, SessionIndex
 from datastore_service.protocol.types import EMPTY_TOKENS
@@ -15,17 +17,29 @@ from datastore_service.protocol.types import EMPTY_TOKENS
 class FreshText(SessionIndex):
     """Outputs of closed sessions, a separator after each. log: number of the write-ahead log with the same text."""
 
-    __slots__ = ("log",)
+    __slots__ = ("_provenance", "log")
 
     def __init__(self, log: int, capacity: int) -> None:
         super().__init__(capacity)
         self.log = log
+        self._provenance = bytearray()  # of all documents
 
-    def add(self, document: np.ndarray) -> None:
+    def add(self, document: np.ndarray, provenance: np.ndarray) -> None:
         """Appends a document and a separator.
 
-        document: int32, without a separator."""
+        document: int32, without a separator. provenance: PROVENANCE [1]."""
+        self._provenance += provenance.tobytes()
         self.append(np.append(document, np.int32(SEPARATOR)).astype(np.int32))
+
+    def provenance(self) -> np.ndarray:
+        """PROVENANCE, of each of `documents`."""
+        return np.frombuffer(bytes(self._provenance) or bytes(PROVENANCE.itemsize), PROVENANCE)
+
+    @property
+    def oldest(self) -> float:
+        """When the first document was published, in seconds since 1970; infinite without one."""
+        first = bytes(self._provenance[: PROVENANCE.itemsize])
+        return float(np.frombuffer(first, PROVENANCE)["published"][0]) if first else math.inf
 
     def documents(self) -> list[np.ndarray]:
         """The documents, int32, in the order in which they were added."""
@@ -39,7 +53,7 @@ class LiveView:
 
     fresh: newest first; only the newest still takes documents. segments: oldest first. next_log: number of the next
     fresh text's log. damaged: segments that no query sees, because their files have changed; a restart finds and names
-    them.
+    them. forgetting: subjects whose text has yet to leave.
 
     A method that changes nothing returns the view itself."""
 
@@ -47,6 +61,7 @@ class LiveView:
     segments: tuple[Segment, ...] = ()
     next_log: int = 1
     damaged: tuple[Segment, ...] = ()
+    forgetting: frozenset[Subject] = frozenset()
 
     @property
     def tokens(self) -> int:
@@ -60,6 +75,12 @@ class LiveView:
     @property
     def nbytes(self) -> int:
         return sum(index.nbytes for index in self.fresh) + sum(segment.nbytes for segment in self.segments)
+
+    @property
+    def oldest(self) -> float:
+        """When its oldest document was published, in seconds since 1970; infinite without one."""
+        sealed = [float(s.provenance["published"].min()) for s in self.segments if len(s.provenance)]
+        return min([*sealed, *(text.oldest for text in self.fresh)], default=math.inf)
 
     @property
     def first_log(self) -> int:
@@ -112,7 +133,7 @@ class LiveView:
 
     def clear(self, segments: tuple[Segment, ...] = ()) -> LiveView:
         """A view with these segments and no other text."""
-        return LiveView(segments=segments, next_log=self.next_log)
+        return LiveView(segments=segments, next_log=self.next_log, forgetting=self.forgetting)
 
 
 def _position(run: Sequence[Segment], segments: Sequence[Segment]) -> int | None:

@@ -61,6 +61,44 @@ class FlushReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ForgetRequest(_message.Message):
+    __slots__ = ("namespace", "users", "conversations", "verify")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATIONS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    users: _containers.RepeatedScalarFieldContainer[str]
+    conversations: _containers.RepeatedScalarFieldContainer[str]
+    verify: bool
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., users: _Optional[_Iterable[str]] = ..., conversations: _Optional[_Iterable[str]] = ..., verify: bool = ...) -> None: ...
+
+class ForgetReply(_message.Message):
+    __slots__ = ("documents", "tokens", "namespaces", "verification")
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    documents: int
+    tokens: int
+    namespaces: int
+    verification: Verification
+    def __init__(self, documents: _Optional[int] = ..., tokens: _Optional[int] = ..., namespaces: _Optional[int] = ..., verification: _Optional[_Union[Verification, _Mapping]] = ...) -> None: ...
+
+class Verification(_message.Message):
+    __slots__ = ("files", "bytes", "documents", "texts", "found")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    files: int
+    bytes: int
+    documents: int
+    texts: int
+    found: int
+    def __init__(self, files: _Optional[int] = ..., bytes: _Optional[int] = ..., documents: _Optional[int] = ..., texts: _Optional[int] = ..., found: _Optional[int] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ("namespace",)
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]

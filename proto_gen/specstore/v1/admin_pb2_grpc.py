@@ -49,6 +49,11 @@ class AdminStub(object):
                 request_serializer=specstore_dot_v1_dot_admin__pb2.FlushRequest.SerializeToString,
                 response_deserializer=specstore_dot_v1_dot_admin__pb2.FlushReply.FromString,
                 _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/specstore.v1.Admin/Forget',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.ForgetReply.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/specstore.v1.Admin/Stats',
                 request_serializer=specstore_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
@@ -127,6 +132,17 @@ class AdminServicer(object):
     def Flush(self, request, context):
         """Forgets text. NOT_FOUND if the namespace, the session or the workspace does not exist. The prior is read-only: asking to flush it
         is INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forget(self, request, context):
+        """Forgets what subjects have written: in the conversations, live tiers, logs and snapshots of all models of the tenant, and empties
+        all of the tenant's workspaces. Answers when no query finds it and no file has it. A call that failed or was not answered is finished when the service starts again, or by
+        repeating it. What was published without a subject stays. So does a session that is open: it goes on and leaves nothing
+        when it ends.
+        NOT_FOUND if the tenant has no namespace and no snapshot. DATA_LOSS or INTERNAL if a file is damaged that may have such text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -228,6 +244,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Flush,
                     request_deserializer=specstore_dot_v1_dot_admin__pb2.FlushRequest.FromString,
                     response_serializer=specstore_dot_v1_dot_admin__pb2.FlushReply.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.ForgetRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.ForgetReply.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -361,6 +382,33 @@ class Admin(object):
             '/specstore.v1.Admin/Flush',
             specstore_dot_v1_dot_admin__pb2.FlushRequest.SerializeToString,
             specstore_dot_v1_dot_admin__pb2.FlushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/Forget',
+            specstore_dot_v1_dot_admin__pb2.ForgetRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.ForgetReply.FromString,
             options,
             channel_credentials,
             insecure,

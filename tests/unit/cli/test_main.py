@@ -140,6 +140,7 @@ def test_the_endpoint_may_be_a_variable(command):
         live = command == "collect"  # its --live asks a service
         named = [word for option in needed if live or option[0] in required(command) for word in option]
         words += ["prompts", "--out", "answers", "--live"] * live
+        words += ["--subject", "user:ada"] * (command == "forget")
         words += ["--all"] * (command == "flush") + ["--server-file", "f"] * (command == "warmup")
         words += ["name"] * (command in ("snapshot", "restore"))
         result = CliRunner().invoke(app, words + named, env={ENDPOINT_VARIABLE: "nowhere"})

@@ -1,5 +1,7 @@
 """Workspaces: what one session has read drafts for another that names the same one, within a budget."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -143,6 +145,19 @@ def test_the_oldest_text_leaves_for_a_new_one_whosever_it_is():
     assert kept.tokens <= LEAST_TOKENS and len(changes) == 2 * TEXTS
     kept.add("0", texts[0])  # what has left is known no more
     assert "0" in kept and len(kept) == TEXTS
+
+
+def test_a_text_leaves_when_it_has_its_greatest_age(monkeypatch):
+    made = engine(live_seconds=100)
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    made.step([reads("old", session="1")])
+    monkeypatch.setattr(time, "time", lambda: 1100.0)
+    made.step([reads("new", session="2")])
+    made.expire()
+    assert drafted(made, asks("old", "3"), asks("new", "4")) == [FOUND, FOUND]
+    monkeypatch.setattr(time, "time", lambda: 1101.0)
+    made.expire()
+    assert drafted(made, asks("old", "5"), asks("new", "6")) == [[], FOUND]
 
 
 @pytest.mark.parametrize("tokens", [1, LEAST_TOKENS - 1, -1])

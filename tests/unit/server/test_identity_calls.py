@@ -58,6 +58,7 @@ publish = ["acme"]
 token_files = ["operator"]
 read = ["*"]
 administer = ["*"]
+forget = ["acme"]
 
 [identities.lender]
 tokens = ["sha256:{token_digest(LENDER)}"]
@@ -82,6 +83,7 @@ MATRIX = {
     f"{ADMIN}/DropNamespace":                        ("--", "--", "--", "++", "--", "00", "00", "00"),
     f"{ADMIN}/Snapshot":                             ("--", "--", "--", "++", "--", "00", "00", "00"),
     f"{ADMIN}/Restore":                              ("--", "--", "--", "++", "--", "00", "00", "00"),
+    f"{ADMIN}/Forget":                               ("--", "--", "--", "+-", "--", "00", "00", "00"),
     f"{HEALTH}/Check":                               ("++", "++", "++", "++", "++", "++", "++", "++"),
     f"{HEALTH}/List":                                ("xx", "xx", "xx", "xx", "xx", "xx", "xx", "xx"),
     f"{HEALTH}/Watch":                               ("++", "++", "++", "++", "++", "++", "++", "++"),
@@ -114,6 +116,7 @@ REQUESTS: dict[str, Callable[[dict], Message]] = {
     "DropNamespace": lambda ns: pb.DropNamespaceRequest(namespace=ns),
     "Snapshot": lambda ns: pb.SnapshotRequest(namespace=ns, name=uuid.uuid4().hex),
     "Restore": lambda ns: pb.RestoreRequest(namespace=ns, name="kept"),
+    "Forget": lambda ns: pb.ForgetRequest(namespace={"tenant": ns["tenant"]}, users=["ada"], verify=True),
     "Check": lambda ns: health_pb2.HealthCheckRequest(),
     "List": lambda ns: health_pb2.HealthListRequest(),
     "Watch": lambda ns: health_pb2.HealthCheckRequest(),

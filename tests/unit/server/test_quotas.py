@@ -222,6 +222,40 @@ def test_live_text_beyond_the_quota_is_refused_and_what_was_taken_stays(service,
     assert acme.publish([30, 31, 32]) == pb.STATUS_OK
 
 
+def test_what_is_forgotten_makes_room(service, acme, clients):  # noqa: F811
+    other_model = clients(service, tenant="acme", model="another")
+    set_quota(acme, live_bytes=2 * EACH * LIVE_TOKEN)
+    for client, user in ((acme, "ada"), (other_model, "bob")):
+        client.stream.ask({"session": "p", "tokens": OUTPUT, "opening": {"user": user}, "closing": True})
+    assert acme.publish() == pb.STATUS_OVER_BUDGET
+    request = {"namespace": {"tenant": "acme"}, "users": ["ada"]}
+    assert acme.admin.Forget(admin_pb2.ForgetRequest(**request)).tokens == len(OUTPUT)
+    assert parts_of(acme)["live_bytes"][1] <= EACH * LIVE_TOKEN
+    assert acme.publish() == pb.STATUS_OK
+    assert acme.publish() == pb.STATUS_OVER_BUDGET
+
+
+def test_what_has_its_greatest_age_makes_room(monkeypatch):
+    now = [1000.0]
+    use = TenantUse("acme")
+    use.quota = Quota(live_bytes=EACH * LIVE_TOKEN)
+    engine = Engine(VOCAB, limits=Limits(live_seconds=100), share=use)
+    use.count_text_of(engine)
+    for part in (engine._live, engine._live._compactor):
+        monkeypatch.setattr(part, "_clock", lambda: now[0])
+
+    def publish() -> Status:
+        entry = Entry("s", tokens=np.array(OUTPUT, np.int32), opening=Opening(), closing=True)
+        return engine.step([entry])[0].status
+
+    assert [publish(), publish()] == [Status.OK, Status.OVER_BUDGET]
+    now[0] = 1101.0
+    engine.expire()
+    engine.settle()
+    assert use.used()["live_bytes"] == 0
+    assert [publish(), publish()] == [Status.OK, Status.OVER_BUDGET]
+
+
 def test_an_output_of_exactly_the_rest_is_taken(acme):
     set_quota(acme, live_bytes=EACH * LIVE_TOKEN)
     assert acme.publish() == pb.STATUS_OK

@@ -22,11 +22,12 @@ from datastore_service.storage import folder_store
 from datastore_service.storage.atomic import TEMPORARY
 from datastore_service.storage.checksummed_json import write_checksummed
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.folder_store import FolderStore, create_folder, list_snapshots
+from datastore_service.storage.folder_store import FolderStore, create_folder
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest, read_live_manifest
 from datastore_service.storage.log import log_name
 from datastore_service.storage.segment_file import SegmentFile
-from tests.live_text import documents_of
+from datastore_service.storage.snapshots import list_snapshots
+from tests.live_text import documents_of, with_provenance
 
 FINGERPRINT = "ab" * 32
 VOCAB = 1000
@@ -81,7 +82,7 @@ def check_files(folder):
     manifest = read_live_manifest(folder)
     names = {path.name for path in folder.iterdir()}
     logs = {name for name in names if name.endswith(".log")}
-    assert names - logs == {MANIFEST, *manifest.segments}
+    assert names - logs == {MANIFEST, *with_provenance(manifest.segments)}
     assert all(name >= log_name(manifest.first_log) for name in logs)
     for name in manifest.segments:
         file = SegmentFile(folder / name, FINGERPRINT)
@@ -267,10 +268,8 @@ def test_a_manifest_of_other_content_is_refused_by_field(folder, change, message
 
 def test_another_format_names_what_helps(folder):
     path = folder / MANIFEST
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(
-        StorageError, match="format: 2, but there is only format 1 yet: start the specstore that"
-    ):
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(StorageError, match="format: 3, this program reads 1 to 2: start the specstore that"):
         opened(folder)
 
 

@@ -8,13 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from datastore_service.engine.provenance import digest, provenance_of
+from datastore_service.protocol.types import Opening
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.log import HEADER_BYTES, LogWriter, read_log
 
 FINGERPRINT = "ab" * 32
 VOCAB = 300
 DOCUMENTS = [[1, 2, 3], [299], [4, 5, 6, 7, 8, 9], [0, 0]]
-RECORD_BYTES = [12 + 2 * len(document) for document in DOCUMENTS]
+WHOSE = provenance_of(Opening(conversation="c", user="u"), published=7)
+HEAD_BYTES = 12 + 24  # of a record
+RECORD_BYTES = [HEAD_BYTES + 2 * len(document) for document in DOCUMENTS]
 
 
 def ids(tokens):
@@ -24,14 +28,14 @@ def ids(tokens):
 def written(path, documents=DOCUMENTS, vocab_size=VOCAB):
     writer = LogWriter(path, FINGERPRINT, vocab_size)
     for document in documents:
-        writer.append(ids(document))
+        writer.append(ids(document), WHOSE)
     writer.close()
     return path.read_bytes()
 
 
 def read(path, vocab_size=VOCAB):
     contents = read_log(path, FINGERPRINT, vocab_size)
-    return [document.tolist() for document in contents.documents], contents.torn
+    return [document.tolist() for document, _ in contents.documents], contents.torn
 
 
 @pytest.fixture
@@ -46,19 +50,24 @@ def test_documents_come_back_in_order(path, vocab_size, width):
     documents = [[0, 1, vocab_size - 1], [5] * 1000]
     data = written(path, documents, vocab_size)
     assert read(path, vocab_size) == (documents, 0)
-    assert len(data) == HEADER_BYTES + 2 * 12 + 1003 * width
+    assert len(data) == HEADER_BYTES + 2 * HEAD_BYTES + 1003 * width
 
 
 def test_the_layout_is_the_documented_one(path):
     data = written(path, [[1, 2]])
     assert data[:8] == b"SPECLOG\x00"
-    assert int.from_bytes(data[8:12], "little") == 1
+    assert int.from_bytes(data[8:12], "little") == 2
     assert int.from_bytes(data[12:16], "little") == 2
     assert int.from_bytes(data[16:24], "little") == VOCAB
     assert data[24:56] == bytes.fromhex(FINGERPRINT)
     assert data[60:64] == bytes(4)
-    assert int.from_bytes(data[64:68], "little") == 4
-    assert data[76:] == bytes([1, 0, 2, 0])
+    assert int.from_bytes(data[64:68], "little") == 28
+    assert [int.from_bytes(data[at : at + 8], "little") for at in (76, 84, 92)] == [
+        digest("c"),
+        digest("u"),
+        7,
+    ]
+    assert data[100:] == bytes([1, 0, 2, 0])
 
 
 def test_a_log_cut_anywhere_has_the_records_before_the_cut(path):
@@ -103,7 +112,7 @@ def test_a_last_record_whose_pages_were_never_written_is_dropped(path, pages):
     data = written(path, [*DOCUMENTS, long])
     kept = len(data) // 4096 * 4096 - (pages - 1) * 4096
     path.write_bytes(data[:kept].ljust(len(data), b"\0"))
-    assert read(path) == (DOCUMENTS, 12 + 2 * len(long))
+    assert read(path) == (DOCUMENTS, HEAD_BYTES + 2 * len(long))
     path.write_bytes(data[: kept - 1] + b"\x07" + data[kept:])
     with pytest.raises(StorageError, match="checksum does not match"):
         read(path)
@@ -122,7 +131,7 @@ def test_blocks_that_were_added_and_never_written_are_dropped(path):
     ("at", "value", "message"),
     [
         (0, b"X", "magic: "),
-        (8, b"\x02", "version: 2, but there is only version 1 yet: start the specstore that wrote it"),
+        (8, b"\x03", "version: 3, this program reads 1 to 2: start the specstore that wrote it"),
         (12, b"\x04", "header: checksum does not match"),
         (60, b"\x01", "header: checksum does not match"),
     ],
@@ -151,16 +160,16 @@ def test_a_refused_write_leaves_no_trace(path, first, monkeypatch):
     writer = LogWriter(path, FINGERPRINT, VOCAB)
     expected = []
     if not first:
-        writer.append(ids([1]))
+        writer.append(ids([1]), WHOSE)
         expected = [[1]]
     write = os.write
     for half in (lambda d, data: write(d, data[: len(data) // 2]), _no_space):
         monkeypatch.setattr(os, "write", half)
         with pytest.raises(OSError, match="No space left"):
-            writer.append(ids([2, 3]))
+            writer.append(ids([2, 3]), WHOSE)
         monkeypatch.setattr(os, "write", write)
         assert read(path)[0] == expected
-    writer.append(ids([4]))
+    writer.append(ids([4]), WHOSE)
     assert read(path) == ([*expected, [4]], 0)
     assert writer.size == path.stat().st_size
 
@@ -172,11 +181,11 @@ def _no_space(*_):
 def test_what_is_synced_is_counted_and_a_failed_sync_stays_failed(path, monkeypatch):
     writer = LogWriter(path, FINGERPRINT, VOCAB)
     writer.sync()
-    writer.append(ids([1]))
+    writer.append(ids([1]), WHOSE)
     assert writer.synced == 0
     writer.sync()
     assert writer.synced == writer.size == path.stat().st_size
-    writer.append(ids([2]))
+    writer.append(ids([2]), WHOSE)
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
         with pytest.raises(OSError, match="broken"):

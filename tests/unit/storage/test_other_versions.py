@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
     publish(engine, range(2))  # into a log
     engine.close()
     (live / "00000000.log.tmp").write_bytes(b"unfinished")
-    assert {path.suffix for path in live.iterdir()} == {".json", ".seg", ".log", ".tmp"}
+    assert {path.suffix for path in live.iterdir()} == {".json", ".seg", ".prov", ".log", ".tmp"}
     return live
 
 
@@ -61,8 +61,9 @@ def set_version(path):
 @pytest.mark.parametrize(
     ("suffix", "change", "message"),
     [
-        (".json", set_format, f"{MANIFEST}: format: 9, but there is only format 1 yet: start the specstore that wrote it"),
-        (".log", set_version, "version: 9, but there is only version 1 yet: start the specstore that wrote it"),
+        (".json", set_format, f"{MANIFEST}: format: 9, this program reads 1 to 2: start the specstore that wrote it"),
+        (".log", set_version, "version: 9, this program reads 1 to 2: start the specstore that wrote it"),
+        (".prov", set_version, "version: 9, this program reads 1"),
         (".seg", set_version, "version: 9, this program reads 2"),
     ],
 )  # fmt: skip

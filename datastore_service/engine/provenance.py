@@ -1,0 +1,75 @@
+"""The provenance of a document of the live tier: whose text it is, and since when the tier has it. By that it is forgotten.
+
+Names are kept as 64-bit digests: a segment has as many provenances as documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from datastore_service.protocol.types import Opening
+
+# Digests of names, 0 for none; seconds since 1970.
+PROVENANCE = np.dtype([("conversation", "<u8"), ("user", "<u8"), ("published", "<u8")])
+NO_PROVENANCE = np.empty(0, PROVENANCE)
+KINDS = ("conversation", "user")
+
+# Which documents are meant: bool [documents] of PROVENANCE [documents].
+Selection = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A conversation or a user, whose text can be forgotten. kind: one of KINDS. digest: of its name."""
+
+    kind: str
+    digest: int
+
+    @staticmethod
+    def named(kind: str, name: str) -> Subject:
+        return Subject(kind, digest(name))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.digest:016x}"
+
+    @staticmethod
+    def parse(text: str) -> Subject:
+        """The subject that `str` has written. Raises ValueError."""
+        kind, _, digits = text.partition(":")
+        if kind not in KINDS or len(digits) != 16:
+            raise ValueError(f"{text!r} is no subject")
+        return Subject(kind, int(digits, 16))
+
+
+def digest(name: str) -> int:
+    """The name in 64 bits; 0 for no name."""
+    data = name.encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") if name else 0
+
+
+def subjects_of(opening: Opening) -> frozenset[Subject]:
+    """Those that a session's text belongs to."""
+    named = {kind: getattr(opening, kind) for kind in KINDS}
+    return frozenset(Subject.named(kind, name) for kind, name in named.items() if name)
+
+
+def provenance_of(opening: Opening, published: float, documents: int = 1) -> np.ndarray:
+    """PROVENANCE [documents], of documents that a session has written. published: seconds since 1970."""
+    row = digest(opening.conversation), digest(opening.user), int(published)
+    return np.array([row] * documents, PROVENANCE)
+
+
+def belonging_to(subjects: Collection[Subject]) -> Selection:
+    """Selects the documents of any of the subjects."""
+    named = {kind: {subject.digest for subject in subjects if subject.kind == kind} - {0} for kind in KINDS}
+    digests = {kind: np.array(sorted(named[kind]), np.uint64) for kind in KINDS}
+    return lambda provenance: np.logical_or(*(np.isin(provenance[kind], digests[kind]) for kind in KINDS))
+
+
+def published_before(seconds: float) -> Selection:
+    """Selects the documents that are older."""
+    return lambda provenance: provenance["published"] < seconds

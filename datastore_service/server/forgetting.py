@@ -1,0 +1,65 @@
+"""What the call Forget does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from datastore_service.engine.provenance import Subject
+from datastore_service.server import wire
+from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.namespaces import HostedNamespace, Namespaces
+from datastore_service.server.refusal import invalid
+from proto_gen.specstore.v1 import admin_pb2 as pb
+
+
+def forget(request: pb.ForgetRequest, namespaces: Namespaces, limits: ServiceLimits) -> pb.ForgetReply:
+    """Forgets subjects in all namespaces of a tenant, and empties its workspaces. Raises RefusalError, and what engines raise."""
+    hosted = namespaces.of_tenant(_tenant(request, limits))
+    subjects = _subjects(request, limits)
+    removed = [each.engine.forget(subjects) for each in hosted]
+    for each in hosted:
+        each.check_not_dropped()  # its snapshots stay
+    documents = [document for texts in removed for document in texts]
+    verification = _verify(hosted, subjects, documents) if request.verify else None
+    return pb.ForgetReply(
+        documents=len(documents),
+        tokens=sum(map(len, documents)),
+        namespaces=len(hosted),
+        verification=verification,
+    )
+
+
+def _verify(
+    hosted: Sequence[HostedNamespace], subjects: Collection[Subject], documents: Sequence[np.ndarray]
+) -> pb.Verification:
+    total = pb.Verification()
+    for each in hosted:
+        found = each.engine.search(subjects, documents)
+        total.files += found.files
+        total.bytes += found.nbytes
+        total.documents += found.documents
+        total.texts = max(total.texts, found.texts)
+        total.found += found.found
+    return total
+
+
+def _tenant(request: pb.ForgetRequest, limits: ServiceLimits) -> str:
+    for part in ("model", "tokenizer"):
+        if getattr(request.namespace, part):
+            raise invalid(f"namespace.{part}: must be empty, a subject is one of all the tenant's models")
+    return wire.read_name(request.namespace.tenant, "namespace.tenant", limits)
+
+
+def _subjects(request: pb.ForgetRequest, limits: ServiceLimits) -> frozenset[Subject]:
+    named = [("user", "users", name) for name in request.users]
+    named += [("conversation", "conversations", name) for name in request.conversations]
+    if not named:
+        raise invalid("users, conversations: at least one is required")
+    if len(named) > limits.subjects:
+        raise invalid(f"users, conversations: {len(named)} names in one message exceeds {limits.subjects}")
+    for _, field, name in named:
+        if not wire.read_name(name, field, limits):
+            raise invalid(f"{field}: an empty name")
+    return frozenset(Subject.named(kind, name) for kind, _, name in named)
