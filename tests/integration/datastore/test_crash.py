@@ -25,23 +25,31 @@ NAME = ("--model", "m", "--tokenizer", "ab" * 32)
 ANSWER_SECONDS = 60.0
 
 
-@pytest.mark.parametrize("workload", ["mixed", "evicting"])
+@pytest.mark.parametrize("workload", ["mixed", "evicting", "forgetting"])
 def test_killed_at_every_call(workload, tmp_path, pytestconfig):
     """At every call in the long run, else at every fifth and at the first of each kind."""
     every = 1 if pytestconfig.getoption("--long") else 5
-    command = [
-        sys.executable,
-        "-m",
-        "tests.integration.datastore.crash_workload",
-        workload,
-        tmp_path / "trial",
-        str(every),
-    ]
+    said = run("crash_workload", workload, tmp_path / "trial", every)
+    assert int(re.fullmatch(r"(\d+) points\n", said)[1]) > 80 / every
+
+
+def test_a_hundred_of_a_thousand_subjects_are_forgotten(tmp_path, pytestconfig):
+    """At the first call of each kind and at every so many: of ten million tokens in the long run, else of a few."""
+    long = pytestconfig.getoption("--long")
+    tokens, every = (10_000_000, 60) if long else (40_000, 20)
+    said = run("forget_workload", tmp_path / "trial", tokens, every, timeout=3600 if long else 300)
+    killed, calls = map(int, re.fullmatch(r"(\d+) points of (\d+) calls\n", said).groups())
+    assert calls > 100 and killed > calls / every
+
+
+def run(workload: str, *words: object, timeout: float = 300) -> str:
+    """What a workload prints."""
+    command = [sys.executable, "-m", f"tests.integration.datastore.{workload}", *map(str, words)]
     # One thread: a fork of a process in which OpenMP has threads may wait for them for ever.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, env=environment)
     assert done.returncode == 0, done.stderr
-    assert int(re.fullmatch(r"(\d+) points\n", done.stdout)[1]) > 80 / every
+    return done.stdout
 
 
 class Publisher(threading.Thread):
@@ -105,6 +113,30 @@ def test_a_killed_service_proposes_all_it_answered(service):
     listed = json.loads(specstore("namespaces", "--json", "--endpoint", service.endpoint).stdout)
     assert [namespace["tokenizer"] for namespace in listed["namespaces"]] == [NAMESPACE.tokenizer]
     assert "namespace restored" in service.logs()
+
+
+def test_a_killed_service_has_forgotten_whom_it_said(service):
+    at = ("--endpoint", service.endpoint)
+    outputs = np.random.default_rng(0).integers(0, VOCAB, (40, 40), dtype=np.int32)
+    datastore = GrpcDatastore(service.endpoint, NAMESPACE)
+    assert datastore.wait_connected(ANSWER_SECONDS)
+    for number, output in enumerate(outputs):
+        opening = Opening(user=f"u{number % 4}")
+        datastore.step([Entry("s", tokens=output, opening=opening, closing=True)], ANSWER_SECONDS)
+    assert specstore("snapshot", "a", *NAME, *at).returncode == 0
+    said = specstore("forget", "--subject", "user:u1", "--subject", "user:u3", "--verify", *at).stdout
+    assert said.startswith("removed 40 documents, 1600 tokens") and "none of the subjects is left" in said
+    service.kill()
+    datastore.close()
+    service.start()
+    datastore = GrpcDatastore(service.endpoint, NAMESPACE)
+    assert datastore.wait_connected(ANSWER_SECONDS)
+    for restored in (False, True):
+        found = [is_proposed(datastore, output) for output in outputs]
+        assert found == [number % 2 == 0 for number in range(40)], restored
+        at = ("--endpoint", service.endpoint)
+        assert specstore("restore", "a", *NAME, *at).stdout.startswith("live tier: 800 tokens")
+    datastore.close()
 
 
 def test_two_services_do_not_share_a_data_directory(service, tmp_path):
