@@ -186,7 +186,7 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         assert (tiers["TIER_PRIOR"]["tokens"], tiers["TIER_LIVE"]["tokens"]) == ("300000", "100")
         assert "300,000" in specstore("stats", *at, "--token-file", token).stdout
         assert_one_line(specstore("flush", *name, *at, "--tier", "hot"), 2, "tier: 'hot'")
-        assert_one_line(specstore("flush", *name, *at), 2, "one of --tier, --session and --all")
+        assert_one_line(specstore("flush", *name, *at), 2, "one of --tier, --session, --workspace and --all")
         assert specstore("flush", *name, *at, "--all", "--token-file", token).returncode == 0
         assert "124" not in specstore("query", "120 121 122 123", "--ids", *name, *at, "--json").stdout
         secret = ("--token-file", token)
