@@ -160,6 +160,15 @@ def test_a_text_leaves_when_it_has_its_greatest_age(monkeypatch):
     assert drafted(made, asks("old", "5"), asks("new", "6")) == [[], FOUND]
 
 
+def test_a_text_of_exactly_its_greatest_age_stays_beside_an_older_one_that_leaves(monkeypatch):
+    kept = Workspaces(LEAST_TOKENS, lambda: None)
+    for now, name in ((999.0, "older"), (1000.0, "as old")):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        kept.add(name, FILE)
+    kept.expire(1000.0)
+    assert "older" not in kept and "as old" in kept
+
+
 @pytest.mark.parametrize("tokens", [1, LEAST_TOKENS - 1, -1])
 def test_a_budget_in_which_no_text_fits_is_refused(tokens):
     with pytest.raises(ValueError, match="workspace_tokens: "):
