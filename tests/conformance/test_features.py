@@ -100,18 +100,18 @@ def test_streamed_pieces_are_the_whole_answer(server, plain, prompts):
 @ONLY_GRPC
 def test_a_stream_interval_hides_short_and_long_steps(server, prompts):
     """Each message but the first and the last has at least so many tokens (docs/security.md)."""
-    interval = 8
-    asked = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True, "stream_interval": interval}
+    # Many steps lie between two messages, so that a busy server has sent one before the next is there.
+    interval, new_tokens = 40, 200
+    asked = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True, "stream_interval": interval}
     # SGLang 0.5.17 sends at certain lengths, which a step of several tokens may pass.
     least = 4 if Version(INSTALLED) >= Version("0.5.22") else 2
 
     def in_messages() -> bool:
         lengths = [len(message["output_ids"]) for message in server.stream(prompts[0], **asked)]
-        assert lengths[-1] == NEW_TOKENS
+        assert lengths[-1] == new_tokens
         assert all(after - before >= interval for before, after in zip(lengths, lengths[1:-1], strict=False))
         return lengths[0] == 1 and len(lengths) >= least
 
-    # Messages that nobody has sent yet become one.
     mostly(in_messages, "a first token, and the rest piecemeal")
 
 

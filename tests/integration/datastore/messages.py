@@ -6,6 +6,7 @@ any field may have. `broken` goes below that and spoils the bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import astuple
 
@@ -28,7 +29,12 @@ _BOUNDS = {
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
-_LIMITS = [int(value) for limits in (ServiceLimits(), Limits()) for value in astuple(limits)]
+_LIMITS = [
+    int(value)
+    for limits in (ServiceLimits(), Limits())
+    for value in astuple(limits)
+    if value < math.inf  # ages, which have none unless one is set
+]
 _EDGES = sorted({limit + by for limit in (*_LIMITS, 2**16, 2**31, 2**32) for by in (-1, 0, 1)} | {-1})
 _REALS = (float("nan"), float("inf"), float("-inf"), -1.0, -0.0, 1e308, 5e-324)
 _STRINGS = (

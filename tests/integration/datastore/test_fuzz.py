@@ -61,6 +61,7 @@ MOST_DETAILS = 4096  # characters; a refusal says what it means in one line
 FIELD = re.compile(r"([a-z_]+(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)[: ]")
 UNPARSABLE = re.compile(r"request: \d+ bytes that are no message of [\w./]+")
 TOO_LARGE = re.compile(r"received message larger than max \(\d+ vs\. \d+\)", re.IGNORECASE)
+OVER_QUOTA = re.compile(r"([a-z_]+): \d+ exceeds \d+, the quota of tenant .+")
 
 METHODS = [
     method
@@ -69,6 +70,7 @@ METHODS = [
     for method in service.methods
 ]
 ADMIN_METHODS = [method for method in METHODS if method.containing_service.name == "Admin"]
+QUOTAS = {*admin_pb2.SetQuotaRequest.DESCRIPTOR.fields_by_name} - {"tenant"}
 DRAFT = next(method for method in METHODS if method.name == "Draft")
 
 
@@ -164,8 +166,12 @@ def check(method: MethodDescriptor, payloads: Sequence[bytes], outcome: Outcome)
 def check_refusal(request: Descriptor, outcome: Outcome) -> None:
     assert outcome.code in REFUSALS, outcome
     assert len(outcome.details) <= MOST_DETAILS and outcome.details.isprintable(), outcome
-    if outcome.code == "RESOURCE_EXHAUSTED" and TOO_LARGE.search(outcome.details):
-        return
+    if outcome.code == "RESOURCE_EXHAUSTED":
+        if TOO_LARGE.search(outcome.details):
+            return
+        if over := OVER_QUOTA.fullmatch(outcome.details):
+            assert over[1] in QUOTAS, outcome
+            return
     named = FIELD.match(outcome.details)
     assert named and has_field(request, named[1]), outcome
     assert outcome.details[named.end() :].strip(), outcome
