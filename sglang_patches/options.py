@@ -98,7 +98,7 @@ class Options:
     )
     draft_phrase: int = _option(
         10,
-        f"tokens of the datastore that a draft forward checks at most, 0 to {MAX_NODES} (DOUBLE, SPECSTORE); with 0 it drafts one token",
+        f"tokens of the datastore that a draft forward checks at most, 0 to {MAX_NODES} (DOUBLE, ADAPTIVE); with 0 it drafts one token",
     )
     early_exit: str = _option(
         "",

@@ -91,10 +91,12 @@ def _is_served(algorithm: str | None) -> bool:
 
 
 def _register_algorithms() -> None:
-    from sglang_patches.methods.registry import METHODS
+    from sglang_patches.methods.registry import EARLIER_NAMES, METHODS
 
     for method in METHODS.values():
         register_method(method)
+    for earlier, name in EARLIER_NAMES.items():
+        register_method(METHODS[name], earlier)
     _register_heads()
 
 
@@ -110,15 +112,21 @@ def _register_heads() -> None:
     beside_head.register(worker)
 
 
-def register_method(method: Method) -> None:
-    """Makes the method a value of SGLang's `--speculative-algorithm`. For methods of other plugins too, after `register`."""
+def register_method(method: Method, name: str | None = None) -> None:
+    """Makes the method a value of SGLang's `--speculative-algorithm`. For methods of other plugins too, after `register`.
+
+    name: the value, if it is not the method's name."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_patches.algorithm import TreeAlgorithm
     from sglang_patches.host.versions import host
+    from sglang_patches.methods.registry import current_name
 
-    @SpeculativeAlgorithm.register(method.name, supports_overlap=True, spec_class=TreeAlgorithm.of(method))
+    name = name or method.name
+
+    @SpeculativeAlgorithm.register(name, supports_overlap=True, spec_class=TreeAlgorithm.of(method))
     def worker(server_args: ServerArgs) -> type:
+        current_name(name)
         if server_args.disaggregation_mode == "prefill":
             from sglang_patches.disaggregation.prefill_worker import PrefillWorker
             from sglang_patches.start.room import make_room_for_trees

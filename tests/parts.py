@@ -33,15 +33,15 @@ class Row:
 
 # The methods whose conformance `make test` shows, each on one setup of tests/conformance/conftest.py: the default without a draft
 # process, and one that has a draft process. Together they have both setups.
-SETUPS = {"SSSD": "overlap, gRPC", "SPECSTORE": "synchronous, embedded"}
-OTHER_SETUPS = {"SSSD": "synchronous, embedded", "SPECSTORE": "overlap, gRPC"}
+SETUPS = {"SSSD": "overlap, gRPC", "ADAPTIVE": "synchronous, embedded"}
+OTHER_SETUPS = {"SSSD": "synchronous, embedded", "ADAPTIVE": "overlap, gRPC"}
 # Of the heads that retrieval stands beside, those whose conformance is shown: a draft model in the target's process, and weights that read
 # the target's states.
 TESTED_HEADS = ("STANDALONE", "EAGLE3")
 
 ROWS = [
     *(
-        Row(REST, "conformance", "SPECSTORE stands for the methods with a draft process", (name,))
+        Row(REST, "conformance", "ADAPTIVE stands for the methods with a draft process", (name,))
         for name in METHODS
         if name not in SETUPS
     ),
@@ -58,10 +58,10 @@ ROWS = [
         )
         for name, setup in OTHER_SETUPS.items()
     ),
-    Row(REST, "conformance/test_split.py", "SPECSTORE's split has a draft process besides", ("SSSD",)),
+    Row(REST, "conformance/test_split.py", "ADAPTIVE's split has a draft process besides", ("SSSD",)),
     Row(REST, "conformance/test_toy_methods.py", "tests the suite, not the product"),
     Row(TEST, "e2e/test_demo_model.py", "a model that writes text, plain", ("SSSD",)),
-    Row(TEST, "e2e/test_demo_model.py", "the same with a draft process", ("SPECSTORE",)),
+    Row(TEST, "e2e/test_demo_model.py", "the same with a draft process", ("ADAPTIVE",)),
     Row(TEST, "e2e/test_serve.py", "what a new user types", ("test_it_answers_and_leaves_nothing_behind",)),
     Row(REST, "e2e", "starts servers, or a command, for each test"),
     Row(REST, "integration/datastore/test_fuzz.py", "many random inputs"),

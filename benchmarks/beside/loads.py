@@ -36,7 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add("--speed", [1.5, 3.0, 6.0], "emulated target step over a full draft forward")
     parser.add("--count", 16, "prompts of a load")
     add_servers(
-        parser, ("plain", *ALGORITHMS), ["plain", "sssd", "saguaro", "double", "duo", "specstore"], batch=[1, 4, 16],
+        parser, ("plain", *ALGORITHMS), ["plain", "sssd", "saguaro", "double", "duo", "adaptive"], batch=[1, 4, 16],
         nodes=8, warm=6, plain_tokens=6, phrase=32, minutes=60.0,
     )  # fmt: skip
     add_dtype(parser)

@@ -30,7 +30,7 @@ from benchmarks.options import NEEDED, Parser
 from benchmarks.traces import SHIPPED_PRIOR
 from tests.support.servers.engine import ServerSpec, SglangServer
 
-BESIDE = ("saguaro", "mirror", "double", "duo", "specstore")  # have a draft process
+BESIDE = ("saguaro", "mirror", "double", "duo", "adaptive")  # have a draft process
 VARIANTS = ("plain", "sssd", *BESIDE, "standalone")
 WITH_DRAFT = (*BESIDE, "standalone")
 ALGORITHMS = {name: name.upper() for name in ("sssd", *WITH_DRAFT)}

@@ -12,7 +12,7 @@ from benchmarks.pipeline.experiments import break_even
 from benchmarks.report.records import journalled
 from benchmarks.report.statistics import ratio_of_sums, throughput_ratio
 
-BASELINE, BAR, PLANNER = "plain", "sssd", "specstore"
+BASELINE, BAR, PLANNER = "plain", "sssd", "adaptive"
 WITH_EXIT, WITHOUT_EXIT = "mirror", "saguaro"
 Cell = tuple[float, int, str]  # speed ratio, batch size, load
 Groups = dict[str, list[dict]]  # by variant, in one order
@@ -49,7 +49,7 @@ def summarise(journal: Path) -> dict:
 
 
 def summarise_loads(journal: Path) -> dict:
-    """`rows`: one a load, speed ratio, batch size and variant. `planner`: one a load, ratio and batch size, SPECSTORE over the fastest
+    """`rows`: one a load, speed ratio, batch size and variant. `planner`: one a load, ratio and batch size, ADAPTIVE over the fastest
     of the other variants, which the other groups choose for each group; and for each ratio and batch size one of all loads (`load` is
     "all"), each over the fastest of its load. `exits`: the same of MIRROR over SAGUARO, which lacks its early exit.
     `first_tokens`: one a variant, time to the first token over plain decoding's, by prompt. `sessions`: one a speed ratio, batch size

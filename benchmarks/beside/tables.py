@@ -7,7 +7,7 @@ from statistics import median
 
 from benchmarks.report.markdown import Picture, columns, in_order, interval, no_picture, table
 
-BESIDE = {name.lower(): name for name in ("SAGUARO", "MIRROR", "DOUBLE", "DUO", "SPECSTORE")}
+BESIDE = {name.lower(): name for name in ("SAGUARO", "MIRROR", "DOUBLE", "DUO", "ADAPTIVE")}
 FORECASTS = {name: f"{name}_forecast" for name in BESIDE}  # by what was measured
 NAMES = {
     "plain": "plain", "sssd": "SSSD", **BESIDE, "standalone": "STANDALONE",
@@ -124,7 +124,7 @@ def loads(record: dict, picture: Picture = no_picture) -> list[str]:
         f" its decode and verify forwards sleeps until it has taken so many times a full draft forward ({settings['rows']} rows)."
         f" Target {settings['model']} in {settings['dtype']}, draft model {settings['draft']}; at most {settings['nodes']} drafted"
         " tokens per step. Throughput over plain decoding. Groups left out because a variant ended one answer before it had begun all:"
-        f" {record.get('left_out', 'not counted in this run')}. Last column: SPECSTORE over the fastest other method of the row, which is"
+        f" {record.get('left_out', 'not counted in this run')}. Last column: ADAPTIVE over the fastest other method of the row, which is"
         f" chosen by {record.get('best_by', 'this same measurement')}.",
         "",
         *of_loads(record["rows"], record["planner"]),
@@ -148,15 +148,15 @@ def of_loads(rows: Sequence[dict], planner: Sequence[dict]) -> list[str]:
     places = in_order(rows, "load")
     base.sort(key=lambda row: (row["speed"], row["batch"], places.index(row["load"])))
     at = {**SPEED, "batch": "{batch}", "load": "{load}"}
-    return columns(base, {**at, **PLAIN, **others, "SPECSTORE over best other": over_best})
+    return columns(base, {**at, **PLAIN, **others, "ADAPTIVE over best other": over_best})
 
 
 def pooled(planner: Sequence[dict]) -> list[str]:
-    """The planner over all loads; empty where SPECSTORE was not measured."""
+    """The planner over all loads; empty where ADAPTIVE was not measured."""
     chosen = sorted(
         (row for row in planner if row["load"] == "all"), key=lambda row: (row["speed"], row["batch"])
     )
-    best = {"SPECSTORE over best other": lambda row: interval(row["over_best"])}
+    best = {"ADAPTIVE over best other": lambda row: interval(row["over_best"])}
     lines = columns(chosen, {**SPEED, "batch": "{batch}", **best})
     return ["Over the groups of all loads:", "", *lines] if planner else []
 

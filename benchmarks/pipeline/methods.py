@@ -26,7 +26,7 @@ from sglang_patches.options import Options
 from sglang_patches.step.length import CANDIDATE_WIDTHS, LengthPolicy
 
 NEVER = 1e9  # seconds of a draft forward that is never in time
-AUTOMATIC, PLAIN = "SPECSTORE", "plain"
+AUTOMATIC, PLAIN = "ADAPTIVE", "plain"
 RATIOS = (1.6, 2.8, 3.9, 4.7, 5.0)  # C of the paper's five pairs of models
 PHRASE = Options().draft_phrase
 NEITHER, DRAFT, TARGET, BOTH, ALONE = "neither", "draft model", "target", "both", "datastore alone"
@@ -86,7 +86,7 @@ def contest(
     stored: Callable[[Case, int], Mapping[str, Make]],
 ) -> Iterator[dict]:
     """A row for each case, load, ratio, batch and method; a method with an early exit only of pairs that have one. over_best: of
-    SPECSTORE alone, over the fastest of the others, plain decoding among them. stored: makes the datastores, by their load."""
+    ADAPTIVE alone, over the fastest of the others, plain decoding among them. stored: makes the datastores, by their load."""
     for case in cases:
         for batch in batches:
             for load, store in stored(case, batch).items():

@@ -170,7 +170,7 @@ def methods(rows: Sequence[dict]) -> list[str]:
     best = [last[tuple(line[: len(by)])] for line in cells]
     lines = _with_best(cells, best, "over_best", "best")
     text = (
-        "Throughput over plain decoding, and last that of SPECSTORE over the best of the others, which is named; bold where its"
+        "Throughput over plain decoding, and last that of ADAPTIVE over the best of the others, which is named; bold where its"
         " interval is below 1."
     )
     return [

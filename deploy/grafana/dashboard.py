@@ -324,7 +324,7 @@ ROWS = {
     "Speculation": SPECULATION,
     "Engine's side of the datastore": CLIENT,
     "Datastore": DATASTORE,
-    "Draft process (SAGUARO, DOUBLE, DUO, MIRROR, SPECSTORE)": DRAFT_PROCESS,
+    "Draft process (SAGUARO, DOUBLE, DUO, MIRROR, ADAPTIVE)": DRAFT_PROCESS,
 }
 
 

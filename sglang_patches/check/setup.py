@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sglang_patches.early_exit.fingerprint import model_fingerprint
-from sglang_patches.methods.registry import DEFAULT, HEADS, METHODS
+from sglang_patches.methods.registry import DEFAULT, HEADS, METHODS, current_name
 
 PLAIN = "plain"  # in the place of a method's name
 DRAFTING = ("--speculative-", "--specstore-")  # flags that begin so
@@ -36,7 +36,8 @@ class Setup:
     @property
     def asked_method(self) -> str | None:
         """The one that the flags name."""
-        return value_of(self.flags, "--speculative-algorithm")
+        name = value_of(self.flags, "--speculative-algorithm")
+        return current_name(name) if name else None
 
     @property
     def method(self) -> str:

@@ -27,7 +27,7 @@ from sglang_patches.demo.corpus import CORPUS
 from sglang_patches.demo.folder import DemoModelError, cache_root
 from sglang_patches.demo.model import ensure
 from sglang_patches.demo.variant import deepened_target
-from sglang_patches.methods.registry import ALGORITHMS, DEFAULT, HEADS, METHODS
+from sglang_patches.methods.registry import ALGORITHMS, DEFAULT, HEADS, METHODS, current_name
 from sglang_patches.namespace import tokenizer_file
 
 from . import system
@@ -119,7 +119,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         draft_model=environment.get("DRAFT_MODEL", ""),
         early_exit=environment.get("EARLY_EXIT", ""),
         port=_port(environment, "PORT", 30000),
-        algorithm=(environment.get("ALGORITHM") or DEFAULT).upper(),
+        algorithm=current_name((environment.get("ALGORITHM") or DEFAULT).upper()),
         device=_choice(environment, "DEVICE", ("", *DEVICES)),
         datastore=_datastore(environment.get("DATASTORE") or "grpc"),
         role=_choice(environment, "ROLE", ("", *ROLES)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from datastore_service.protocol.types import Budget
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from sglang_patches.drafting.seams import DraftChannel, Fallback
     from sglang_patches.options import Options
     from sglang_patches.verification.verifier import Verifier
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ METHODS = {
             early_exit=True,
         ),
         Method(
-            name="SPECSTORE",
+            name="ADAPTIVE",
             summary="in each step what is fastest, as measured: no draft, the datastore's, the draft model's, or to wait for it",
             parts=_automatic,
             verifier=_shared_noise,
@@ -236,6 +240,16 @@ METHODS = {
     )
 }
 DEFAULT = "SSSD"  # of the launcher and the device check
+EARLIER_NAMES = {"SPECSTORE": "ADAPTIVE"}  # of methods
+
+
+@cache
+def current_name(name: str) -> str:
+    """The name of today for a method's name. Warns of an earlier one, once in a process."""
+    current = EARLIER_NAMES.get(name, name)
+    if current != name:
+        logger.warning("specstore: the method %s is now called %s; version 0.3 drops the earlier name", name, current)
+    return current
 
 # SGLang's own algorithms that retrieval stands beside: the target's head drafts, or a small model in the target's process.
 HEADS = {

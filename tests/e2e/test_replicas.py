@@ -28,7 +28,7 @@ def test_every_replica_has_a_draft_process(tmp_path, logs):
         expected = [answer["output_ids"] for answer in server.generate_many(prompts, REQUESTS, **GREEDY)]
     flags = (*FLAGS, "--dp-size", str(REPLICAS), "--load-balance-method", "round_robin")
     spec = ServerSpec(
-        "replicas", model, "SPECSTORE", dtype="float32", nodes=3, draft=draft, flags=flags, environment=CORES
+        "replicas", model, "ADAPTIVE", dtype="float32", nodes=3, draft=draft, flags=flags, environment=CORES
     )
     with running(spec, logs) as server:
         processes = draft_processes(server)

@@ -32,7 +32,7 @@ TOKENS = 48
 GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
 SAMPLED = {"temperature": 1.0, "max_new_tokens": TOKENS, "ignore_eos": True}
 # Algorithm, overlap scheduling. SGLang has none for heads on a CPU.
-SHORT = {("SSSD", True), ("SPECSTORE", False), ("EAGLE3", False)}
+SHORT = {("SSSD", True), ("ADAPTIVE", False), ("EAGLE3", False)}
 CASES = [
     pytest.param(
         (name, overlap),

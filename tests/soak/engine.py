@@ -33,7 +33,7 @@ from tests.support.tiny_drafts import spelling_draft
 from tests.support.tiny_model import texts_of, write_spelling_model
 from tests.waiting import eventually
 
-METHODS = ("SAGUARO", "DOUBLE", "DUO", "SPECSTORE")
+METHODS = ("SAGUARO", "DOUBLE", "DUO", "ADAPTIVE")
 AGREEMENT = 0.9
 PROMPTS, PROMPT_TOKENS = 40, 60  # a prompt begins with each token of the model, which has 46
 LEFT = 2  # clients that go away in the middle of an answer
@@ -198,7 +198,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.soak.engine", description="An engine under load and kills."
     )
-    parser.add_argument("--algorithm", choices=METHODS, default="SPECSTORE")
+    parser.add_argument("--algorithm", choices=METHODS, default="ADAPTIVE")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, help="of disturbances; a new one if left out")
     parser.add_argument("--keep", type=Path, help="folder for data and logs, which must be new; kept")

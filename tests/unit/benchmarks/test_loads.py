@@ -75,8 +75,8 @@ def journal(path: Path, cells: dict[tuple[str, int], dict[str, float]]) -> Path:
         for variant, speed in speeds.items():
             labels = {"load": load, "speed": 3.0, "batch": 1, "group": group, "variant": variant}
             writing.add("group", labels | {"tokens": 10 * speed, "seconds": 10.0, "steps": 10})
-    writing.add("left_out", {"load": "mixed", "speed": 3.0, "batch": 1, "group": 9, "variant": "specstore"})
-    for prompt, seconds in enumerate(({"plain": 1.0, "specstore": 1.5}, {"plain": 2.0, "specstore": 3.0})):
+    writing.add("left_out", {"load": "mixed", "speed": 3.0, "batch": 1, "group": 9, "variant": "adaptive"})
+    for prompt, seconds in enumerate(({"plain": 1.0, "adaptive": 1.5}, {"plain": 2.0, "adaptive": 3.0})):
         for variant, value in seconds.items():
             writing.add("first", {"load": "mixed", "prompt": prompt, "variant": variant, "seconds": value})
     return path
@@ -84,9 +84,9 @@ def journal(path: Path, cells: dict[tuple[str, int], dict[str, float]]) -> Path:
 
 def test_the_planner_is_compared_with_the_fastest_of_each_load(tmp_path):
     cells = {
-        ("mixed", 0): {"plain": 1, "sssd": 2, "duo": 4, "specstore": 6},
-        ("mixed", 1): {"plain": 1, "sssd": 2, "duo": 4, "specstore": 6},
-        ("long", 0): {"plain": 1, "sssd": 8, "duo": 4, "specstore": 4},
+        ("mixed", 0): {"plain": 1, "sssd": 2, "duo": 4, "adaptive": 6},
+        ("mixed", 1): {"plain": 1, "sssd": 2, "duo": 4, "adaptive": 6},
+        ("long", 0): {"plain": 1, "sssd": 8, "duo": 4, "adaptive": 4},
         ("long", 1): {"plain": 1, "sssd": 8},  # cut off
     }
     found = summarise_loads(journal(tmp_path / "journal", cells))
@@ -95,12 +95,12 @@ def test_the_planner_is_compared_with_the_fastest_of_each_load(tmp_path):
     groups = {(row["load"], row["variant"]): row["groups"] for row in found["rows"]}
     assert groups["mixed", "duo"] == 2 and groups["long", "sssd"] == 1
     first = {row["variant"]: row["over_plain"].value for row in found["first_tokens"]}
-    assert first == pytest.approx({"plain": 1.0, "specstore": 1.5})
+    assert first == pytest.approx({"plain": 1.0, "adaptive": 1.5})
 
 
 def test_the_fastest_is_not_chosen_by_the_group_that_it_is_compared_in(tmp_path):
     """Two that are equally fast take turns: the planner, which is as fast, is not behind."""
-    speeds = [{"plain": 1, "duo": 2 + at % 2, "double": 3 - at % 2, "specstore": 2.5} for at in range(4)]
+    speeds = [{"plain": 1, "duo": 2 + at % 2, "double": 3 - at % 2, "adaptive": 2.5} for at in range(4)]
     cells = {("mixed", at): of for at, of in enumerate(speeds)}
     row, _ = summarise_loads(journal(tmp_path / "journal", cells))["planner"]
     assert row["over_best"].value == pytest.approx(10 / 8)  # by the same groups: 10 / 10
@@ -122,7 +122,7 @@ def test_without_the_planner_there_is_no_comparison_with_it(tmp_path):
 
 
 def test_the_table_names_the_best_other(tmp_path):
-    cells = {("mixed", group): {"plain": 1, "duo": 4, "specstore": 6} for group in (0, 1)}
+    cells = {("mixed", group): {"plain": 1, "duo": 4, "adaptive": 6} for group in (0, 1)}
     settings = {"rows": 24, "model": "m", "dtype": "bfloat16", "draft": "d", "nodes": 8}
     found = summarise_loads(journal(tmp_path / "journal", cells)) | {"manifest": {"settings": settings}}
     lines = beside.loads(json.loads(dumps(found)))

@@ -17,7 +17,7 @@ from sglang_patches.launch.serve import (
     read_settings,
     sglang_flags,
 )
-from sglang_patches.methods.registry import METHODS, Method
+from sglang_patches.methods.registry import METHODS, Method, current_name
 
 
 def flag(command: list[str], name: str) -> str | None:
@@ -187,6 +187,14 @@ def test_flags_given_by_hand_win():
 @pytest.mark.parametrize("algorithm", ["SSSD", "NONE", "NEXTN"])
 def test_an_algorithm_that_there_is(algorithm):
     serve.refuse_unknown_algorithm(algorithm)
+
+
+def test_a_method_s_earlier_name_is_taken_for_a_version(caplog):
+    current_name.cache_clear()
+    assert [settings(ALGORITHM="specstore").algorithm for _ in range(2)] == ["ADAPTIVE", "ADAPTIVE"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "specstore: the method SPECSTORE is now called ADAPTIVE; version 0.3 drops the earlier name"
+    ]
 
 
 def test_an_algorithm_of_nobody_is_refused():

@@ -148,6 +148,7 @@ def test_a_draft_model_shares_the_only_gpu(gpus):
 def test_the_method_is_the_flags_or_the_default():
     assert setup().method == "SSSD"
     assert setup("--speculative-algorithm=DUO").method == setup("--speculative-algorithm DUO").method == "DUO"
+    assert setup("--speculative-algorithm SPECSTORE").method == "ADAPTIVE"
 
 
 @pytest.fixture

@@ -235,6 +235,6 @@ def test_weights_that_only_the_target_can_have_are_refused(model_path):
 
 @pytest.mark.parametrize("field", [field for field in OWN if field in HERE][1:])
 def test_without_a_draft_model_its_settings_are_refused(model_path, field):
-    for name in ("SSSD", "SPECSTORE"):
-        with pytest.raises(ValueError, match=f"{name}: {TABLE['flag'](field)} .* would have no effect"):
+    for name, called in (("SSSD", "SSSD"), ("ADAPTIVE", "ADAPTIVE"), ("SPECSTORE", "ADAPTIVE")):
+        with pytest.raises(ValueError, match=f"{called}: {TABLE['flag'](field)} .* would have no effect"):
             server_args(model_path("dense"), "hopper", speculative_algorithm=name, **{field: value_of(field)})
