@@ -248,8 +248,11 @@ def current_name(name: str) -> str:
     """The name of today for a method's name. Warns of an earlier one, once in a process."""
     current = EARLIER_NAMES.get(name, name)
     if current != name:
-        logger.warning("specstore: the method %s is now called %s; version 0.3 drops the earlier name", name, current)
+        logger.warning(
+            "specstore: the method %s is now called %s; version 0.3 drops the earlier name", name, current
+        )
     return current
+
 
 # SGLang's own algorithms that retrieval stands beside: the target's head drafts, or a small model in the target's process.
 HEADS = {
