@@ -13,11 +13,11 @@ one block. Without keys it would read log2(n) random places of the suffix array 
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from isal.isal_zlib import crc32
 from numba import njit
 
 from datastore_service.engine.kernel import kernel
@@ -163,7 +163,7 @@ def checksum_of(array: np.ndarray) -> int:
     data = np.ascontiguousarray(array).data.cast("B") if array.size else b""
     value = 0
     for start in range(0, len(data), _CHUNK):
-        value = zlib.crc32(data[start : start + _CHUNK], value)
+        value = crc32(data[start : start + _CHUNK], value)
     return value
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from isal.isal_zlib import crc32
 
 from datastore_service.storage.atomic import atomic_write
 from datastore_service.storage.errors import StorageError
@@ -62,4 +63,4 @@ def segment_names(path: Path, names: list, pattern: re.Pattern[str]) -> tuple[st
 
 def _checksum(fields: dict) -> int:
     """CRC-32 of the fields as JSON without spaces, sorted by name."""
-    return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+    return crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())

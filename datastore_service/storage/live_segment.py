@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from datastore_service.engine.provenance import PROVENANCE, provenance_of
 from datastore_service.engine.segment import Segment
@@ -70,7 +70,7 @@ def write_provenance(segment: Path, provenance: np.ndarray) -> None:
     """Writes the file beside a segment file. provenance: PROVENANCE [documents]."""
     content = _COUNT.pack(len(provenance)) + provenance.tobytes()
     with atomic_write(provenance_path(segment)) as file:
-        file.write(_HEADER.pack(MAGIC, VERSION, zlib.crc32(content)) + content)
+        file.write(_HEADER.pack(MAGIC, VERSION, crc32(content)) + content)
 
 
 def read_provenance(path: Path) -> np.ndarray:
@@ -88,7 +88,7 @@ def read_provenance(path: Path) -> np.ndarray:
         raise StorageError(path, "version", f"{version}, this program reads {VERSION}")
     content = data[_HEADER.size :]
     (count,) = _COUNT.unpack_from(content)
-    if checksum != zlib.crc32(content) or len(content) != _COUNT.size + count * PROVENANCE.itemsize:
+    if checksum != crc32(content) or len(content) != _COUNT.size + count * PROVENANCE.itemsize:
         raise StorageError(path, "checksum", DAMAGED.removeprefix("checksum "))
     return np.frombuffer(content, PROVENANCE, offset=_COUNT.size)
 

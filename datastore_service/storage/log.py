@@ -6,11 +6,11 @@ import errno
 import os
 import re
 import struct
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from datastore_service.engine.live.store import Document
 from datastore_service.engine.provenance import PROVENANCE, provenance_of
@@ -126,7 +126,7 @@ def read_log(path: Path, tokenizer: str, vocab_size: int) -> LogContents:
 def _header(tokenizer: str, vocab_size: int, version: int = VERSION) -> bytes:
     width = _payload_dtype(vocab_size).itemsize
     header = _HEADER.pack(MAGIC, version, width, vocab_size, bytes.fromhex(tokenizer))
-    return (header + struct.pack("<I", zlib.crc32(header))).ljust(HEADER_BYTES, b"\x00")
+    return (header + struct.pack("<I", crc32(header))).ljust(HEADER_BYTES, b"\x00")
 
 
 def _payload_dtype(vocab_size: int) -> np.dtype:
@@ -135,7 +135,7 @@ def _payload_dtype(vocab_size: int) -> np.dtype:
 
 def _record(payload: bytes) -> bytes:
     length = struct.pack("<I", len(payload))
-    return _RECORD.pack(len(payload), zlib.crc32(length), zlib.crc32(payload)) + payload
+    return _RECORD.pack(len(payload), crc32(length), crc32(payload)) + payload
 
 
 def _is_torn_header(data: bytes, tokenizer: str, vocab_size: int) -> bool:
@@ -158,7 +158,7 @@ def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> i
             f"{version}, this program reads 1 to {VERSION}: start the specstore that wrote it",
         )
     (checksum,) = struct.unpack_from("<I", data, _HEADER.size)
-    if checksum != zlib.crc32(data[: _HEADER.size]) or any(data[_HEADER.size + 4 : HEADER_BYTES]):
+    if checksum != crc32(data[: _HEADER.size]) or any(data[_HEADER.size + 4 : HEADER_BYTES]):
         raise StorageError(path, "header", "checksum does not match, the file is damaged")
     if found_tokenizer.hex() != tokenizer:
         raise StorageError(path, "tokenizer", f"written with {found_tokenizer.hex()}, not {tokenizer}")
@@ -175,7 +175,7 @@ def _payload(path: Path, data: bytes, offset: int) -> bytes | None:
     if begin > len(data):
         return None
     length, length_checksum, checksum = _RECORD.unpack_from(data, offset)
-    if length == 0 or length_checksum != zlib.crc32(data[offset : offset + 4]):
+    if length == 0 or length_checksum != crc32(data[offset : offset + 4]):
         if not any(data[offset:]):  # pages that were added to the file and never written
             return None
         raise StorageError(path, f"offset {offset}", "not a record, the file is damaged")
@@ -183,7 +183,7 @@ def _payload(path: Path, data: bytes, offset: int) -> bytes | None:
     if end > len(data):
         return None
     payload = data[begin:end]
-    if zlib.crc32(payload) != checksum:
+    if crc32(payload) != checksum:
         if _is_unwritten(data, offset):
             return None
         raise StorageError(path, f"offset {offset}", "checksum does not match, the file is damaged")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from datastore_service.engine.packing import packed_size
 from datastore_service.engine.segment import (
@@ -129,7 +129,7 @@ def _read_checksum(file: RawIOBase, size: int) -> int:
     """CRC-32 of the next `size` bytes of a file, or of those that are left."""
     buffer, checksum = memoryview(bytearray(min(size, _CHUNK))), 0
     while size and (read := file.readinto(buffer[:size])):
-        checksum = zlib.crc32(buffer[:read], checksum)
+        checksum = crc32(buffer[:read], checksum)
         size -= read
     return checksum
 
@@ -154,7 +154,7 @@ def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
         *map(checksum_of, arrays),
     )
     with atomic_write(Path(path)) as file:
-        file.write(header + struct.pack("<I", zlib.crc32(header)))
+        file.write(header + struct.pack("<I", crc32(header)))
         for (start, dtype, _), array in zip(layout, arrays, strict=True):
             file.write(bytes(start - file.tell()))
             # Not by tofile, whose error does not say why the disk refuses.
@@ -194,7 +194,7 @@ def read_header(
     header = _header_bytes(path)
     _, _, width, vocab_size, separator, tokenizer, *rest = _HEADER.unpack_from(header)
     (checksum,) = struct.unpack_from("<I", header, _HEADER.size)
-    if checksum != zlib.crc32(header[: _HEADER.size]) or any(header[_HEADER.size + 4 :]):
+    if checksum != crc32(header[: _HEADER.size]) or any(header[_HEADER.size + 4 :]):
         raise StorageError(path, "header", DAMAGED)
     if not 0 < vocab_size <= MAX_VOCAB or width != token_dtype(vocab_size).itemsize:
         raise StorageError(path, "width", f"{width} bytes a token for a vocabulary of {vocab_size}")
