@@ -31,6 +31,7 @@ from datastore_service.cli.admin import (
     stats,
     warmup,
 )
+from datastore_service.cli.backup import backup, backups, restore_backup
 from datastore_service.cli.collect import collect
 from datastore_service.cli.options import (
     TOKEN_VARIABLE,
@@ -411,13 +412,14 @@ def _check_metrics_host(host: str, allow_remote: bool) -> None:
 
 def _prior_in(data: Path | None, given: Path | None) -> Path | None:
     """The prior to attach: the given one, else that of the data directory, which is made if there is none."""
+    from datastore_service.storage.data_directory import PRIOR
     from datastore_service.storage.manifest import has_manifest
 
     if data is not None and not data.is_dir():
         if data.exists():
             raise ValueError(f"data: {data} is not a directory")
         data.mkdir(parents=True)
-    return given or (data / "prior" if data is not None and has_manifest(data / "prior") else None)
+    return given or (data / PRIOR if data is not None and has_manifest(data / PRIOR) else None)
 
 
 def fingerprint(
@@ -439,6 +441,7 @@ COMMANDS: dict[str, Sequence[Callable[..., None]]] = {
     "Look": (query, stats, namespaces, sessions),
     "Bound": (quota,),
     "Keep and forget": (snapshot, snapshots, restore, forget, flush, compact, drop_namespace),
+    "Back up": (backup, backups, restore_backup),
     "Names": (fingerprint, version),
 }
 for panel, commands in COMMANDS.items():

@@ -16,17 +16,28 @@ from datastore_service.storage.errors import StorageError
 
 def write_checksummed(path: Path, fields: dict) -> None:
     """Writes the fields and a field `checksum`, atomically and durably."""
-    text = json.dumps(fields | {"checksum": _checksum(fields)}, indent=2) + "\n"
     with atomic_write(path) as file:
-        file.write(text.encode())
+        file.write(checksummed(fields))
+
+
+def checksummed(fields: dict) -> bytes:
+    """The fields and a field `checksum` as JSON."""
+    return (json.dumps(fields | {"checksum": _checksum(fields)}, indent=2) + "\n").encode()
 
 
 def read_object(path: Path) -> dict:
     """The fields of the file, not verified. Raises StorageError unless it is a JSON object with a number `format`."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except OSError as error:
         raise StorageError(path, "file", error.strerror or str(error)) from error
+    return parse_object(path, data)
+
+
+def parse_object(path: Path | str, data: bytes) -> dict:
+    """The same of a file's bytes. path: what the errors name."""
+    try:
+        fields = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise StorageError(path, "file", f"not JSON, the file is damaged: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
@@ -34,7 +45,7 @@ def read_object(path: Path) -> dict:
     return fields
 
 
-def verified_fields(path: Path, fields: dict) -> dict:
+def verified_fields(path: Path | str, fields: dict) -> dict:
     """The fields without their checksum. Raises StorageError if the checksum is missing or does not match."""
     fields = dict(fields)
     if fields.pop("checksum", None) != _checksum(fields):
@@ -42,7 +53,7 @@ def verified_fields(path: Path, fields: dict) -> dict:
     return fields
 
 
-def typed_fields(path: Path, fields: dict, kinds: Mapping[str, type]) -> dict[str, Any]:
+def typed_fields(path: Path | str, fields: dict, kinds: Mapping[str, type]) -> dict[str, Any]:
     """The named fields alone. Raises StorageError for one that is missing, of another type, or a number below 0."""
     for name, kind in kinds.items():
         if type(fields.get(name)) is not kind:  # true is no number

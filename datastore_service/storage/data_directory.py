@@ -31,9 +31,10 @@ from datastore_service.storage.snapshots import (
 
 log = logging.getLogger(__name__)
 
-LIVE, SNAPSHOTS = "live", "snapshots"
+LIVE, SNAPSHOTS, PRIOR = "live", "snapshots", "prior"
+RESTORING = "restore.tmp"  # is there while a restored directory is not complete
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-_FOLDER = re.compile(r".*-[0-9a-f]{16}(\.tmp)?")
+NAMESPACE_FOLDER = re.compile(r".*-[0-9a-f]{16}(\.tmp)?")
 _READABLE_CHARACTERS = 40  # of a folder's name: the model and the tenant
 
 
@@ -50,6 +51,9 @@ class DataDirectory:
         self._vocab_size = vocab_size
         self._live, self._snapshots, self._quotas = path / LIVE, path / SNAPSHOTS, path / QUOTAS
         self._lock = DirectoryLock(path)
+        if (path / RESTORING).exists():
+            self._lock.close()
+            raise StorageError(path / RESTORING, "restore", "not finished: repeat `specstore restore-backup`")
         for folder in (self._live, self._snapshots):
             folder.mkdir(exist_ok=True)
         sync_directory(path)
@@ -115,7 +119,7 @@ class DataDirectory:
     def _open_stores(self) -> list[FolderStore]:
         stores = []
         for folder in sorted(self._live.iterdir()):
-            if not _FOLDER.fullmatch(folder.name):
+            if not NAMESPACE_FOLDER.fullmatch(folder.name):
                 log.warning("not a namespace's folder, left alone: %s", folder)
             elif folder.suffix == TEMPORARY or _was_never_used(folder):
                 shutil.rmtree(folder)

@@ -79,6 +79,11 @@ def read_provenance(path: Path) -> np.ndarray:
         data = path.read_bytes()
     except OSError as error:
         raise StorageError(path, "file", error.strerror or str(error)) from error
+    return parse_provenance(path, data)
+
+
+def parse_provenance(path: Path, data: bytes) -> np.ndarray:
+    """The same of a file's bytes. path: what the errors name."""
     if len(data) < _HEADER.size + _COUNT.size:
         raise StorageError(path, "length", f"{len(data)} bytes, shorter than the header")
     magic, version, checksum = _HEADER.unpack_from(data)

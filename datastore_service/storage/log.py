@@ -108,16 +108,21 @@ def read_log(path: Path, tokenizer: str, vocab_size: int) -> LogContents:
     Documents of a log of version 1 are nobody's, and as old as the log. Raises StorageError naming the offset of a damaged
     record, and for a log of another tokenizer, vocabulary or version."""
     try:
-        data = path.read_bytes()
+        data, written = path.read_bytes(), path.stat().st_mtime
     except OSError as error:
         raise StorageError(path, "file", error.strerror or str(error)) from error
+    return parse_log(path, data, written, tokenizer, vocab_size)
+
+
+def parse_log(path: Path, data: bytes, written: float, tokenizer: str, vocab_size: int) -> LogContents:
+    """The same of a log's bytes. path: what the errors name. written: when it was last, in seconds since 1970."""
     if _is_torn_header(data, tokenizer, vocab_size):
         return LogContents([], len(data))
     named = _check_header(path, data, tokenizer, vocab_size) != _UNNAMED_VERSION
     documents: list[Document] = []
     offset = HEADER_BYTES
     while (payload := _payload(path, data, offset)) is not None:
-        provenance, text = _split(path, offset, payload, named)
+        provenance, text = _split(path, offset, payload, None if named else written)
         documents.append((_tokens(path, offset, text, vocab_size), provenance))
         offset += _RECORD.size + len(payload)
     return LogContents(documents, len(data) - offset)
@@ -197,10 +202,10 @@ def _is_unwritten(data: bytes, offset: int) -> bool:
     return last_page > offset and not any(data[last_page:])
 
 
-def _split(path: Path, offset: int, payload: bytes, named: bool) -> tuple[np.ndarray, bytes]:
-    """A record's PROVENANCE [1], and the bytes of its tokens."""
-    if not named:
-        return provenance_of(Opening(), path.stat().st_mtime), payload
+def _split(path: Path, offset: int, payload: bytes, unnamed: float | None) -> tuple[np.ndarray, bytes]:
+    """A record's PROVENANCE [1], and the bytes of its tokens. unnamed: when a log was written whose records do not say whose they are."""
+    if unnamed is not None:
+        return provenance_of(Opening(), unnamed), payload
     if len(payload) <= PROVENANCE.itemsize:
         raise StorageError(path, f"offset {offset}", f"{len(payload)} bytes, too few for a document")
     return np.frombuffer(payload, PROVENANCE, count=1), payload[PROVENANCE.itemsize :]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from io import RawIOBase
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -60,7 +60,7 @@ class SegmentFile:
         It first reads the file and not the mapping: a read error in a mapping would end the process."""
         try:
             with open(self.path, "rb", buffering=0) as file:
-                self._verify(file)
+                verify_content(file, self.path)  # type: ignore[arg-type]
         except OSError as error:
             raise StorageError(self.path, "file", error.strerror or str(error)) from error
         try:
@@ -68,17 +68,6 @@ class SegmentFile:
         except ValueError as error:
             field, _, reason = str(error).partition(": ")
             raise StorageError(self.path, field, reason) from None
-
-    def _verify(self, file: RawIOBase) -> None:
-        layout, end = _layout(self.vocab_size, *self._sizes)
-        ends = [start for start, _, _ in layout[1:]] + [end]
-        for name, part, end, checksum in zip(PARTS, layout, ends, self._checksums, strict=True):
-            start, dtype, shape = part
-            file.seek(start)
-            if _read_checksum(file, _nbytes(dtype, shape)) != checksum:
-                raise StorageError(self.path, name, DAMAGED)
-            if any(file.read(end - file.tell())):
-                raise StorageError(self.path, f"padding after {name}", "not zero, the file is damaged")
 
     def _map(self) -> Segment:
         size, documents, blocks = self._sizes
@@ -94,6 +83,26 @@ class SegmentFile:
             raise StorageError(self.path, "offsets", f"do not reach from 0 to {size}")
         origin = Origin(str(self.path), self._checksums, status.st_dev, status.st_ino, end)
         return Segment(tokens, suffixes, offsets, keys, self.vocab_size, self.separator, origin)
+
+
+def verify_content(file: BinaryIO, path: Path) -> None:
+    """Compares every byte of an open segment file with its checksums. Raises StorageError naming the part that differs.
+
+    path: what the errors name."""
+    file.seek(0)
+    vocab_size, _, _, sizes, checksums = _parsed(path, file.read(HEADER_BYTES), VERSION)
+    layout, end = _layout(vocab_size, *sizes)
+    length = file.seek(0, os.SEEK_END)
+    if length != end:
+        raise StorageError(path, "length", f"{length} bytes, the header says {end}")
+    ends = [start for start, _, _ in layout[1:]] + [end]
+    for name, part, end, checksum in zip(PARTS, layout, ends, checksums, strict=True):
+        start, dtype, shape = part
+        file.seek(start)
+        if _read_checksum(file, _nbytes(dtype, shape)) != checksum:
+            raise StorageError(path, name, DAMAGED)
+        if any(file.read(end - file.tell())):
+            raise StorageError(path, f"padding after {name}", "not zero, the file is damaged")
 
 
 def shortened(segment: Segment) -> bool:
@@ -125,10 +134,10 @@ def _nbytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
     return dtype.itemsize * int(np.prod(shape, dtype=object))
 
 
-def _read_checksum(file: RawIOBase, size: int) -> int:
+def _read_checksum(file: BinaryIO, size: int) -> int:
     """CRC-32 of the next `size` bytes of a file, or of those that are left."""
     buffer, checksum = memoryview(bytearray(min(size, _CHUNK))), 0
-    while size and (read := file.readinto(buffer[:size])):
+    while size and (read := file.readinto(buffer[:size])):  # type: ignore[attr-defined]
         checksum = crc32(buffer[:read], checksum)
         size -= read
     return checksum
@@ -187,11 +196,16 @@ def read_header(
     """vocab_size, separator, tokenizer, sizes (tokens, documents, keys) and checksums of a file of `version`.
 
     Raises StorageError for a damaged file and for one that is no segment file."""
-    found = format_version(path)
+    return _parsed(path, _header_bytes(path), version)
+
+
+def _parsed(
+    path: Path, header: bytes, version: int
+) -> tuple[int, int, str, tuple[int, int, int], tuple[int, ...]]:
+    found = _version(path, header)
     if found != version:
         hint = "; `specstore upgrade` rewrites its directory" if found in OLD_VERSIONS else ""
         raise StorageError(path, "version", f"{found}, this program reads {version}{hint}")
-    header = _header_bytes(path)
     _, _, width, vocab_size, separator, tokenizer, *rest = _HEADER.unpack_from(header)
     (checksum,) = struct.unpack_from("<I", header, _HEADER.size)
     if checksum != crc32(header[: _HEADER.size]) or any(header[_HEADER.size + 4 :]):
@@ -206,7 +220,13 @@ def read_header(
 
 def format_version(path: Path) -> int:
     """Raises StorageError for a file that is no segment file."""
-    magic, version, *_ = _HEADER.unpack_from(_header_bytes(path))
+    return _version(path, _header_bytes(path))
+
+
+def _version(path: Path, header: bytes) -> int:
+    if len(header) < HEADER_BYTES:
+        raise StorageError(path, "length", f"{len(header)} bytes, shorter than the header's {HEADER_BYTES}")
+    magic, version, *_ = _HEADER.unpack_from(header)
     if magic != MAGIC:
         raise StorageError(path, "magic", f"{magic!r}, this is not a segment file")
     return version
@@ -215,9 +235,6 @@ def format_version(path: Path) -> int:
 def _header_bytes(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
-            header = file.read(HEADER_BYTES)
+            return file.read(HEADER_BYTES)
     except OSError as error:
         raise StorageError(path, "file", error.strerror or str(error)) from error
-    if len(header) < HEADER_BYTES:
-        raise StorageError(path, "length", f"{len(header)} bytes, shorter than the header's {HEADER_BYTES}")
-    return header
