@@ -39,6 +39,7 @@ def restore(
 
     progress is called with each file before it is fetched. Raises StorageError, OSError."""
     directory.mkdir(parents=True, exist_ok=True)
+    sync_directory(directory.parent)
     with DirectoryLock(directory):
         _make_empty(directory)
         staged = directory / RESTORING
