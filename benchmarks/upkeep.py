@@ -1,8 +1,8 @@
-"""`python -m benchmarks.upkeep`: time and memory of building, merging and sessions, the datastore's work beside queries.
+"""`python -m benchmarks.upkeep`: time and memory of building, merging, sessions and backups, the datastore's work beside queries.
 
 Build: `build_segment` against pydivsufsort's raw time on the same tokens, in turns. Merging: the same replay with the
 live tier at rest and while another thread adds text without pause, so that segments are sorted and merged all the
-time. Sessions: bytes per token while open, and the process's resident size as thousands are opened and closed.
+time. Sessions: bytes per token while open, and the process's resident size as thousands are opened and closed. Backup: a live tier written to a folder, once more after one output, restored, and opened as a start does.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -29,7 +32,11 @@ from datastore_service.engine.engine import Engine
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import Budget, Opening
+from datastore_service.protocol.types import Budget, Namespace, Opening
+from datastore_service.storage.backup import back_up
+from datastore_service.storage.backup_store import BackupStore
+from datastore_service.storage.data_directory import DataDirectory
+from datastore_service.storage.restore import restore
 
 BUILDS = 3
 SESSIONS = 20_000
@@ -37,6 +44,7 @@ SESSION_TOKENS = 600
 OPEN_AT_ONCE = 200
 STEP_TOKENS = 3
 WARM_UPS = 8  # into which the live documents are divided
+NAMESPACE = Namespace("benchmark", "0" * 64)
 WORKING_LIVE_TOKENS = 2 * MILLION  # small, so that eviction is at work too
 
 
@@ -56,6 +64,39 @@ def measure_build(documents: Sequence[np.ndarray], vocab_size: int) -> dict:
         "tokens": len(segment), "bytes_per_token": segment.nbytes / len(segment), "raw_seconds": float(np.median(raw)),
         "build_seconds": float(np.median(whole)), "ratio": float(np.median(ratios)), "ratios": ratios,
     }  # fmt: skip
+
+
+def measure_backup(documents: Sequence[np.ndarray], vocab_size: int) -> dict:
+    """Seconds and bytes of a backup to an empty folder, of one more after an output, of its restore, and of a start with that."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target, copy = (Path(folder) / name for name in ("data", "store", "copy"))
+        source.mkdir()
+        engine = _stored(source, vocab_size)
+        for part in (documents[first::WARM_UPS] for first in range(WARM_UPS)):
+            engine.warmup(part)
+        engine.settle()
+        store = BackupStore(str(target))
+        first, first_seconds = _timed(lambda: back_up(source, store))
+        engine.step([Playback("one", documents[0], 1, Opening()).closing()])
+        second, second_seconds = _timed(lambda: back_up(source, store))
+        _, restore_seconds = _timed(lambda: restore(store, second.backup, copy))
+        started, start_seconds = _timed(lambda: _stored(copy, vocab_size))
+        return {
+            "tokens": started.stats().tiers[Tier.LIVE].tokens, "bytes": first.new, "backup_seconds": first_seconds,
+            "second_bytes": second.new, "second_seconds": second_seconds, "restore_seconds": restore_seconds,
+            "start_seconds": start_seconds,
+        }  # fmt: skip
+
+
+def _stored(root: Path, vocab_size: int) -> Engine:
+    """An engine whose live tier is in a data directory, larger than any that is measured."""
+    store = DataDirectory(root, vocab_size).open(NAMESPACE)
+    return Engine(vocab_size, limits=Limits(live_tokens=1000 * MILLION), store=store)
+
+
+def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    return call(), time.perf_counter() - started
 
 
 def measure_merging(
@@ -152,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "upkeep",
         given,
         sessions=measure_sessions(np.concatenate(load.replayed), vocab_size),
+        backup=measure_backup(load.prior, vocab_size),
         merging=measure_merging(load.prior, load.live, load.replayed, vocab_size),
         build=measure_build(load.prior, vocab_size),
     )

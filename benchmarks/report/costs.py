@@ -78,6 +78,10 @@ BUILD = {
     "tokens": lambda build: f"{build['tokens'] / MILLION:.1f} M", "bytes per token": "{bytes_per_token:.2f}",
     "seconds to sort": "{raw_seconds:.2f}", "seconds to build": "{build_seconds:.2f}", "build / sort": "{ratio:.2f}",
 }  # fmt: skip
+BACKUP = {
+    "tokens": "{tokens:,}", "bytes": "{bytes:,}", "backup, s": "{backup_seconds:.2f}", "one more, bytes": "{second_bytes:,}",
+    "s": "{second_seconds:.2f}", "restore, s": "{restore_seconds:.2f}", "start, s": "{start_seconds:.2f}",
+}  # fmt: skip
 SESSIONS = {
     "sessions opened and closed": "{sessions}", "bytes per token": "{bytes_per_token:.1f}",
     "MB after a tenth": lambda sessions: f"{sessions['resident_bytes'][0] / MILLION:.1f}",
@@ -126,6 +130,7 @@ def upkeep(record: dict) -> list[str]:
         "## Upkeep of the datastore", "", *columns([record["build"]], BUILD),
         *columns(steps, {"beside": "{beside}", "step p50 µs": "{p50:.1f}", "p99 µs": "{p99:.1f}"}),
         text.format(*times), "", *columns([record["sessions"]], SESSIONS),
+        *(columns([record["backup"]], BACKUP) if "backup" in record else ()),
     ]  # fmt: skip
 
 

@@ -157,6 +157,10 @@ def test_every_cost_has_tables():
         tables_of(made_by("upkeep") | {"build": build, "merging": merging, "sessions": sessions})
     )
     assert "| 20 | 55.0 | 1.0 | 2.0 |" in text and "4.00 times that at rest and 2.00 times" in text
+    seconds = {"backup_seconds": 1.0, "second_seconds": 0.5, "restore_seconds": 2.0, "start_seconds": 0.25}
+    backup = {"tokens": 8_000_000, "bytes": 45_000_000, "second_bytes": 900} | seconds
+    record = made_by("upkeep") | {"build": build, "merging": merging, "sessions": sessions, "backup": backup}
+    assert "| 8,000,000 | 45,000,000 | 1.00 | 900 | 0.50 | 2.00 | 0.25 |" in tables_of(record)
 
 
 def test_strangers_are_compared_round_by_round():
