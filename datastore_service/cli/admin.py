@@ -28,7 +28,6 @@ from datastore_service.cli.options import (
 from datastore_service.cli.output import print_json, print_reply, progress, table_of
 from datastore_service.cli.stats_tables import print_stats
 from datastore_service.client.access import Access, Metadata
-from datastore_service.client.wire import namespace_message
 from datastore_service.protocol.names import bounded_name, hashed_name
 from datastore_service.protocol.types import MAX_VOCAB
 from proto_gen.specstore.v1 import admin_pb2 as pb
@@ -289,6 +288,8 @@ def health(endpoint: Endpoint = DEFAULT_ENDPOINT, as_json: AsJson = False, *, tl
 
 
 def _message(options: NamespaceOptions) -> Namespace:
+    from datastore_service.client.wire import namespace_message
+
     return namespace_message(options.namespace())
 
 

@@ -8,14 +8,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn
 
 from datastore_service.answers.answer_file import AnswerFile
 from datastore_service.answers.errors import ModelServerError
-from datastore_service.answers.prompts import Question, read_prompts
 from datastore_service.cli.admin import add_documents
 from datastore_service.cli.options import (
     FINGERPRINT,
@@ -30,9 +29,11 @@ from datastore_service.cli.prior import BuiltPrior, build_shown
 from datastore_service.client import tokenizer_fingerprint
 from datastore_service.endpoint import parse_endpoint
 from datastore_service.storage.errors import StorageError
-from datastore_service.storage.manifest import has_manifest, read_manifest
 from datastore_service.storage.tokenizer import load_tokenizer
 from proto_gen.specstore.v1 import admin_pb2 as pb
+
+if TYPE_CHECKING:
+    from datastore_service.answers.prompts import Question
 
 KEY_VARIABLE = "SPECSTORE_SERVER_KEY"
 INTERRUPTED = 130  # exit status: 128 and the number of SIGINT, as shells have it
@@ -97,6 +98,8 @@ class TargetOptions:
     def check_prior(self, complete: bool) -> None:
         """Raises StorageError for a directory with a prior. complete: the answers are all there, so that an unfinished
         prior may be this command's."""
+        from datastore_service.storage.manifest import has_manifest, read_manifest
+
         if self.prior and has_manifest(self.prior) and not (complete and read_manifest(self.prior).source):
             raise StorageError(self.prior, "prior", "is here already; `specstore build` adds to it")
 
@@ -137,6 +140,8 @@ def collect(
     target: TargetOptions,
 ) -> None:
     """Collects a served model's own answers to prompts, as a corpus and a prior. An interrupted run goes on where it stopped."""
+    from datastore_service.answers.prompts import Question, read_prompts
+
     source = command.get_parameter_source("endpoint")
     target.check(endpoint_given=source is not None and source.name == "COMMANDLINE")
     asked = read_prompts(prompts, field)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from datastore_service.answers.errors import ModelServerError
 from datastore_service.cli.admin import (
@@ -46,8 +46,6 @@ from datastore_service.cli.prior import build_shown
 from datastore_service.cli.query import query
 from datastore_service.client import DatastoreError, tokenizer_fingerprint
 from datastore_service.endpoint import Endpoint, parse_endpoint
-from datastore_service.engine.fusion import FusionWeights, Policy
-from datastore_service.engine.processor import check_processor
 from datastore_service.protocol.types import MAX_VOCAB
 from datastore_service.server.addresses import check_exposure
 from datastore_service.server.credentials import watched_tls
@@ -91,6 +89,16 @@ class OneLineErrors(TyperGroup):
             _fail(_without_errno(error), 1)
 
 
+class CheckedCommand(TyperCommand):
+    """A command that ends at once where the processor lacks what the kernels are compiled for. Its help needs no kernel."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from datastore_service.engine.processor import check_processor
+
+        check_processor()
+        return super().invoke(ctx)
+
+
 def _fail(error: object, status: int) -> NoReturn:
     errors.print(f"specstore: {visible(error)}", style="red", markup=False)
     sys.exit(status)
@@ -131,7 +139,6 @@ def options_of_all_commands(
     ] = False,
 ) -> None:
     write_what_the_terminal_lacks_as_escapes()
-    check_processor()
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -340,6 +347,7 @@ def serve(
     table = _table(identities, token)
 
     # After the checks: kernels may be compiled now, which takes a while.
+    from datastore_service.engine.fusion import FusionWeights, Policy
     from datastore_service.engine.limits import Limits
     from datastore_service.server.audit import audit_to
     from datastore_service.server.descriptors import raise_limit
@@ -446,7 +454,7 @@ COMMANDS: dict[str, Sequence[Callable[..., None]]] = {
 }
 for panel, commands in COMMANDS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(expand_groups(command))
+        app.command(cls=CheckedCommand, rich_help_panel=panel)(expand_groups(command))
 
 
 if __name__ == "__main__":

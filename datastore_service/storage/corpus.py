@@ -10,8 +10,6 @@ from pathlib import Path
 from tokenize import TokenError
 
 import numpy as np
-import pyarrow.parquet as parquet
-from pyarrow import ArrowException
 from tokenizers import Tokenizer
 
 from datastore_service.engine.segment import checked_document
@@ -138,6 +136,8 @@ def _json(path: Path, field: str) -> Iterator[Row]:
 
 
 def _parquet(path: Path, field: str) -> Iterator[Row]:
+    from pyarrow import ArrowException  # which takes longer to import than most corpora take to read
+
     try:
         yield from _parquet_rows(path, field)
     except (ArrowException, UnicodeDecodeError) as error:
@@ -145,7 +145,9 @@ def _parquet(path: Path, field: str) -> Iterator[Row]:
 
 
 def _parquet_rows(path: Path, field: str) -> Iterator[Row]:
-    file = parquet.ParquetFile(path)
+    from pyarrow.parquet import ParquetFile
+
+    file = ParquetFile(path)
     if field not in file.schema_arrow.names:
         raise StorageError(path, field, f"no such column among {file.schema_arrow.names}")
     number = 0

@@ -16,7 +16,6 @@ from sglang_patches.check.pinned import SEED
 from sglang_patches.check.results import OK, Result, Results, host_table
 from sglang_patches.check.setup import PLAIN, Setup
 from sglang_patches.demo.corpus import PROMPTS as SPEED_PROMPTS
-from sglang_patches.ledger.usage import HEAD, source_name
 from sglang_patches.methods.registry import HEADS, METHODS
 
 PROMPTS = (
@@ -179,6 +178,8 @@ def _needs(method: str, kind: str) -> tuple[str, ...]:
 
 def _drafts_in_vain(method: str, ours: Answers) -> str | None:
     """Says whose drafts were never accepted, None if all are now and then."""
+    from sglang_patches.ledger.usage import HEAD, source_name
+
     if ours.tokens_per_step <= 1:
         return f"no drafted token was accepted ({ours.tokens_per_step:.2f} tokens a step)"
     if method in HEADS and not ours.accepted.get(source_name(HEAD)):

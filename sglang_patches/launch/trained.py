@@ -14,9 +14,10 @@ from sglang_patches.demo.noise import own_texts
 from sglang_patches.demo.variant import DEEPENED_TIMES, deepened_target
 from sglang_patches.early_exit.file import EarlyExits
 from sglang_patches.early_exit.fingerprint import model_fingerprint
+from sglang_patches.training import HEAD_EPOCHS
 from sglang_patches.training.answers import Text
 from sglang_patches.training.exits import Run, train
-from sglang_patches.training.heads import EPOCHS, train_shown
+from sglang_patches.training.heads import train_shown
 
 EXITS = "exits.safetensors"
 TEXTS, TOKENS = 58, 320  # all of the demo's answers
@@ -60,6 +61,6 @@ def demo_head() -> Path:
         print(
             "training an EAGLE-3 head of the demo model: about ten minutes, once", file=sys.stderr, flush=True
         )
-        train_shown(ensure(), _answers(), folder, EPOCHS, Console(stderr=True))
+        train_shown(ensure(), _answers(), folder, HEAD_EPOCHS, Console(stderr=True))
 
     return made_once(demo_model_dir().with_name(f"{MODEL_NAME}-eagle3"), make)

@@ -6,3 +6,5 @@
 - `exits`: early exits of the model, for MIRROR;
 - `eagle3`, `heads`: an EAGLE-3 head, and how one is made.
 """
+
+EXIT_EPOCHS, HEAD_EPOCHS = 4, 10  # how often all texts are read, if nothing else is said

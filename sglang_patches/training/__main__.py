@@ -9,14 +9,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from sglang_patches.early_exit.file import EarlyExits
 from sglang_patches.early_exit.fingerprint import model_folder
-from sglang_patches.training import exits, heads
-from sglang_patches.training.answers import Text, read_answers
+from sglang_patches.training import EXIT_EPOCHS, HEAD_EPOCHS
+
+if TYPE_CHECKING:
+    from sglang_patches.early_exit.file import EarlyExits
+    from sglang_patches.training.answers import Text
 
 INTERRUPTED = 130  # exit status: 128 and the number of SIGINT, as shells have it
 
@@ -32,12 +35,12 @@ def arguments() -> argparse.Namespace:
     about_exits = "early exits of the target, for MIRROR; an interrupted run goes on where it was when the same command is given again"
     trained = kinds.add_parser("exits", help=about_exits, description=about_exits)
     trained.set_defaults(make=make_exits)
-    _add_common(trained, "file of the early exits (safetensors)", exits.EPOCHS)
+    _add_common(trained, "file of the early exits (safetensors)", EXIT_EPOCHS)
     trained.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s)")
     about_head = "an EAGLE-3 head of a Llama; SGLang takes the folder as --speculative-draft-model-path with --speculative-algorithm EAGLE3"
     trained = kinds.add_parser("head", help=about_head, description=about_head)
     trained.set_defaults(make=make_head)
-    _add_common(trained, "an empty folder, or one that is made", heads.EPOCHS)
+    _add_common(trained, "an empty folder, or one that is made", HEAD_EPOCHS)
     return parser.parse_args()
 
 
@@ -64,12 +67,16 @@ def _count(text: str) -> int:
 
 
 def make_exits(given: argparse.Namespace, model: Path, texts: Sequence[Text], console: Console) -> None:
+    from sglang_patches.training import exits
+
     run = exits.Run(model, texts, given.out, given.epochs, given.device)
     Console().print(table(exits.train(run, console)))
 
 
 def table(made: EarlyExits) -> Table:
-    counts = (f"target's token among the first {count}" for count in exits.SHOWN)
+    from sglang_patches.training.exits import SHOWN
+
+    counts = (f"target's token among the first {count}" for count in SHOWN)
     shown = Table("layers", *counts, box=None)
     for layer, recalls in made.about.recall.items():
         shown.add_row(f"{layer} of {made.about.layers}", *(f"{recall:.2f}" for recall in recalls))
@@ -77,6 +84,8 @@ def table(made: EarlyExits) -> Table:
 
 
 def make_head(given: argparse.Namespace, model: Path, texts: Sequence[Text], console: Console) -> None:
+    from sglang_patches.training import heads
+
     heads.train_shown(model, texts, given.out, given.epochs, console)
 
 
@@ -87,9 +96,12 @@ def _empty_folder(out: Path) -> None:
 
 
 def main() -> int:
+    given, console = arguments(), Console(stderr=True)
+    # After the options are read: these import torch.
     from transformers import AutoTokenizer
 
-    given, console = arguments(), Console(stderr=True)
+    from sglang_patches.training.answers import read_answers
+
     try:
         model = model_folder(given.model)
         if given.make is make_head:

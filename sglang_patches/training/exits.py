@@ -18,11 +18,11 @@ from torch.nn.functional import cross_entropy, linear
 
 from sglang_patches.early_exit.file import About, Adapter, EarlyExits
 from sglang_patches.early_exit.fingerprint import model_fingerprint
+from sglang_patches.training import EXIT_EPOCHS
 from sglang_patches.training.answers import States, Text, collect
 
 DEPTHS = (0.25, 0.5, 0.75)  # of the target, as in the paper
 HELD_OUT = 10  # of so many texts, one tells the recall and is not trained on
-EPOCHS = 4
 RATE = 2e-3  # of learning, at its highest
 WARM_UP = 0.05  # share of the steps
 BATCH = 256  # tokens
@@ -37,7 +37,7 @@ class Run:
     model: Path
     texts: Sequence[Text]
     out: Path
-    epochs: int = EPOCHS
+    epochs: int = EXIT_EPOCHS
     device: str = "cpu"
 
     @property

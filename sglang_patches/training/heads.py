@@ -15,7 +15,6 @@ from sglang_patches.training.answers import LONGEST, Text
 from sglang_patches.training.eagle3 import Eagle3, read_layers
 from sglang_patches.training.exits import bars, pace
 
-EPOCHS = 10
 RATE = 1e-3  # of learning, at its highest
 DECAY = 0.05  # of weights
 BATCH = 8  # texts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SLOW = {"matplotlib", "sglang", "torch", "transformers"}
+SLOW = {"matplotlib", "pyarrow", "sglang", "torch", "transformers"}
 # Runs a module in place of `python -m`, and says of its help what argparse's own text does not.
 SHOW = """
 import argparse, json, runpy, sys
