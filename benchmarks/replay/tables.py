@@ -23,6 +23,8 @@ def tables(record: dict, picture: Picture = no_picture) -> list[str]:
     for name, (title, tabulate) in SECTIONS.items():
         if results.get(name):
             lines += [f"### {title}", "", *tabulate(results[name]), *picture(name, title)]
+        if name == "methods":
+            lines += picture("sources", "What each source brings")
     if record.get("missing"):
         lines += [
             f"Left out, because arctic-inference is not installed (`make peers`): {', '.join(record['missing'])}.",

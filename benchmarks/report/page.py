@@ -111,7 +111,7 @@ def served(run: Run, rows: serving.Rows) -> list[str]:
     for name in in_order(rows, "report"):
         of_run = [row for row in rows if row["report"] == name]
         lines += [f"### {name}", "", *serving.by_variant(of_run)]
-        for plot in ("curve", "cases", "predicted"):
+        for plot in ("cases", "curve", "batches", "steps"):
             lines += run.picture(name, plot, f"{name}, {plot}")
     return lines + serving.of_all(run.records, rows)
 

@@ -1,25 +1,27 @@
-"""The plots of every benchmark's record, as read back from its file."""
+"""The plots of every benchmark's record, as read back from its file. Each is readable at its own width, about 800 pixels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from benchmarks.beside.tables import FORECASTS, NAMES
 from benchmarks.prompts import ALL
-from benchmarks.replay.tables import OURS, is_ours
+from benchmarks.replay.tables import MIDDLE, OURS, is_ours
 from benchmarks.report.markdown import in_order
-from benchmarks.serve.tables import BASELINE
+from benchmarks.serve.tables import BASELINE, PRIMARY, divisible, is_lossy
 
 DPI = 110
-COLUMNS = 4
-PANEL = 3.2  # inches
+WIDTH, PANEL = 7.2, 2.5  # inches: of a plot, and the height of one of its panels
+COLUMNS = 3
 CURVE = "mixed"  # the case that runs at every batch size
+EDGES = (0.25, 10.0)  # of a ratio's axis: an interval is cut there, and an arrow says so
 
 Rows = Sequence[dict]
 
@@ -30,23 +32,44 @@ def draw(name: str, record: dict, folder: Path) -> None:
         figure.savefig(folder / ("-".join(filter(None, (name, plot))) + ".png"), dpi=DPI)
 
 
-def single(size: tuple[float, float] = (6, 4), **axes: object) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size, layout="constrained")
+def single(height: float = 4.2, **axes: object) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     panel = figure.add_subplot(**axes)
-    panel.grid(alpha=0.3, which="both")
+    panel.grid(alpha=0.3)
     return figure, panel
 
 
 def panels(names: Sequence[str], **axes: object) -> tuple[Figure, list[Axes]]:
-    rows = -(-len(names) // COLUMNS)
-    figure = Figure(figsize=(PANEL * min(COLUMNS, len(names)), PANEL * rows + 0.8), layout="constrained")
-    grid = list(figure.subplots(rows, min(COLUMNS, len(names)), squeeze=False).flat)
+    """A panel for each name; the axes' names stand at the edge of the grid, the legend in its first spare place or below."""
+    columns = min(COLUMNS, len(names))
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(WIDTH if columns > 1 else 5, PANEL * rows + 0.8), layout="constrained")
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in grid[len(names) :]:
-        spare.set_visible(False)
-    for panel, name in zip(grid, names, strict=False):
-        panel.set(title=name, **axes)
+        spare.set_axis_off()
+    for at, (panel, name) in enumerate(zip(grid, names, strict=False)):
+        edge = {"xlabel": at + columns >= len(names), "ylabel": at % columns == 0}
+        panel.set(title=name, **{key: value for key, value in axes.items() if edge.get(key, True)})
         panel.grid(alpha=0.3)
     return figure, grid[: len(names)]
+
+
+def legend_of(figure: Figure, panel: Axes, **more: Any) -> None:
+    """One legend for all panels: in the grid's spare places, else below it."""
+    spare = [axes for axes in figure.axes if not axes.axison]
+    style = {"fontsize": "small", "frameon": False, **more}
+    if spare:
+        spare[0].legend(*panel.get_legend_handles_labels(), loc="upper left", **style).set_in_layout(False)
+    else:
+        figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3, **style)
+
+
+def ticked(axis: Axis, values: Iterable[float]) -> None:
+    """Ticks at these values alone, as far as they are in view. A logarithmic axis has powers of ten otherwise."""
+    low, high = axis.get_view_interval()
+    found = sorted({value for value in values if low <= value <= high})
+    axis.set_ticks(found, [f"{value:g}" for value in found])
+    axis.set_ticks([], minor=True)
 
 
 def at_ratios(rows: Rows, **axes: object) -> tuple[Figure, list[tuple[Axes, float, Rows]]]:
@@ -59,14 +82,48 @@ def at_ratios(rows: Rows, **axes: object) -> tuple[Figure, list[tuple[Axes, floa
 
 
 def line(
-    panel: Axes, rows: Rows, over: str, label: str, field: str = "tokens_per_step", **style: Any
+    panel: Axes,
+    rows: Rows,
+    over: str,
+    label: str,
+    field: str = "tokens_per_step",
+    band: bool = True,
+    **style: Any,
 ) -> None:
-    """Draws a field with its interval as a band."""
+    """Draws a field, with its interval as a band."""
     rows = sorted(rows, key=lambda row: row[over])
     across = [row[over] for row in rows]
     middle, low, high = ends(row[field] for row in rows)
     (drawn,) = panel.plot(across, middle, label=label, **{"marker": ".", **style})
-    panel.fill_between(across, low, high, color=drawn.get_color(), alpha=0.12)
+    if band:
+        panel.fill_between(across, low, high, color=drawn.get_color(), alpha=0.12, linewidth=0)
+
+
+def forest(found: Mapping[str, Mapping[str, dict]], edges: tuple[float, float], **axes: object) -> Figure:
+    """Intervals of several series at the same places, the best place on top. found: by series and place."""
+    best: dict[str, float] = {}
+    for own in found.values():
+        for place, interval in own.items():
+            best[place] = max(best.get(place, 0), interval["value"])
+    places, thick = sorted(best, key=best.__getitem__), max(0.1 + 0.11 * len(found), 0.3)
+    figure, panel = single(thick * len(places) + 1.3, xlim=edges, **axes)
+    for number, (label, own) in enumerate(found.items()):
+        shift = 0.35 - 0.7 * number / max(len(found) - 1, 1)
+        heights = np.array([places.index(place) + shift for place in own])
+        colour = dict(SERVED.values()).get(label, f"C{number}")
+        middle, low, high = ends(own.values())
+        style = {"fmt": "o", "markersize": 4, "color": colour, "label": label}
+        panel.errorbar(middle, heights, xerr=[middle - low, high - middle], **style)
+        for marker, edge, cut in (("<", edges[0], low < edges[0]), (">", edges[1], high > edges[1])):
+            if cut.any():
+                panel.plot(np.full(cut.sum(), edge), heights[cut], marker, color=colour, clip_on=False)
+    panel.set_yticks(range(len(places)), places)
+    panel.grid(visible=False, axis="y")
+    for between in range(len(places) - 1):
+        panel.axhline(between + 0.5, color="0.9", linewidth=0.8)
+    panel.set_ylim(-0.5, len(places) - 0.5)
+    figure.legend(loc="outside upper center", ncols=2, fontsize="small", frameon=False)
+    return figure
 
 
 def ends(intervals: Iterable[dict]) -> np.ndarray:
@@ -88,45 +145,90 @@ def replay(record: dict) -> Iterator[tuple[str, Figure]]:
     for name, rows in record["results"].items():
         if name in ("methods", "cold", "paper"):
             yield name, by_nodes(rows)
+            if any(row["method"] != OURS and is_ours(row) for row in rows):
+                yield "sources", by_source(where(rows, nodes=MIDDLE))
         elif name in ("size", "language", "entries"):
             yield name, by_size(rows)
 
 
 def by_nodes(rows: Rows) -> Figure:
-    """Tokens per step over drafted nodes: a panel a category (SSSD, figure 4), and one of ours by tier."""
+    """Tokens per step over drafted nodes: a panel a category (SSSD, figure 4)."""
     names, methods = in_order(rows, "category"), in_order(rows, "method")
-    ours = [name for name in methods if is_ours({"method": name})]
-    tiers = ["our tiers, all answers"] if len(ours) > 1 else []
-    figure, grid = panels([*names, *tiers], xscale="log", xlabel="drafted nodes", ylabel="tokens per step")
-    for panel, category in zip(grid, names, strict=False):
-        for method in (OURS, *(name for name in methods if name not in ours)):
+    figure, grid = panels(names, xscale="log", xlabel="drafted nodes", ylabel="tokens per step")
+    for panel, category in zip(grid, names, strict=True):
+        for method in (OURS, *(name for name in methods if not name.startswith(OURS))):
+            ours = method == OURS
             chosen = where(rows, method=method, category=category)
-            line(panel, chosen, "nodes", method, linewidth=2.5 if method == OURS else 1)
-    for method in ours if tiers else ():
-        line(grid[-1], where(rows, method=method, category=ALL), "nodes", method.removeprefix(f"{OURS}, "))
-        grid[-1].legend(fontsize="x-small")
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
+            line(panel, chosen, "nodes", method, band=ours, linewidth=2.5 if ours else 1)
+        ticked(panel.xaxis, [row["nodes"] for row in rows])
+    legend_of(figure, grid[0])
     return figure
+
+
+SOURCES = {
+    OURS: "all together",
+    **{f"{OURS}, {name} alone": f"{name} alone" for name in ("session", "live", "corpus")},
+}
+
+
+def by_source(rows: Rows) -> Figure:
+    """Tokens per step from each of the datastore's sources alone, by category."""
+    found = {
+        label: {row["category"]: row["tokens_per_step"] for row in where(rows, method=method)}
+        for method, label in SOURCES.items()
+    }
+    most = max(value["high"] for value in found["all together"].values())
+    return forest(found, (1.0, most), xlabel=f"tokens per step, {MIDDLE} drafted nodes")
 
 
 def by_size(rows: Rows) -> Figure:
-    """Tokens per step over the prior's size; a line for each prior it grows beside, or for whose answers it holds."""
+    """Tokens per step while a corpus grows: a line a category, or two panels where there are several such corpora."""
     over = "added" if "added" in rows[0] else "tokens"
     label = next((key for key in ("beside", "answers") if key in rows[0]), None)
-    names = in_order(rows, "category")
-    figure, grid = panels(names, xlabel=f"tokens of the corpus{' added' if over == 'added' else ''}")
-    for panel, category in zip(grid, names, strict=True):
-        chosen = where(rows, category=category)
-        for value in dict.fromkeys(row.get(label) for row in chosen):
-            own = [row for row in chosen if row.get(label) == value]
-            line(panel, own, over, f"{label}: {value}" if label else "")
-        least = max(min((row[over] for row in chosen if row[over]), default=1), 1)
-        panel.set_xscale("symlog", linthresh=least)
-        if label:
-            panel.legend(fontsize="x-small")
-    grid[0].set_ylabel("tokens per step")
+    labels = {
+        "xlabel": f"tokens of the corpus{' added' if over == 'added' else ''}",
+        "ylabel": "tokens per step",
+    }
+    if label is None:
+        figure, panel = single(**labels)
+        grid = [panel]
+        lines_with_names(panel, rows, over)
+    else:
+        figure, grid = panels(list(dict.fromkeys((most_moved(rows, label), rows[-1]["category"]))), **labels)
+        for panel in grid:
+            for value in in_order(rows, label):
+                own = where(rows, category=panel.get_title(), **{label: value})
+                line(panel, own, over, f"{label}: {value}")
+        legend_of(figure, grid[0])
+    for panel in grid:
+        panel.set_xscale("symlog", linthresh=max(min(row[over] for row in rows if row[over]), 100))
+        ticked(panel.xaxis, (0, 1_000, 10_000, 100_000))
     return figure
+
+
+def most_moved(rows: Rows, label: str) -> str:
+    """The category whose tokens per step depend most on the corpus that grows."""
+    first = where(rows, **{label: rows[0][label]})
+
+    def span(category: str) -> float:
+        values = [row["tokens_per_step"]["value"] for row in where(first, category=category)]
+        return max(values) - min(values)
+
+    return max(in_order(first, "category"), key=span)
+
+
+def lines_with_names(panel: Axes, rows: Rows, over: str) -> None:
+    """Each category's name stands at the end of its line, higher where it would lie on another's."""
+    found = []
+    for category in in_order(rows, "category"):
+        own, whole = where(rows, category=category), category == ALL
+        line(panel, own, over, category, band=whole, linewidth=2.5 if whole else 1)
+        found.append((own[-1]["tokens_per_step"]["value"], category, panel.lines[-1].get_color()))
+    at = 0.0
+    for value, category, colour in sorted(found):
+        at = max(value, at + 0.12)
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "xytext": (4, 0)}
+        panel.annotate(category, (1, at), fontsize="small", color=colour, va="center", **place)
 
 
 # Servers
@@ -134,65 +236,113 @@ def by_size(rows: Rows) -> Figure:
 
 def serve(record: dict) -> Iterator[tuple[str, Figure]]:
     rows = record["summary"]
-    if over_batch := where(rows, case=CURVE, category=ALL):
+    over_batch = where(rows, case=CURVE, category=ALL)
+    if len(in_order(over_batch, "batch")) > 1:
         yield "curve", curve(over_batch)
-    if others := [row for row in rows if row["variant"] != BASELINE]:
+        yield "batches", batches([row for row in over_batch if row["variant"] != BASELINE])
+    elif others := [row for row in rows if row["variant"] != BASELINE and not is_lossy(row)]:
         yield "cases", ratios(others)
-    if predicted := [row for row in rows if row.get("predicted_tokens_per_second")]:
-        yield "predicted", predictions(predicted)
+    divided = [row for row in divisible(rows) if row["breakdown"] or row["variant"] == BASELINE]
+    if any(row["breakdown"] for row in divided):
+        yield "steps", steps([row for row in divided if not row["variant"].startswith("control")])
+
+
+SERVED = {
+    BASELINE: ("plain decoding", "0.4"), "ngram": ("SGLang's NGRAM", "C1"), "ngram_corpus": ("NGRAM with the corpus", "C3"),
+    "sssd": ("SSSD with a corpus", "C0"), "sssd_cold": ("SSSD, empty datastore", "C2"), "sssd_grpc": ("SSSD over gRPC", "C4"),
+    "sssd_static": ("SSSD, empty, always all rows", "C8"), "sssd_crowded": ("SSSD, unrelated corpora too", "C5"),
+    "control_adaptive": ("drafts that never match", "0.6"),
+}  # fmt: skip
+
+
+def look(variant: str) -> tuple[str, str | None]:
+    """Name and colour; one that is not above has the next colour."""
+    return SERVED.get(variant, (variant, None))
 
 
 def curve(rows: Rows) -> Figure:
     """Throughput over latency, a point a batch size (SSSD, figure 6): up and to the left is better."""
     labels = {
-        "xlabel": "mean time between tokens of a request, ms",
+        "xlabel": "mean time between tokens of a request, ms (left is better)",
         "ylabel": "tokens per second, all requests",
     }
-    figure, axes = single((7, 5), **labels)
+    figure, axes = single(4.8, **labels)
     for variant in in_order(rows, "variant"):
         own = sorted(where(rows, variant=variant), key=lambda row: row["batch"])
         points = [(1e3 * row["gap_mean"], row["tokens_per_second"]) for row in own]
-        axes.plot(*zip(*points, strict=True), marker="o", label=variant)
+        axes.plot(*zip(*points, strict=True), marker="o", color=look(variant)[1], label=look(variant)[0])
         for point, row in zip(points, own, strict=True):
-            beside = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": "x-small"}
-            axes.annotate(str(row["batch"]), point, **beside)
-    axes.legend(title="numbers: batch size", fontsize="small")
+            below = (6, -12) if variant == BASELINE else (6, 4)
+            axes.annotate(
+                str(row["batch"]), point, textcoords="offset points", xytext=below, fontsize="small"
+            )
+    axes.set(xlim=(0, None), ylim=(0, None))
+    axes.legend(title="numbers: batch size", fontsize="small", loc="upper right")
     return figure
+
+
+def batches(rows: Rows) -> Figure:
+    """Throughput over plain decoding by batch size."""
+    labels = {"xlabel": "requests in the batch", "ylabel": "throughput over plain decoding"}
+    figure, axes = single(xscale="log", **labels)
+    for number, variant in enumerate(in_order(rows, "variant")):
+        own = where(rows, variant=variant)
+        aside = 1.04 ** (2 * number - 1)  # so that no interval lies on another
+        label, colour = look(variant)
+        bars(axes, [row["batch"] * aside for row in own], own, "throughput_ratio", color=colour, label=label)
+    axes.axhline(1, color="black", linewidth=0.8, label="break-even: plain decoding")
+    ticked(axes.xaxis, [row["batch"] for row in rows])
+    axes.set_ylim(0)
+    axes.legend(fontsize="small")
+    return figure
+
+
+def bars(panel: Axes, across: Sequence[float], rows: Rows, field: str, **style: Any) -> None:
+    """Draws a field with its interval as an error bar at each point."""
+    middle, low, high = ends(row[field] for row in rows)
+    panel.errorbar(across, middle, yerr=[middle - low, high - middle], marker=".", capsize=3, **style)
 
 
 def ratios(rows: Rows) -> Figure:
     """Throughput over plain decoding of every case."""
-    variants = in_order(rows, "variant")
-    places = list(dict.fromkeys((row["case"], row["category"], row["batch"]) for row in rows))
-    figure, axes = single((8, 0.32 * len(places) + 1.5), xlabel="throughput over plain decoding")
-    for number, variant in enumerate(variants):
-        own = where(rows, variant=variant)
-        shift = 0.7 * number / len(variants)
-        heights = [-places.index((r["case"], r["category"], r["batch"])) - shift for r in own]
-        middle, low, high = ends(row["throughput_ratio"] for row in own)
-        errors = [middle - low, high - middle]
-        axes.errorbar(middle, heights, xerr=errors, fmt="o", markersize=3, color=f"C{number}", label=variant)
+    several = len(in_order(rows, "batch")) > 1
+    found: dict[str, dict[str, dict]] = {}
+    for row in sorted(rows, key=lambda row: row["variant"] not in PRIMARY):
+        place = f"{row['case']}, batch {row['batch']}" if several else row["category"]
+        place = f"all {row['case']}" if place == ALL else place
+        found.setdefault(look(row["variant"])[0], {})[place] = row["throughput_ratio"]
+    batch = "" if several else f" at batch {rows[0]['batch']}"
+    labels = {"xscale": "log", "xlabel": f"throughput over plain decoding{batch}, with 95% intervals"}
+    figure = forest(found, EDGES, **labels)
+    (axes,) = figure.axes
     axes.axvline(1, color="black", linewidth=0.8)
-    named = ((case if category == ALL else f"{case}, {category}", batch) for case, category, batch in places)
-    labels = [f"{name}, batch {batch}" for name, batch in named]
-    axes.set_yticks([-i - 0.3 for i in range(len(places))], labels, fontsize="x-small")
-    axes.legend(fontsize="small")
+    ticked(axes.xaxis, (0.25, 0.5, 1, 2, 4, 8))
     return figure
 
 
-def predictions(rows: Rows) -> Figure:
-    """Predicted over measured throughput."""
-    labels = {"xlabel": "measured tokens/s", "ylabel": "predicted tokens/s"}
-    figure, axes = single((5, 5), xscale="log", yscale="log", **labels)
-    for variant in in_order(rows, "variant"):
-        own = where(rows, variant=variant)
-        measured, predicted = ([row[f"{of}tokens_per_second"] for row in own] for of in ("", "predicted_"))
-        axes.plot(measured, predicted, "o", label=variant)
-    measured = [row["tokens_per_second"] for row in rows]
-    limits = np.array([min(measured), max(measured)])
-    axes.plot(limits, limits, color="black", linewidth=0.8)
-    axes.fill_between(limits, 0.9 * limits, 1.1 * limits, alpha=0.1, color="black", label="±10%")
-    axes.legend(fontsize="small")
+def steps(rows: Rows) -> Figure:
+    """What a decode step takes: plain decoding as a whole, SSSD in its parts."""
+    rows = sorted(rows, key=lambda row: (row["batch"], row["variant"] != BASELINE))
+    batches = in_order(rows, "batch")
+    of = "" if len(batches) > 1 else f" at batch {batches[0]}"
+    names = [look(row["variant"])[0] + ("" if of else f", batch {row['batch']}") for row in rows]
+    figure, axes = single(
+        0.3 * len(rows) + 1.1, xlabel=f"milliseconds per decode step{of}, and tokens per request"
+    )
+    total = np.array([row["milliseconds_per_step"] for row in rows])
+    left = np.zeros(len(rows))
+    for part in next(row["breakdown"] for row in rows if row["breakdown"]):
+        width = total * [row["breakdown"].get(part, 0) for row in rows]
+        if width.any():
+            axes.barh(names, width, left=left, label=part)
+            left += width
+    axes.barh(names, total - left, left=left, color=SERVED[BASELINE][1], label="undivided")
+    for at, row in enumerate(rows):
+        text = f" {total[at]:.0f} ms, {row['tokens_per_step']['value']:.2f} tokens"
+        axes.annotate(text, (total[at], at), va="center", fontsize="small")
+    axes.set(xlim=(0, 1.5 * total.max()), ylim=(len(rows) - 0.5, -0.5))
+    axes.grid(visible=False)
+    figure.legend(loc="outside upper center", ncols=7, fontsize="small", frameon=False)
     return figure
 
 
@@ -226,7 +376,11 @@ def load(record: dict) -> Iterator[tuple[str, Figure]]:
         for name, label in LATENCIES.items():
             rates, values = zip(*((level["rate"], level[name]) for level in levels), strict=True)
             axes.plot(rates, values, marker=".", label=label)
-        axes.axhline(record["manifest"]["settings"]["p99_ms"], color="gray", linewidth=0.8)
+        axes.axhline(
+            record["manifest"]["settings"]["p99_ms"], color="gray", linewidth=0.8, label="limit of p99"
+        )
+        ticked(axes.xaxis, 2.0 ** np.arange(-4, 10))
+        ticked(axes.yaxis, 2.0 ** np.arange(-4, 16))
         axes.legend(fontsize="small")
     else:
         figure, axes = single(xlabel="minutes", ylabel="resident MiB")
@@ -244,12 +398,17 @@ def load(record: dict) -> Iterator[tuple[str, Figure]]:
 
 
 def roofline(record: dict) -> Iterator[tuple[str, Figure]]:
-    labels = {"xlabel": "s_q, the root included", "ylabel": "step time over plain decoding"}
+    """What a step costs by its rows, which is also how many tokens it has to yield to be worth that."""
+    made = record["manifest"]["settings"]
+    of = f"calculated for {made['teraflops']:g} TFLOP/s and {made['bandwidth']:g} TB/s"
+    labels = {"xlabel": f"rows checked for each request ({of})", "ylabel": "step time over plain decoding"}
     figure, axes = single(xscale="log", yscale="log", **labels)
     for row in record["results"]:
         lengths = list(map(int, row["cost"]))
         axes.plot(lengths, list(row["cost"].values()), marker=".", label=f"batch {row['batch']}")
-    axes.legend()
+    ticked(axes.xaxis, lengths)
+    ticked(axes.yaxis, (1, 2, 4, 8, 16))
+    axes.legend(fontsize="small")
     yield "", figure
 
 
@@ -289,6 +448,8 @@ def missed(found: dict) -> Figure:
         axes.fill_between(across, low, high, color=drawn.get_color(), alpha=0.15)
         law = np.polyfit(np.log(across), np.log(middle), 1)
         axes.plot(across, np.exp(np.polyval(law, np.log(across))), color=drawn.get_color())
+        ticked(axes.xaxis, across)
+    ticked(axes.yaxis, (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8))
     axes.legend()
     return figure
 
@@ -297,7 +458,7 @@ def speeds(rows: Rows, over: str, label: str) -> Figure:
     """Throughput over plain decoding and hits (SAGUARO, figures 4 and 6): a row of panels for each pair of models."""
     names = [name for name in ("acceptance", "agreement", "temperature") if name in rows[0] and name != over]
     pairs = list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
-    figure = Figure(figsize=(2 * PANEL, 0.8 * PANEL * len(pairs) + 0.8), layout="constrained")
+    figure = Figure(figsize=(WIDTH, PANEL * len(pairs) + 0.8), layout="constrained")
     for pair, (left, right) in zip(pairs, figure.subplots(len(pairs), 2, squeeze=False), strict=True):
         of_pair = [row for row in rows if tuple(row[name] for name in names) == pair]
         title = ", ".join(f"{name} {value:g}" for name, value in zip(names, pair, strict=True))
@@ -308,32 +469,35 @@ def speeds(rows: Rows, over: str, label: str) -> Figure:
             for value in in_order(of_pair, label):
                 own = where(of_pair, **{label: value})
                 line(panel, own, over, f"{label.replace('_', ' ')} {value}", field)
-            scale = "log" if over in ("speed", "batch") else "linear"
-            panel.set(title=title, xlabel=over, ylabel=ylabel, xscale=scale)
+            panel.set(title=title, xlabel=over, ylabel=ylabel)
+            if over in ("speed", "batch"):
+                panel.set_xscale("log")
+                ticked(panel.xaxis, [row[over] for row in rows])
             panel.grid(alpha=0.3)
         dotted = {"color": "black", "linestyle": ":", "marker": ""}
         line(left, own, over, "synchronous", "synchronous_over_plain", **dotted)
-        left.legend(fontsize="x-small")
+    legend_of(figure, left)
     return figure
 
 
 def ceiling(rows: Rows) -> Figure:
     """Throughput over plain decoding by how good the draft model is, a panel a speed ratio (DOUBLE, table 1 and figure 5)."""
     over = next(name for name in ("acceptance", "agreement") if name in rows[0])
-    figure, grid = at_ratios(rows, xlabel=over)
+    figure, grid = at_ratios(rows, xlabel=over, ylabel="throughput over plain decoding")
     for panel, ratio, of in grid:
         for who in in_order(rows, "retrieves"):
             line(panel, where(of, retrieves=who), over, who, "over_plain")
         panel.axhline(ratio, color="k", linewidth=0.8)
-    grid[0][0].set_ylabel("throughput over plain decoding")
-    grid[0][0].legend(title="retrieval by", fontsize="x-small")
+    legend_of(figure, grid[0][0], title="retrieval by; the line: the ceiling C")
     return figure
 
 
 def missed_by_choices(rows: Rows) -> Figure:
     """MIRROR, figure 7: a panel a speed ratio of the middle model, a line an exit; dashed what the draft model misses by itself."""
     models = sorted({row.get("agreement") for row in rows})
-    figure, grid = at_ratios(where(rows, agreement=models[len(models) // 2]), xlabel="kappa", xscale="log")
+    figure, grid = at_ratios(
+        where(rows, agreement=models[len(models) // 2]), xlabel="kappa", ylabel="misses", xscale="log"
+    )
     for panel, _, of in grid:
         for exit in in_order([row for row in of if row["choices"]], "exit"):
             points = [(row["choices"], 1 - row["hit_rate"]["value"]) for row in where(of, exit=exit)]
@@ -341,15 +505,15 @@ def missed_by_choices(rows: Rows) -> Figure:
         (draft,) = where(of, choices=0)
         panel.axhline(1 - draft["hit_rate"]["value"], color="k", linestyle="--", label="draft model")
         panel.set_ylim(0)
-    grid[0][0].set_ylabel("misses")
-    grid[0][0].legend(fontsize="x-small")
+        ticked(panel.xaxis, [row["choices"] for row in rows if row["choices"]])
+    legend_of(figure, grid[0][0])
     return figure
 
 
 def by_window(rows: Rows) -> Figure:
     """MIRROR, figure 3a: above the drafting on the critical path, below tokens per step."""
     ratios = in_order(rows, "ratio")
-    figure = Figure(figsize=(PANEL * len(ratios), 2 * PANEL), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2 * PANEL + 0.5), layout="constrained")
     grid = figure.subplots(2, len(ratios), squeeze=False)
     for column, ratio in zip(grid.T, ratios, strict=True):
         for panel, what in zip(column, ("critical", "tokens_a_step"), strict=True):
@@ -361,7 +525,7 @@ def by_window(rows: Rows) -> Figure:
         column[1].set_xlabel("gamma")
     grid[0, 0].set_ylabel("drafting a step waits for,\nin target forwards")
     grid[1, 0].set_ylabel("tokens per step")
-    grid[0, 0].legend(fontsize="x-small")
+    legend_of(figure, grid[0, 0])
     return figure
 
 
@@ -377,20 +541,23 @@ def beside(record: dict) -> Iterator[tuple[str, Figure]]:
         return
     batches = in_order(record["rows"], "batch")
     labels = [f"batch {batch}" for batch in batches]
-    figure, grid = panels(labels, xlabel="emulated speed ratio", xscale="log")
+    axis = {"xlabel": "emulated speed ratio", "ylabel": "throughput over plain decoding", "xscale": "log"}
+    figure, grid = panels(labels, **axis)
     for panel, batch in zip(grid, batches, strict=True):
         for variant, (label, style) in BESIDE.items():
             own = where(record["rows"], batch=batch, variant=variant)
             if not own:
                 continue
-            across, found = [row["speed"] for row in own], [row["over_plain"] for row in own]
-            middle, low, high = ends(found)
-            panel.plot(across, middle, style, marker=".", label=label)
-            if all(of["low"] is not None for of in found) and variant not in FORECASTS.values():
-                panel.fill_between(across, low, high, color=style[:2], alpha=0.12)
+            across = [row["speed"] for row in own]
+            if variant in FORECASTS.values():
+                middle = [row["over_plain"]["value"] for row in own]
+                panel.plot(across, middle, style, marker=".", label=label)
+            else:
+                aside = 1.01 ** list(BESIDE).index(variant)  # so that no interval lies on another
+                bars(panel, [at * aside for at in across], own, "over_plain", fmt=style, label=label)
         panel.axhline(1.0, color="k", linewidth=0.8)
-    grid[0].set_ylabel("throughput over plain decoding")
-    grid[0].legend(fontsize="x-small")
+        ticked(panel.xaxis, [row["speed"] for row in record["rows"]])
+    legend_of(figure, grid[0])
     yield "ratios", figure
 
 

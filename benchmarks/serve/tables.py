@@ -134,12 +134,13 @@ def by_bench_serving(records: dict[str, dict]) -> list[str]:
     return ["### The same servers under `sglang.bench_serving`", "", text, "", *columns(rows, cells)]
 
 
+def divisible(rows: Rows) -> list[dict]:
+    """The cases whose steps are shown by their parts."""
+    return [row for row in rows if row["category"] == ALL and row["case"] in ("mixed", "tasks")]
+
+
 def shares(rows: Rows) -> list[str]:
-    chosen = [
-        row
-        for row in rows
-        if row["breakdown"] and row["category"] == ALL and row["case"] in ("mixed", "tasks")
-    ]
+    chosen = [row for row in divisible(rows) if row["breakdown"]]
     if not chosen:
         return []
     cells = {name: f"{{{name}}}" for name in ("case", "batch", "variant")}
