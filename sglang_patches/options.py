@@ -65,7 +65,7 @@ class Options:
         "agents send anyway), several, separated by commas; 'off' for custom_params alone",
     )
     request_wishes: str = _option(
-        "conversation,draft,nodes,priors,publish,reference,sources,user",
+        "conversation,draft,group,nodes,priors,publish,reference,sources,user",
         "the wishes that requests may have in custom_params.specstore, separated by commas; 'off' for none. Other wishes are refused. Where "
         "requests name their tenant, --specstore-request-tenant says",
     )

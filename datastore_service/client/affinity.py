@@ -9,9 +9,9 @@ from datastore_service.protocol.types import Entry, Opening
 
 
 def affinity_key(entry: Entry, opening: Opening | None) -> str:
-    """The key that decides which service gets a session: its conversation, so that the next request finds the history,
-    or its name."""
-    return (opening.conversation if opening else "") or entry.session
+    """The key that decides which service gets a session: its group, so that siblings find each other, its conversation, so that the next
+    request finds the history, or its name."""
+    return (opening.group or opening.conversation if opening else "") or entry.session
 
 
 def ranked(key: str, endpoints: Iterable[str]) -> list[str]:

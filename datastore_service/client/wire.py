@@ -88,6 +88,7 @@ def _opening(opening: Opening) -> pb.Opening:
         priors=opening.priors,
         workspace=opening.workspace,
         user=opening.user,
+        group=opening.group,
     )
 
 

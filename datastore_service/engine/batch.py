@@ -25,6 +25,7 @@ from datastore_service.engine.retrieval import (
     MATCH,
     MAX_MATCH,
     MAX_SEGMENTS,
+    OWNER,
     PREFIXES,
     REJECTED_ROW,
     SAMPLES,
@@ -87,8 +88,8 @@ def source_table(
     table[SESSION_ROW, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.SESSION
     table[REJECTED_ROW, [WIDTH, STOP, TIER]] = 4, INDEX_STOP, Tier.REJECTED
     for row, index in enumerate(fresh, start=FIRST_ROW):
-        table[row, [TOKENS, WIDTH, STOP, TIER, INDEX]] = (
-            address_of(index.tokens), 4, INDEX_STOP, Tier.LIVE, index.address,
+        table[row, [TOKENS, WIDTH, STOP, TIER, INDEX, OWNER]] = (
+            address_of(index.tokens), 4, INDEX_STOP, Tier.LIVE, index.address, index.owner,
         )  # fmt: skip
     for row, segment in enumerate(live + prior, start=FIRST_ROW + len(fresh)):
         table[row, :TIER] = segment.descriptor()
@@ -268,6 +269,7 @@ def run_batch(requests, entries, appended, sources, weights, integers, reals, to
         begin, end = request[OUTPUT], request[OUTPUT] + request[NODES]
         if size > 0:
             sources[SESSION_ROW, TOKENS] = descriptor[BUFFER]
+            sources[SESSION_ROW, OWNER] = request[SESSION]
             sources[REJECTED_ROW, TOKENS] = descriptor[REFUSED]
             found = _occurrences(
                 address, sources, bounds, context, size, request[NODES], weights, intervals, integers, reals

@@ -98,6 +98,8 @@ def _check_opening(opening: Opening) -> None:
         raise ValueError(f"opening.conversation: longer than {MAX_NAME_BYTES} bytes")
     if len(opening.workspace.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"opening.workspace: longer than {MAX_NAME_BYTES} bytes")
+    if len(opening.group.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"opening.group: longer than {MAX_NAME_BYTES} bytes")
     if len(opening.priors) > MAX_PRIORS:
         raise ValueError(f"opening.priors: {len(opening.priors)} names exceed {MAX_PRIORS}")
 

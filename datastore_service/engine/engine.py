@@ -5,13 +5,13 @@ Its parts, to be read in this order:
 - `protocol.types`: entries and replies, what goes in and out;
 - `open_sessions`: running requests and the text of each (`session`: one text and its n-gram index);
 - `shared_texts`: the prior and the live tier, which all sessions search (`segment`, `live`), and what a session chooses beside them:
-  further priors, a workspace (`workspaces`);
+  further priors, a workspace (`workspaces`), what is being written for the same prompt (`groups`);
 - `step`: a batch of entries, from locked sessions to replies (`kernel_call`, `batch`: the compiled part);
 - `retrieval` finds occurrences of the context, `fusion` makes the tree.
 
 Readers and writers. What a step searches is one immutable value, `shared_texts.Texts`; a writer builds its segment first and
-then replaces that value. Locks are taken in this order: sessions, the live tier's, those of the session table and of the
-shared texts. The latter two are held for microseconds, and no kernel runs under them.
+then replaces that value. Locks are taken in this order: sessions, the live tier's, those of the session table, of the groups and of
+the shared texts. The latter three are held for microseconds, and no kernel runs under them.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Engine:
         self.limits = limits or Limits()
         self._weights = (weights or FusionWeights()).packed()
         self._share = share or Unshared()
-        self._sessions = OpenSessions(self.limits, self._share)
         self._texts = SharedTexts(vocab_size, self.limits.workspace_tokens)
+        self._sessions = OpenSessions(self.limits, self._share, self._texts.groups)
         self._live = LiveTier(
             vocab_size,
             self.limits.live_tokens,
@@ -183,8 +183,10 @@ class Engine:
         self._live.compact()
 
     def expire(self) -> None:
-        """Has text leave the live tier and workspaces that has its greatest age; see LiveTier.expire."""
-        self._texts.workspaces.expire(time.time() - self.limits.live_seconds)
+        """Has text leave the live tier, workspaces and groups that has its greatest age; see LiveTier.expire."""
+        oldest = time.time() - self.limits.live_seconds
+        self._texts.workspaces.expire(oldest)
+        self._texts.groups.expire(oldest)
         self._live.expire()
 
     def sync(self) -> None:
@@ -208,7 +210,7 @@ class Engine:
     def flush(self, tier: Tier | None = None, session: str | None = None) -> None:
         """Forgets what was learned from serving: one tier's, one session's, or all of it (both None).
 
-        Workspaces go with the live tier. The prior is emptied only if it is named. A flushed session is unknown afterwards; an unknown name is no error.
+        Workspaces, and what groups have written so far, go with the live tier. The prior is emptied only if it is named. A flushed session is unknown afterwards; an unknown name is no error.
         Raises ValueError for a session together with a tier other than SESSION."""
         if session is not None:
             if tier not in (None, Tier.SESSION):
@@ -223,6 +225,7 @@ class Engine:
             self._sessions.forget_refused()
         if tier in (None, Tier.LIVE):
             self._texts.workspaces.clear()
+            self._texts.groups.clear()
             self._live.clear()
 
     def has_workspace(self, name: str) -> bool:
@@ -234,13 +237,14 @@ class Engine:
         self._texts.workspaces.forget(name)
 
     def forget(self, subjects: Collection[Subject]) -> list[np.ndarray]:
-        """Forgets the text of subjects in sessions, conversations, the live tier and its snapshots, and all workspaces, which do not
-        say whose text they have; returns the live tier's and the snapshots' documents. An open session of a subject is neither published
-        nor kept when it ends, and adds nothing to a workspace.
+        """Forgets the text of subjects in sessions, conversations, the live tier and its snapshots, and all workspaces and what groups have
+        written so far, which do not say whose text they have; returns the live tier's and the snapshots' documents. An open session of a subject is neither published
+        nor kept when it ends, and adds nothing to a workspace or a group.
 
         Raises OSError, and what the store raises. Then they are still to be forgotten: by the next start, or by a repeated call."""
         self._sessions.forget(frozenset(subjects))
         self._texts.workspaces.clear()
+        self._texts.groups.clear()
         return self._live.forget(subjects)
 
     def search(self, subjects: Collection[Subject], texts: Sequence[np.ndarray]) -> Found:
@@ -266,6 +270,7 @@ class Engine:
             usage.sessions, usage.conversations, counts.drafts, self._live.merge_failures, tiers,
             logs.nbytes, logs.unsynced, self._live.log_failures, self._texts.unknown,
             len(self._texts.workspaces), self._texts.workspaces.tokens, self._texts.workspaces.nbytes,
+            len(self._texts.groups), self._texts.groups.nbytes,
         )  # fmt: skip
 
     def _load_kernels(self) -> None:

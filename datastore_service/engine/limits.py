@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from datastore_service.engine.groups import MOST_BYTES as GROUP_BYTES
 from datastore_service.engine.live.merge_policy import MOST_FRESH_TOKENS
 from datastore_service.engine.session import MAX_TOKENS
 from datastore_service.engine.workspaces import LEAST_TOKENS
@@ -41,7 +42,7 @@ class Limits:
         refused = self.sessions * self.refusals * _REFUSED
         fresh = MOST_FRESH_TOKENS * _FRESH_TOKEN if self.live_tokens else 0
         workspaces = self.workspace_tokens * _FRESH_TOKEN
-        return sessions + refused + self.live_tokens * LIVE_TOKEN + fresh + workspaces
+        return sessions + refused + self.live_tokens * LIVE_TOKEN + fresh + workspaces + GROUP_BYTES
 
     def __post_init__(self) -> None:
         for name in ("sessions", "session_tokens", "tokens"):

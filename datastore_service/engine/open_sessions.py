@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from datastore_service.engine.conversations import Conversations, Subjects
+from datastore_service.engine.groups import Groups, Sibling
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.provenance import subjects_of
 from datastore_service.engine.session import SessionIndex
@@ -26,15 +27,19 @@ class OpenSession:
     counted: tokens that the table counts for it.
     lock: guards all of this but `counted`, which the table's lock guards.
     earlier: whose text the conversation had before the session.
+    sibling: its part in its group, None without one.
     ended: the session is closed, and its index may belong to another session."""
 
-    __slots__ = ("choice", "counted", "earlier", "ended", "index", "lock", "name", "opening")
+    __slots__ = ("choice", "counted", "earlier", "ended", "index", "lock", "name", "opening", "sibling")
 
     def __init__(self, name: str, opening: Opening, index: SessionIndex, earlier: Subjects) -> None:
         self.name = name
         self.opening = opening
-        chooses = opening.priors or opening.workspace
-        self.choice = Choice(frozenset(opening.priors), opening.workspace) if chooses else NO_CHOICE
+        chooses = opening.priors or opening.workspace or opening.group
+        self.choice = (
+            Choice(frozenset(opening.priors), opening.workspace, opening.group) if chooses else NO_CHOICE
+        )
+        self.sibling: Sibling | None = None
         self.index = index
         self.earlier = earlier
         self.counted = len(index)
@@ -70,10 +75,10 @@ class OpenSessions:
     """The table of open sessions, and the conversations that closed ones have left.
 
     The table's lock is held for microseconds: no kernel runs under it. Locks are taken in this order: sessions, in order
-    of their identity, then the table."""
+    of their identity, then the table, then the groups'."""
 
-    def __init__(self, limits: Limits, share: Share) -> None:
-        self._limits, self._share = limits, share
+    def __init__(self, limits: Limits, share: Share, groups: Groups) -> None:
+        self._limits, self._share, self._groups = limits, share, groups
         self._lock = threading.Lock()
         self._open: dict[str, OpenSession] = {}
         self._closing: set[OpenSession] = set()  # in steps that go on: their outputs are being published
@@ -131,13 +136,13 @@ class OpenSessions:
                 spans.append((begin, end))
         return statuses, spans
 
-    def close(self, session: OpenSession) -> bool:
-        """Ends a session, whose lock the caller holds, and keeps its conversation. False if it was flushed during the
-        step, and its text with it."""
+    def close(self, session: OpenSession, withheld: bool) -> bool:
+        """Ends a session, whose lock the caller holds, and keeps its conversation and, unless it is withheld, its output for its group.
+        False if it was flushed during the step, and its text with it."""
         with self._lock:
             if self._open.get(session.name) is not session:
                 return False
-            self._remove(session)
+            self._remove(session, keeps_text=not withheld)
             session.ended = True
             self._closing.add(session)
             session.index.forget_drafting()
@@ -155,10 +160,9 @@ class OpenSessions:
     def clear(self) -> None:
         """Forgets all sessions and conversations."""
         with self._lock:
-            self._share.end_sessions(len(self._open))
-            self._open.clear()
+            for session in list(self._open.values()):
+                self._remove(session)
             self._conversations.clear()
-            self._tokens = 0
 
     def forget(self, subjects: Subjects) -> None:
         """Forgets what conversations have of the subjects. Their open sessions go on and leave nothing when they end; one that has only
@@ -167,7 +171,10 @@ class OpenSessions:
             self._conversations.forget(subjects)
             for session in list(self._open.values()):
                 if subjects_of(session.opening) & subjects:
-                    session.opening = replace(session.opening, publish=False, conversation="", workspace="")
+                    session.opening = replace(
+                        session.opening, publish=False, conversation="", workspace="", group=""
+                    )
+                    self._leave_group(session, keeps_text=False)
                 elif session.earlier & subjects:
                     self._remove(session)
             under_way = [*self._open.values(), *self._closing]
@@ -240,6 +247,8 @@ class OpenSessions:
             raise NoRoomError(f"sessions: {len(self._open)} are open in the namespace, its limit")
         self._share.open_session()
         session = OpenSession(entry.session, opening, *self._begun_with(entry, opening))
+        if opening.group:
+            session.sibling = self._groups.join(opening.group, session.index.address, opening.prompt_length)
         self._open[entry.session] = session
         self._tokens += session.counted
         return session
@@ -268,10 +277,17 @@ class OpenSessions:
             self._conversations.drop_oldest()
         return True
 
-    def _remove(self, session: OpenSession) -> None:
+    def _remove(self, session: OpenSession, keeps_text: bool = False) -> None:
+        """keeps_text: its output stays for its group."""
         del self._open[session.name]
         self._share.end_sessions(1)
         self._tokens -= session.counted
+        self._leave_group(session, keeps_text)
+
+    def _leave_group(self, session: OpenSession, keeps_text: bool) -> None:
+        if session.sibling is not None:
+            self._groups.leave(session.sibling, keeps_text=keeps_text)
+            session.sibling = None
 
 
 def _continues(index: SessionIndex, entry: Entry) -> bool:

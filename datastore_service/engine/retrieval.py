@@ -33,10 +33,11 @@ from datastore_service.engine.session import (
 
 MAX_MATCH = 128
 
-# Fields of a source: the segment's descriptor, the tier, the address of the index's descriptor (for fresh text alone), and
-# the vocabulary's size. A token is below it unless the segment's file is damaged.
-TOKENS, WIDTH, STOP, SUFFIXES, BITS, ROWS, KEYS, KEY_BITS, TIER, INDEX, VOCAB = range(11)
-SOURCE_FIELDS = 11
+# Fields of a source: the segment's descriptor, the tier, the address of the index's descriptor (for fresh text alone), the
+# vocabulary's size, below which a token is unless the segment's file is damaged, and the owner (for fresh text, and in the session's row
+# the session's own address): a session does not look into what it has written itself.
+TOKENS, WIDTH, STOP, SUFFIXES, BITS, ROWS, KEYS, KEY_BITS, TIER, INDEX, VOCAB, OWNER = range(12)
+SOURCE_FIELDS = 12
 INDEX_STOP = (1 << 32) - 1  # SEPARATOR read as unsigned
 
 # Fields of an occurrence: source row, position of the next token, match length, interval rows per sampled row.
@@ -127,6 +128,8 @@ def fresh_occurrences(sources, begin, end, level, context, size, occurrences, co
         hashed = mix(hashed, context[size - 1 - back])
     walked = 0
     for row in range(begin, end):
+        if sources[row, OWNER] == sources[SESSION_ROW, OWNER]:
+            continue
         walked, count = _walk_fresh(
             sources[row], row, level, hashed, _longer(level), context, size, walked, occurrences, count
         )

@@ -35,6 +35,7 @@ GRAMS = (1, 2, 3, 4, 8)
 LEVELS = len(GRAMS)
 LONGEST_GRAM = GRAMS[-1]
 SEPARATOR = -1  # between the documents of a conversation; never part of an n-gram
+NOBODY = -1  # owner of a text that all sessions search
 MAX_TOKENS = (1 << 31) // LEVELS - 2
 
 # Fields of a session's descriptor.
@@ -57,9 +58,20 @@ class SessionIndex:
     """Text of one session, its n-gram index and the tokens refused in it; 50 to 90 bytes a token.
 
     text_start: start of the request's own text. Tokens before it belong to earlier requests of the conversation.
+    owner: address of the index whose session does not search this text, because it has written it; else NOBODY.
     """
 
-    __slots__ = ("_buffer", "_descriptor", "_draft", "_fields", "_free", "_refused", "address", "text_start")
+    __slots__ = (
+        "_buffer",
+        "_descriptor",
+        "_draft",
+        "_fields",
+        "_free",
+        "_refused",
+        "address",
+        "owner",
+        "text_start",
+    )
 
     def __init__(self, capacity: int = _MIN_CAPACITY) -> None:
         """Makes an index without text.
@@ -72,6 +84,7 @@ class SessionIndex:
         self._fields = self._descriptor.data  # the same memory, read as Python integers
         self.address = address_of(self._descriptor)
         self.text_start = 0
+        self.owner = NOBODY
         self._allocate(capacity, _slots_for(0, capacity))
 
     def __len__(self) -> int:

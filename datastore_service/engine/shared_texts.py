@@ -12,9 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from datastore_service.engine.batch import source_table
-from datastore_service.engine.live.view import FreshText, LiveView
+from datastore_service.engine.groups import Groups
+from datastore_service.engine.live.view import LiveView
 from datastore_service.engine.retrieval import MAX_SEGMENTS
 from datastore_service.engine.segment import Segment
+from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.workspaces import Workspaces
 from datastore_service.protocol.types import Opening
 
@@ -28,6 +30,7 @@ class Choice(NamedTuple):
 
     priors: frozenset[str] = frozenset()
     workspace: str = ""
+    group: str = ""
 
 
 NO_CHOICE = Choice()
@@ -35,23 +38,24 @@ NO_CHOICE = Choice()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """What one step searches. table: the texts' addresses (see `source_table`), valid as long as this object lives."""
+    """What one step searches. fresh: of the sessions' workspace and group. table: the texts' addresses (see `source_table`), valid as
+    long as this object lives."""
 
     prior: tuple[Segment, ...]
     live: LiveView
-    workspace: tuple[FreshText, ...]
+    fresh: tuple[SessionIndex, ...]
     table: np.ndarray
 
     @staticmethod
-    def of(prior: tuple[Segment, ...], live: LiveView, workspace: tuple[FreshText, ...] = ()) -> Texts:
-        table = source_table((*workspace, *live.fresh), live.segments, prior)
-        return Texts(prior, live, workspace, table)
+    def of(prior: tuple[Segment, ...], live: LiveView, fresh: tuple[SessionIndex, ...] = ()) -> Texts:
+        table = source_table((*fresh, *live.fresh), live.segments, prior)
+        return Texts(prior, live, fresh, table)
 
 
 class SharedTexts:
     """Holds the current `Texts`. A change replaces them; a step in progress finishes with those that it began with.
 
-    named: the priors that sessions may choose, by name. workspaces: of the sessions. damaged: segments of all priors that were taken out. unknown: names of
+    named: the priors that sessions may choose, by name. workspaces, groups: of the sessions. damaged: segments of all priors that were taken out. unknown: names of
     priors that sessions have given and that there are not. vocab_size: of the namespace; no segment may have a larger one."""
 
     def __init__(self, vocab_size: int, workspace_tokens: int = 0) -> None:
@@ -61,6 +65,7 @@ class SharedTexts:
         self.named: dict[str, tuple[Segment, ...]] = {}
         self._chosen: dict[Choice, Texts] = {}  # of the current ones, by what is added
         self.workspaces = Workspaces(workspace_tokens, self._forget_chosen)
+        self.groups = Groups(self._forget_chosen)
         self.damaged = self.unknown = 0
         self._reported: set[str] = set()
 
@@ -72,7 +77,8 @@ class SharedTexts:
     def chosen(self, choice: Choice) -> Texts:
         """The texts that a session of this choice searches. A prior that there is not is left out."""
         workspace = choice.workspace if choice.workspace in self.workspaces else ""
-        known = Choice(choice.priors.intersection(self.named), workspace)
+        group = choice.group if choice.group in self.groups else ""
+        known = Choice(choice.priors.intersection(self.named), workspace, group)
         if known == NO_CHOICE:
             return self.current
         return self._chosen.get(known) or self._choose(known)
@@ -127,7 +133,7 @@ class SharedTexts:
         self.current, self._chosen = Texts.of(prior, live), {}
 
     def _forget_chosen(self) -> None:
-        """A workspace has changed."""
+        """A workspace or a group has changed."""
         with self._lock:
             self._chosen = {}
 
@@ -136,8 +142,8 @@ class SharedTexts:
             if len(self._chosen) >= MOST_CHOICES:
                 self._chosen = {}
             further = chain.from_iterable(self.named.get(name, ()) for name in sorted(choice.priors))
-            workspace = self.workspaces.texts(choice.workspace)
-            texts = Texts.of((*self.current.prior, *further), self.current.live, workspace)
+            fresh = (*self.groups.texts(choice.group), *self.workspaces.texts(choice.workspace))
+            texts = Texts.of((*self.current.prior, *further), self.current.live, fresh)
             self._chosen[choice] = texts
             return texts
 

@@ -50,7 +50,8 @@ class EngineStats:
     log_unsynced_bytes: how many of them a power failure would take.
     log_failures: outputs that could not be logged, and failed syncs.
     unknown_priors: names of priors that sessions have given and that they may not read, or that there are not.
-    workspaces, workspace_tokens, workspace_bytes: how many there are, and what they hold."""
+    workspaces, workspace_tokens, workspace_bytes: how many there are, and what they hold.
+    groups, group_bytes: how many have text, and what it takes."""
 
     sessions: int
     conversations: int
@@ -64,3 +65,5 @@ class EngineStats:
     workspaces: int = 0
     workspace_tokens: int = 0
     workspace_bytes: int = 0
+    groups: int = 0
+    group_bytes: int = 0

@@ -83,7 +83,11 @@ class StepRunner:
                 self._texts.note_opening(entry.opening)
         queries = sum(len(entry.queries) for entry in entries)
         tokens = joined_tokens(entries, queries, self._texts.vocab_size)
-        return self._draft(entries, sessions, queries, tokens, texts)
+        replies = self._draft(entries, sessions, queries, tokens, texts)
+        for session in sessions:
+            if session is not None and (sibling := session.sibling) is not None:
+                self._texts.groups.write(sibling, session.index.text())
+        return replies
 
     def _draft(
         self,
@@ -135,7 +139,7 @@ class StepRunner:
         """Ends a session, publishes its output and adds its text to its workspace, unless that is withheld. None, or the status and the
         refusal that say why it is not published."""
         output, shared = (EMPTY_TOKENS, EMPTY_TOKENS) if withheld else (session.output(), session.shared())
-        if not self._sessions.close(session):
+        if not self._sessions.close(session, withheld):
             return Status.UNKNOWN_SESSION, ""
         if len(shared):
             self._texts.workspaces.add(session.opening.workspace, shared)

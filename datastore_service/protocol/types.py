@@ -69,6 +69,7 @@ class Opening:
     those that there are not: left out.
     workspace: the text of a project, which the session searches, and to which its own text is added when it closes, the prompt too; ""
     for none.
+    group: the sessions that answer the same prompt, which draft for each other while they are open; "" for none.
     user: whose text the session is, so that it can be forgotten; "" says nothing.
     """
 
@@ -79,6 +80,7 @@ class Opening:
     priors: tuple[str, ...] = ()
     workspace: str = ""
     user: str = ""
+    group: str = ""
 
 
 @dataclass(slots=True, eq=False)

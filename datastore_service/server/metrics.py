@@ -124,6 +124,13 @@ OF_NAMESPACES: tuple[Figure[OfNamespace], ...] = (
     Figure(
         GAUGE, "specstore_workspace_bytes", "Bytes that workspaces hold", lambda of: of.stats.workspace_bytes
     ),
+    Figure(
+        GAUGE,
+        "specstore_groups",
+        "Groups whose open sessions draft for each other",
+        lambda of: of.stats.groups,
+    ),
+    Figure(GAUGE, "specstore_group_bytes", "Bytes that groups hold", lambda of: of.stats.group_bytes),
 )
 OF_TIERS: tuple[Figure[OfTier], ...] = (
     Figure(GAUGE, "specstore_bytes", "Bytes that a tier holds", lambda of: of.held.nbytes),

@@ -183,6 +183,7 @@ def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
         _check_name(name, f"opening.priors[{i}]", limits)
     _check_name(opening.workspace, "opening.workspace", limits)
     _check_name(opening.user, "opening.user", limits)
+    _check_name(opening.group, "opening.group", limits)
     _check_limit(opening.prompt_length, INT32_MAX, "opening.prompt_length")
     return Opening(
         opening.conversation,
@@ -192,6 +193,7 @@ def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
         tuple(opening.priors),
         opening.workspace,
         opening.user,
+        opening.group,
     )
 
 

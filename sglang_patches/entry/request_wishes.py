@@ -48,17 +48,18 @@ _PRIORS = Wish(
     f"a list of at most {MAX_PRIORS} names of 1 to {MAX_NAME_BYTES} bytes",
     lambda value: isinstance(value, list) and len(value) <= MAX_PRIORS and all(map(_is_name, value)),
 )
-_WORKSPACE = Wish(f"a name of 1 to {MAX_NAME_BYTES} bytes", _is_name)
+_SHARED = Wish(f"a name of 1 to {MAX_NAME_BYTES} bytes", _is_name)
 WISHES = {
     "conversation": _NAME,
     "draft": _SOURCES,
+    "group": _SHARED,
     "nodes": _COUNT,
     "priors": _PRIORS,
     "publish": _SWITCH,
     "reference": _TEXTS,
     "sources": _SWITCH,
     "user": _NAME,
-    "workspace": _WORKSPACE,
+    "workspace": _SHARED,
 }
 OF_A_SERVICE = ("priors", "workspace")  # an embedded datastore has none
 TENANT = "tenant"  # a wish too; `--specstore-request-tenant` says whether requests may have it

@@ -110,7 +110,7 @@ class RequestState:
 
 def _wishes(req: Req) -> dict:
     """`custom_params["specstore"]`: {"conversation": name, "draft": bool or names, "nodes": count, "priors": names, "publish": bool, "sources": bool,
-    "tenant": name, "user": name, "workspace": name}."""
+    "tenant": name, "user": name, "workspace": name, "group": name}."""
     wishes = (req.sampling_params.custom_params or {}).get("specstore") or {}
     if not isinstance(wishes, dict):
         _report_no_object()
@@ -136,6 +136,7 @@ def request_opening(req: Req, publish: bool) -> Opening:
         priors=_names(wishes.get("priors")),
         workspace=next(iter(_names([wishes.get("workspace")])), ""),
         user=bounded_name(user) if user else "",
+        group=next(iter(_names([wishes.get("group")])), ""),
     )
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import unicodedata
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from html import unescape
 
@@ -32,7 +33,7 @@ from datastore_service.engine.workspaces import BLOCK, LEAST_TOKENS  # noqa: E40
 from datastore_service.protocol.names import hashed_name  # noqa: E402
 from datastore_service.protocol.tenants import step_by_tenant  # noqa: E402
 from datastore_service.protocol.tree import EMPTY_TREE  # noqa: E402
-from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status  # noqa: E402
+from datastore_service.protocol.types import EMPTY_TOKENS, Budget, Entry, Namespace, Opening, Status  # noqa: E402
 from datastore_service.server import wire as server_wire  # noqa: E402
 from datastore_service.server.engine_factory import engine_factory  # noqa: E402
 from datastore_service.server.history import History  # noqa: E402
@@ -279,6 +280,36 @@ def test_a_conversation_is_its_tenant_s_alone(datastore, pair, tmp_path):
         said.opening = Opening("talk", publish=False)
         step([said])
         assert drafted(step([asks(listener, "talk"), asks(teller, "talk")])) == [[], FOUND]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("datastore", [embedded, service])
+def test_a_group_is_its_tenant_s_alone(datastore, pair, tmp_path):
+    """What one tenant's session writes drafts for its sibling at once, and for no other tenant's of the same group."""
+    listener, teller = PAIRS[pair]
+    with datastore(tmp_path) as step:
+        begun = [asks(tenant) for tenant in (teller, listener, teller)]
+        for entry in begun:
+            entry.opening = Opening(publish=False, prompt_length=len(PROMPT), group="prompt 7")
+        step(begun)
+        writer, *asking = [
+            replace(entry, start=len(PROMPT), tokens=EMPTY_TOKENS, opening=None) for entry in begun
+        ]
+        step([replace(writer, tokens=TEXT[8:])])
+        assert drafted(step(asking)) == [[], FOUND]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_client_s_own_engine_has_no_groups(pair):
+    away = GrpcDatastore(f"127.0.0.1:{free_port()}", namespace(), tenants=True)
+    datastore = ResilientDatastore([Link("away", away)], Engine(VOCAB), NoTexts())
+    said = [says(tenant) for tenant in PAIRS[pair]]
+    for entry in said:
+        entry.opening, entry.closing = Opening(publish=False, prompt_length=8, group="prompt 7"), False
+    said[0].tokens, said[0].budget, said[0].opening = PROMPT, Budget(8), said[1].opening
+    datastore.post(said[1:])
+    assert drafted(datastore.step(said[:1], 0.0)) == [[]]
+    datastore.close()
 
 
 @pytest.mark.parametrize("pair", PAIRS)

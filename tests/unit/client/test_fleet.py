@@ -29,8 +29,8 @@ def datastore(services):
     return over(links)
 
 
-def opened(name: str, conversation: str = "") -> Entry:
-    return Entry(name, tokens=TEXT, opening=Opening(conversation, True, len(TEXT)))
+def opened(name: str, conversation: str = "", group: str = "") -> Entry:
+    return Entry(name, tokens=TEXT, opening=Opening(conversation, True, len(TEXT), group=group))
 
 
 def placed(services) -> dict[str, str]:
@@ -66,6 +66,11 @@ def test_the_post_goes_round_a_service_that_is_gone(services):
 
 def test_a_conversation_stays_with_its_service(datastore, services):
     datastore.post([opened(name, "talk") for name in SESSIONS])
+    assert len(set(placed(services).values())) == 1
+
+
+def test_siblings_of_several_conversations_have_one_service(datastore, services):
+    datastore.post([opened(name, f"talk {name}", "prompt 7") for name in SESSIONS])
     assert len(set(placed(services).values())) == 1
 
 

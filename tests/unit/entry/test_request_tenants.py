@@ -142,7 +142,7 @@ WRONG_WISHES = [
     ({"nodes": True}, "nodes: True is not a whole number"),
     (
         {"conversations": "c"},
-        "'conversations' is none of conversation, draft, nodes, priors, publish, reference, sources, user, workspace, tenant",
+        "'conversations' is none of conversation, draft, group, nodes, priors, publish, reference, sources, user, workspace, tenant",
     ),
 ]
 

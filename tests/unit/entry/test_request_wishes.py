@@ -26,6 +26,7 @@ SERVICE = "unix:/run/specstore.sock"
 VALUES = {
     "conversation": "c",
     "draft": ["datastore"],
+    "group": "prompt 7",
     "nodes": 3,
     "priors": ["python"],
     "publish": False,
@@ -78,10 +79,17 @@ def test_what_are_no_names_of_priors_is_refused(answering, priors):
 
 
 @pytest.mark.parametrize("name", [7, "", "x" * 257, "\ud800", "sha256:1"], ids=repr)
-def test_what_is_no_name_of_a_workspace_is_refused(answering, name):
-    answering(wishes="workspace", endpoint=SERVICE)
-    with pytest.raises(ValueError, match=r"^custom_params.specstore.workspace: .* is not a name of 1 to 256"):
-        enter({"workspace": name})
+@pytest.mark.parametrize("wish", ["group", "workspace"])
+def test_what_is_no_name_of_a_shared_text_is_refused(answering, wish, name):
+    answering(wishes=wish, endpoint=SERVICE)
+    with pytest.raises(ValueError, match=rf"^custom_params.specstore.{wish}: .* is not a name of 1 to 256"):
+        enter({wish: name})
+
+
+def test_siblings_need_no_service_and_may_publish_nothing(answering):
+    """Unlike what a workspace has, a group's text goes with its requests."""
+    answering(endpoint="embedded")
+    enter({"group": "prompt 7", "publish": False})
 
 
 @pytest.mark.parametrize("wish", OF_A_SERVICE)

@@ -156,10 +156,10 @@ def test_custom_params_name_priors(given, named):
 
 
 @pytest.mark.parametrize(("given", "named"), [("p", "p"), (None, ""), (7, "")])
-def test_custom_params_name_a_workspace(given, named):
-    assert (
-        request_opening(make_req(custom_params={"specstore": {"workspace": given}}), True).workspace == named
-    )
+@pytest.mark.parametrize("wish", ["workspace", "group"])
+def test_custom_params_name_a_text_that_requests_share(wish, given, named):
+    opening = request_opening(make_req(custom_params={"specstore": {wish: given}}), True)
+    assert getattr(opening, wish) == named
 
 
 def test_custom_params_name_conversation_and_forbid_publishing():

@@ -13,10 +13,11 @@ from datastore_service.server.identities import Identity, Right, Tenants
     ("opening", "denials"),
     [
         (Opening(publish=False, workspace="project"), ["publish acme"]),
+        (Opening(publish=False, group="prompt 7"), ["publish acme"]),
         (Opening(publish=True), ["publish acme"]),
         (Opening(publish=False), []),
     ],
-    ids=["a workspace", "the live tier", "neither"],
+    ids=["a workspace", "a group", "the live tier", "nothing"],
 )
 def test_its_sessions_leave_text_nowhere(opening, denials):
     told = []
@@ -29,6 +30,6 @@ def test_its_sessions_leave_text_nowhere(opening, denials):
     for _ in range(2):
         entries = [Entry("s", opening=opening), Entry("s", closing=True)]
         opened, closed = rights.permitted(entries, "acme")
-        assert (opened.opening.publish, opened.opening.workspace) == (False, "")
+        assert opened.opening == Opening(publish=False)
         assert opened.withheld and closed.withheld
     assert told == denials
