@@ -555,7 +555,7 @@ REQUESTS = (
     ),
     right(
         "custom_params",
-        "`specstore` in it is ours: `conversation`, `tenant` and `workspace` are strings, `publish` and `sources` are true or false, and so is `draft`, or a list of "
+        "`specstore` in it is ours: `conversation`, `group`, `tenant` and `workspace` are strings, `publish` and `sources` are true or false, and so is `draft`, or a list of "
         "sources, `nodes` is a count, `priors` is a list of names, `reference` is a string or a list of strings; another type or name is answered 400, and so is what "
         "`--specstore-request-wishes` does not list; a null is as if not given",
         "unit/entry/test_request_tenants",

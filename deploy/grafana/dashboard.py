@@ -212,19 +212,21 @@ DATASTORE = [
     ),
     Shown(
         "Sessions",
-        "Open sessions, texts kept for a conversation's next request, and workspaces.",
+        "Open sessions, texts kept for a conversation's next request, workspaces, and groups of running requests.",
         {
             "sessions {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_sessions{{{SERVICE}}})",
             "conversations {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_conversations{{{SERVICE}}})",
             "workspaces {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_workspaces{{{SERVICE}}})",
+            "groups {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_groups{{{SERVICE}}})",
         },
     ),
     Shown(
         "Memory",
-        "The process, and of that what each tier and all workspaces hold. A prior's files are mapped: the system may drop them.",
+        "The process, and of that what each tier, all workspaces and all groups hold. A prior's files are mapped: the system may drop them.",
         {
             "{{tier}}": f"sum by (tier) (specstore_bytes{{{SERVICE}}})",
             "workspaces": f"sum(specstore_workspace_bytes{{{SERVICE}}})",
+            "groups": f"sum(specstore_group_bytes{{{SERVICE}}})",
             "process {{instance}}": "process_resident_memory_bytes and on (job, instance)"
             f" specstore_streams{{{SERVICE}}}",
         },

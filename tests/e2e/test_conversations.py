@@ -3,7 +3,11 @@ second, and for no other session."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +78,27 @@ def test_what_is_no_name_fails_no_request(server):
     unusable = metric(server.url, "specstore_request_conversations_total", source=UNUSABLE)
     assert clients.openai_chat(server, "x" * 257, {}) == clients.openai_chat(server, "", {})
     assert metric(server.url, "specstore_request_conversations_total", source=UNUSABLE) == unusable + 1
+
+
+AGENT = Path(__file__).parents[2] / "examples" / "agent_loop.py"
+TURN = re.compile(
+    r"^turn \d+: (\d+) tokens in (\d+) steps, \S+ a step, (\d+) of them predicted: (.*)$", re.MULTILINE
+)
+
+
+def test_the_agent_of_the_example_says_the_same_in_fewer_steps(server):
+    """Its edits are a small model's: good or not, they are the same with and without what it tells the server."""
+
+    def turns(*words: str) -> list[tuple[int, int, int, str]]:
+        command = [sys.executable, str(AGENT), "--url", f"{server.url}/v1", "--turns", "2", *words]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        print(said)
+        return [(int(a), int(b), int(c), outcome) for a, b, c, outcome in TURN.findall(said)]
+
+    hinted, plainly = turns(), turns("--plainly")
+    assert [(tokens, outcome) for tokens, _, _, outcome in hinted] == [
+        (tokens, outcome) for tokens, _, _, outcome in plainly
+    ]
+    assert hinted and all(0 < steps < tokens for tokens, steps, _, _ in hinted)
+    assert sum(predicted for _, _, predicted, _ in hinted) > 0 == sum(turn[2] for turn in plainly)
+    assert sum(turn[1] for turn in hinted) < sum(turn[1] for turn in plainly)

@@ -67,6 +67,20 @@ SURVIVORS = (
         "engine/test_workspaces.py",
     ),
     Mutant(
+        "sibling-stays",  # what is withheld stays with its group
+        "datastore_service/engine/open_sessions.py",
+        "keeps_text=not withheld)",
+        "keeps_text=True)",
+        "engine/test_groups.py",
+    ),
+    Mutant(
+        "sibling-twice",  # a session finds its own output among its siblings'
+        "datastore_service/engine/groups.py",
+        "        self.owner = owner\n",
+        "",
+        "engine/test_groups.py",
+    ),
+    Mutant(
         "forgotten-late",  # a session that has closed publishes after its user was forgotten
         "datastore_service/engine/open_sessions.py",
         "[*self._open.values(), *self._closing]",
