@@ -53,8 +53,10 @@ class Basket(unittest.TestCase):
     def test_average_of_nothing(self):
         self.assertEqual(average({}), 0)
 """
-TASK = "Edit this file so that the average of an empty basket is 0. Answer with the whole file.\n\n```python\n{}```"
-MOST_TOKENS = 256  # of an answer
+WISH = "Repeat the whole file, with a fixed function `average`."
+TASK = "Repeat this Python file:\n\n```python\n{}```\n\n" + WISH
+AGAIN = "The tests say: {}\n\n" + WISH
+MOST_TOKENS = 160  # of an answer
 TEST_SECONDS = 20
 
 
@@ -88,8 +90,8 @@ class Agent:
         """Asks for an edit and tests it. failure: what the tests say of the file as it is."""
         path = self._folder / FILE
         source = path.read_text()
-        task = TASK.format(source) if not self._said else "That edit fails. Try again, with the whole file."
-        answer = self._ask(f"{task}\n\nThe tests say: {failure}", source)
+        message = AGAIN.format(failure) if self._said else TASK.format(source)
+        answer = self._ask(message, source)
         path.write_text(edited(answer.choices[0].message.content or ""))
         passed = not failing_tests(self._folder)
         if not passed:

