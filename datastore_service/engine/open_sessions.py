@@ -278,7 +278,7 @@ class OpenSessions:
         return True
 
     def _remove(self, session: OpenSession, keeps_text: bool = False) -> None:
-        """keeps_text: its output stays for its group."""
+        """Takes a session off the table. keeps_text: what it has written stays for its group."""
         del self._open[session.name]
         self._share.end_sessions(1)
         self._tokens -= session.counted

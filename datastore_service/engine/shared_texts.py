@@ -22,7 +22,7 @@ from datastore_service.protocol.types import Opening
 
 log = logging.getLogger(__name__)
 
-MOST_CHOICES = 64  # whose texts are kept until the next change: clients choose. A batch of rollouts has dozens of groups
+MOST_CHOICES = 64  # whose texts are kept until the next change: clients choose, and rollouts have many groups
 
 
 class Choice(NamedTuple):
