@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from datastore_service.engine.checking import check_entries, joined_tokens, refu
 from datastore_service.engine.fusion import FusionWeights
 from datastore_service.engine.kernel_call import KernelCallPool
 from datastore_service.engine.limits import Limits
+from datastore_service.engine.live.fresh_writer import Published
 from datastore_service.engine.live.store import Found, LiveStore
 from datastore_service.engine.live.tier import LiveTier
 from datastore_service.engine.live.view import LiveView
@@ -173,6 +174,24 @@ class Engine:
     def live_tokens(self) -> int:
         """Tokens that the live tier holds now."""
         return self._texts.current.live.tokens
+
+    def take(self, document: np.ndarray, provenance: np.ndarray) -> bool:
+        """Adds an output of another service to the live tier; see LiveTier.take. Raises NoRoomError."""
+        return self._live.take(document, provenance)
+
+    @property
+    def published(self) -> Published:
+        """The outputs of this service's sessions."""
+        return self._live.published
+
+    def published_here(self, after: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Those that the live tier has, with numbers above `after`; see LiveView.published_here."""
+        until = self._live.published.last  # before the view: it has all up to that
+        return self._live.view.published_here(after, until) if until > after else iter(())
+
+    def waiting(self, after: int, until: int) -> int:
+        """How many the live tier has with numbers above `after`, up to `until`."""
+        return self._live.view.count_published_here(after, until) if until > after else 0
 
     def settle(self) -> None:
         """Waits until the live tier has no merge to do."""

@@ -1,4 +1,5 @@
-"""The provenance of a document of the live tier: whose text it is, and since when the tier has it. By that it is forgotten.
+"""The provenance of a document of the live tier: whose text it is, since when there is such text, and where it was published. By that
+it is forgotten, and by that services that share it know which texts they have.
 
 Names are kept as 64-bit digests: a segment has as many provenances as documents.
 """
@@ -14,7 +15,10 @@ import numpy as np
 from datastore_service.protocol.types import Opening
 
 # Digests of names, 0 for none; seconds since 1970.
-PROVENANCE = np.dtype([("conversation", "<u8"), ("user", "<u8"), ("published", "<u8")])
+NAMED = [("conversation", "<u8"), ("user", "<u8"), ("published", "<u8")]
+# The service that published it, 0 for this one; its number among the outputs of that service, 0 for text that is no output.
+PROVENANCE = np.dtype([*NAMED, ("origin", "<u8"), ("number", "<u8")])
+UNNUMBERED = np.dtype(NAMED)  # as files had it before
 NO_PROVENANCE = np.empty(0, PROVENANCE)
 KINDS = ("conversation", "user")
 
@@ -59,8 +63,17 @@ def subjects_of(opening: Opening) -> frozenset[Subject]:
 
 def provenance_of(opening: Opening, published: float, documents: int = 1) -> np.ndarray:
     """PROVENANCE [documents], of documents that a session has written. published: seconds since 1970."""
-    row = digest(opening.conversation), digest(opening.user), int(published)
+    row = digest(opening.conversation), digest(opening.user), int(published), 0, 0
     return np.array([row] * documents, PROVENANCE)
+
+
+def unnumbered(data: bytes) -> np.ndarray:
+    """PROVENANCE of documents whose file has UNNUMBERED. data: the file's bytes."""
+    earlier = np.frombuffer(data, UNNUMBERED)
+    provenance = np.zeros(len(earlier), PROVENANCE)
+    for name, _ in NAMED:
+        provenance[name] = earlier[name]
+    return provenance
 
 
 def belonging_to(subjects: Collection[Subject]) -> Selection:

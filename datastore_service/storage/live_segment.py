@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from isal.isal_zlib import crc32
 
-from datastore_service.engine.provenance import PROVENANCE, provenance_of
+from datastore_service.engine.provenance import PROVENANCE, UNNUMBERED, provenance_of, unnumbered
 from datastore_service.engine.segment import Segment
 from datastore_service.protocol.types import Opening
 from datastore_service.storage.atomic import atomic_write
@@ -22,7 +22,8 @@ from datastore_service.storage.live_manifest import LiveManifest
 from datastore_service.storage.segment_file import DAMAGED, SegmentFile, open_verified, write_segment
 
 MAGIC = b"SPECPROV"
-VERSION = 1
+VERSION = 2
+_UNNUMBERED_VERSION = 1  # does not say where they were published
 SUFFIX = ".prov"
 _HEADER = struct.Struct("<8sII")  # magic, version, CRC-32 of all that follows
 _COUNT = struct.Struct("<Q")
@@ -89,13 +90,15 @@ def parse_provenance(path: Path, data: bytes) -> np.ndarray:
     magic, version, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise StorageError(path, "magic", f"{magic!r}, this does not say whose a segment is")
-    if version != VERSION:
-        raise StorageError(path, "version", f"{version}, this program reads {VERSION}")
+    if version not in (_UNNUMBERED_VERSION, VERSION):
+        raise StorageError(path, "version", f"{version}, this program reads 1 to {VERSION}")
     content = data[_HEADER.size :]
     (count,) = _COUNT.unpack_from(content)
-    if checksum != crc32(content) or len(content) != _COUNT.size + count * PROVENANCE.itemsize:
+    kind = PROVENANCE if version == VERSION else UNNUMBERED
+    if checksum != crc32(content) or len(content) != _COUNT.size + count * kind.itemsize:
         raise StorageError(path, "checksum", DAMAGED.removeprefix("checksum "))
-    return np.frombuffer(content, PROVENANCE, offset=_COUNT.size)
+    rows = content[_COUNT.size :]
+    return np.frombuffer(rows, PROVENANCE) if version == VERSION else unnumbered(rows)
 
 
 def _read(path: Path, documents: int, manifest: LiveManifest) -> np.ndarray:

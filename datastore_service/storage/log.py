@@ -1,4 +1,4 @@
-"""Write-ahead logs of the live tier, format version 2; docs/storage-format.md describes every byte."""
+"""Write-ahead logs of the live tier, format version 3; docs/storage-format.md describes every byte."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from datastore_service.engine.live.store import Document
-from datastore_service.engine.provenance import PROVENANCE, provenance_of
+from datastore_service.engine.provenance import PROVENANCE, UNNUMBERED, provenance_of, unnumbered
 from datastore_service.engine.segment import token_dtype
 from datastore_service.protocol.types import Opening
 from datastore_service.storage.atomic import sync_directory
 from datastore_service.storage.errors import StorageError
 
 MAGIC = b"SPECLOG\x00"
-VERSION = 2
+VERSION = 3
 _UNNAMED_VERSION = 1  # its records do not say whose they are
+_UNNUMBERED_VERSION = 2  # nor do these say where they were published
+_VERSIONS = (_UNNAMED_VERSION, _UNNUMBERED_VERSION, VERSION)
 LOG_NAME = re.compile(r"(\d{8,})\.log")
 _HEADER = struct.Struct("<8sIIQ32s")  # without its own checksum, which follows as u32
 _RECORD = struct.Struct("<III")
@@ -118,11 +120,11 @@ def parse_log(path: Path, data: bytes, written: float, tokenizer: str, vocab_siz
     """The same of a log's bytes. path: what the errors name. written: when it was last, in seconds since 1970."""
     if _is_torn_header(data, tokenizer, vocab_size):
         return LogContents([], len(data))
-    named = _check_header(path, data, tokenizer, vocab_size) != _UNNAMED_VERSION
+    version = _check_header(path, data, tokenizer, vocab_size)
     documents: list[Document] = []
     offset = HEADER_BYTES
     while (payload := _payload(path, data, offset)) is not None:
-        provenance, text = _split(path, offset, payload, None if named else written)
+        provenance, text = _split(path, offset, payload, version, written)
         documents.append((_tokens(path, offset, text, vocab_size), provenance))
         offset += _RECORD.size + len(payload)
     return LogContents(documents, len(data) - offset)
@@ -145,8 +147,7 @@ def _record(payload: bytes) -> bytes:
 
 def _is_torn_header(data: bytes, tokenizer: str, vocab_size: int) -> bool:
     """Whether the first record was never completed: the file has (part of) a header and no more, or only zeros."""
-    versions = (_UNNAMED_VERSION, VERSION)
-    return not any(data) or any(_header(tokenizer, vocab_size, v).startswith(data) for v in versions)
+    return not any(data) or any(_header(tokenizer, vocab_size, v).startswith(data) for v in _VERSIONS)
 
 
 def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> int:
@@ -156,7 +157,7 @@ def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> i
     magic, version, width, found_vocab, found_tokenizer = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise StorageError(path, "magic", f"{magic!r}, this is not a log")
-    if version not in (_UNNAMED_VERSION, VERSION):
+    if version not in _VERSIONS:
         raise StorageError(
             path,
             "version",
@@ -202,13 +203,19 @@ def _is_unwritten(data: bytes, offset: int) -> bool:
     return last_page > offset and not any(data[last_page:])
 
 
-def _split(path: Path, offset: int, payload: bytes, unnamed: float | None) -> tuple[np.ndarray, bytes]:
-    """A record's PROVENANCE [1], and the bytes of its tokens. unnamed: when a log was written whose records do not say whose they are."""
-    if unnamed is not None:
-        return provenance_of(Opening(), unnamed), payload
-    if len(payload) <= PROVENANCE.itemsize:
+def _split(path: Path, offset: int, payload: bytes, version: int, written: float) -> tuple[np.ndarray, bytes]:
+    """A record's PROVENANCE [1], and the bytes of its tokens. version: of the log. written: when it was last, in seconds since 1970."""
+    if version == _UNNAMED_VERSION:
+        return provenance_of(Opening(), written), payload
+    size = (UNNUMBERED if version == _UNNUMBERED_VERSION else PROVENANCE).itemsize
+    if len(payload) <= size:
         raise StorageError(path, f"offset {offset}", f"{len(payload)} bytes, too few for a document")
-    return np.frombuffer(payload, PROVENANCE, count=1), payload[PROVENANCE.itemsize :]
+    read = unnumbered if version == _UNNUMBERED_VERSION else _numbered
+    return read(payload[:size]), payload[size:]
+
+
+def _numbered(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, PROVENANCE)
 
 
 def _tokens(path: Path, offset: int, payload: bytes, vocab_size: int) -> np.ndarray:

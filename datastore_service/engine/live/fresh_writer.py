@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,15 +16,24 @@ from datastore_service.engine.live.view import LiveView
 log = logging.getLogger(__name__)
 
 
+class Published(NamedTuple):
+    """The outputs that this service has published. count: of this process. last: number of the newest, 0 without one."""
+
+    count: int
+    last: int
+
+
 class FreshWriter:
     """Appends each output to the newest fresh text, and begins a new one when it is full.
 
-    limit: tokens of the tier. full: called when a fresh text waits to be sealed."""
+    limit: tokens of the tier. full: called when a fresh text waits to be sealed.
+    published: the outputs of this service."""
 
     def __init__(self, view: DurableView, limit: int, full: Callable[[], object]) -> None:
         self._view = view
         self._capacity = fresh_capacity(limit)
         self._full = full
+        self.published = Published(0, view.current.last_number)
         self._floods = _ErrorLog("an output is not published")
         self._append_errors = _ErrorLog("an output cannot be logged, so it is not published")
         self._sync_errors = _ErrorLog("logged text cannot be synced, a power failure may take it")
@@ -30,10 +41,13 @@ class FreshWriter:
 
     def append(self, output: np.ndarray, provenance: np.ndarray) -> bool:
         """Adds an output, int32, which the next query finds. False if it cannot be logged, or if too much waits to be sealed: then it
-        is not added. provenance: PROVENANCE [1]."""
+        is not added. provenance: PROVENANCE [1]; one of this service gets its number."""
         size = len(output) + 1  # with its separator
         with self._view.lock:
             view = self._view.current
+            published_here = not provenance["origin"][0]
+            if published_here:  # above those of earlier processes, also where their text has left
+                provenance["number"] = max(self.published.last + 1, time.time_ns() // 1000)
             full = not view.fresh or not view.fresh[0].has_room(size)
             if full and not self._keeps_up(view, size):
                 return False
@@ -42,6 +56,8 @@ class FreshWriter:
             if full:
                 self._view.show(view.begin_fresh(max(self._capacity, size)))
             self._view.current.fresh[0].add(output, provenance)
+            if published_here:  # now that it is in the view: who reads the number finds the text
+                self.published = Published(self.published.count + 1, int(provenance["number"][0]))
         if full:
             self._full()
         return True

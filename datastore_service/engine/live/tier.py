@@ -11,7 +11,7 @@ import numpy as np
 
 from datastore_service.engine.live.compactor import Compactor
 from datastore_service.engine.live.durable_view import DurableView
-from datastore_service.engine.live.fresh_writer import FreshWriter
+from datastore_service.engine.live.fresh_writer import FreshWriter, Published
 from datastore_service.engine.live.merge_policy import fresh_capacity
 from datastore_service.engine.live.store import Found, LiveStore, LogStats, NoStore
 from datastore_service.engine.live.view import FreshText, LiveView
@@ -75,6 +75,20 @@ class LiveTier:
             return True
         with self._share.adding(len(output) + 1, outputs=1):  # with its separator
             return self._writer.append(output, provenance_of(opening, self._clock()))
+
+    def take(self, document: np.ndarray, provenance: np.ndarray) -> bool:
+        """Adds an output of another service, as `publish` adds one of this. One that is held already, or has its greatest age, is not
+        added. The rate of the share's outputs does not count it. provenance: PROVENANCE [1]."""
+        too_old = provenance["published"][0] < self._clock() - self._max_age
+        if self._limit == 0 or too_old or self.view.holds(provenance):
+            return True
+        with self._share.adding(len(document) + 1):
+            return self._writer.append(document, provenance)
+
+    @property
+    def published(self) -> Published:
+        """The outputs of this service. Each that it counts is in the view, unless it has left."""
+        return self._writer.published
 
     def warmup(self, segment: Segment) -> None:
         """Adds a segment; merges and evicts before it returns. Raises OSError if it cannot be stored, and then has not

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -83,6 +84,37 @@ class LiveView:
         return min([*sealed, *(text.oldest for text in self.fresh)], default=math.inf)
 
     @property
+    def last_number(self) -> int:
+        """Of the outputs that this service has published; 0 without one."""
+        return max(
+            (int(of["number"][of["origin"] == 0].max(initial=0)) for of, _ in self._texts()), default=0
+        )
+
+    def published_here(self, after: int, until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The outputs of this service with numbers above `after`, up to `until`: text, int32, and PROVENANCE [1]. In their order."""
+        for provenance, documents in self._texts():
+            chosen = _published_here(provenance, after, until)
+            texts = documents() if len(chosen) else ()
+            for i in chosen:
+                yield texts[i], provenance[i : i + 1]
+
+    def count_published_here(self, after: int, until: int) -> int:
+        """How many `published_here` gives."""
+        return sum(len(_published_here(provenance, after, until)) for provenance, _ in self._texts())
+
+    def holds(self, provenance: np.ndarray) -> bool:
+        """Whether it has the output of that origin and number. provenance: PROVENANCE [1]."""
+        origin, number = provenance["origin"], provenance["number"]
+        return any(((of["origin"] == origin) & (of["number"] == number)).any() for of, _ in self._texts())
+
+    def _texts(self) -> Iterator[tuple[np.ndarray, Callable[[], Sequence[np.ndarray]]]]:
+        """The provenance of each text's documents, and what makes the documents; oldest text first."""
+        for segment in self.segments:
+            yield segment.provenance, partial(_documents, segment)
+        for text in reversed(self.fresh):
+            yield text.provenance(), text.documents
+
+    @property
     def first_log(self) -> int:
         """The view needs no log with a lower number."""
         return self.fresh[-1].log if self.fresh else self.next_log
@@ -134,6 +166,15 @@ class LiveView:
     def clear(self, segments: tuple[Segment, ...] = ()) -> LiveView:
         """A view with these segments and no other text."""
         return LiveView(segments=segments, next_log=self.next_log, forgetting=self.forgetting)
+
+
+def _published_here(provenance: np.ndarray, after: int, until: int) -> np.ndarray:
+    number = provenance["number"]
+    return np.flatnonzero((provenance["origin"] == 0) & (number > after) & (number <= until))
+
+
+def _documents(segment: Segment) -> list[np.ndarray]:
+    return [segment.document(i) for i in range(segment.documents)]
 
 
 def _position(run: Sequence[Segment], segments: Sequence[Segment]) -> int | None:
