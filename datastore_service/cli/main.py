@@ -34,12 +34,14 @@ from datastore_service.cli.admin import (
 from datastore_service.cli.backup import backup, backups, restore_backup
 from datastore_service.cli.collect import collect
 from datastore_service.cli.options import (
+    SHARE_PASSWORD_VARIABLE,
     TOKEN_VARIABLE,
     AsJson,
     TokenizerArgument,
     TokenizerFolder,
     admin_token,
     expand_groups,
+    share_address,
 )
 from datastore_service.cli.output import errors, visible, write_what_the_terminal_lacks_as_escapes
 from datastore_service.cli.prior import build_shown
@@ -234,6 +236,31 @@ def serve(
             rich_help_panel="Data",
         ),
     ] = None,
+    share: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="share outputs with other services over a Valkey or Redis server: valkey://[USER@]HOST:PORT[/DATABASE], or "
+            "valkeys:// for TLS",
+            rich_help_panel="Sharing",
+        ),
+    ] = "",
+    share_password_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"holds the password there; else the environment's {SHARE_PASSWORD_VARIABLE}",
+            rich_help_panel="Sharing",
+        ),
+    ] = None,
+    share_tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="certificates (PEM) of who signed that server's; without it, the system's",
+            rich_help_panel="Sharing",
+        ),
+    ] = None,
     fusion: Annotated[
         Fusion,
         typer.Option(
@@ -345,6 +372,7 @@ def serve(
     _check_metrics_host(metrics_host, allow_remote)
     tls = watched_tls(tls_certificate, tls_key, tls_client_ca)
     table = _table(identities, token)
+    shared = share_address(share, share_password_file, share_tls_ca)
 
     # After the checks: kernels may be compiled now, which takes a while.
     from datastore_service.engine.fusion import FusionWeights, Policy
@@ -387,7 +415,9 @@ def serve(
         snapshot_seconds=snapshot_max_age or math.inf,
     )
     most = {"bytes": service_limits.most_bytes(limits), "bytes_of_a_namespace": limits.most_bytes}
-    service = Service(address, maker, service_limits, token, allow_remote, tls, corpora, directory, table)
+    service = Service(
+        address, maker, service_limits, token, allow_remote, tls, corpora, directory, table, shared
+    )
     serve_until_told(service, most, metrics_port, metrics_host)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeGuard, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, get_type_hints
 
 import typer
 
@@ -23,7 +23,11 @@ from datastore_service.protocol.types import Namespace
 from datastore_service.storage.fingerprint import TOKENIZER_FILE, tokenizer_path
 from datastore_service.tls import Tls, client_tls
 
+if TYPE_CHECKING:
+    from datastore_service.server.sharing.address import ShareAddress
+
 TOKEN_VARIABLE = "SPECSTORE_ADMIN_TOKEN"
+SHARE_PASSWORD_VARIABLE = "SPECSTORE_SHARE_PASSWORD"
 ENDPOINT_VARIABLE = "SPECSTORE_ENDPOINT"
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -161,6 +165,25 @@ def admin_token(file: Path | None) -> str:
     if not file:
         return token_of_environment()
     return checked_token(file.read_text(errors="replace"), f"admin-token-file: {file}")
+
+
+def share_address(url: str, password_file: Path | None, authority: Path | None) -> ShareAddress | None:
+    """The server over which services share; None without a URL. Raises OSError, and ValueError naming the option."""
+    if not url:
+        if password_file or authority:
+            raise ValueError(f"share-{'password-file' if password_file else 'tls-ca'}: needs share")
+        return None
+    try:
+        from datastore_service.server.sharing.address import parse_share
+    except ImportError as error:
+        raise ValueError(f"share: {error}; pip install 'specstore[share]'") from None
+    if password_file:
+        password = checked_token(
+            password_file.read_text(errors="replace"), f"share-password-file: {password_file}"
+        )
+    else:
+        password = os.environ.get(SHARE_PASSWORD_VARIABLE, "")
+    return parse_share(url, password, authority)
 
 
 def namespace_of(model: str, tokenizer: str, tenant: str) -> Namespace:

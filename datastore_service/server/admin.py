@@ -20,7 +20,7 @@ from datastore_service.server.admin_replies import namespace_stats, quota_list, 
 from datastore_service.server.calls import CALL
 from datastore_service.server.corpora import Corpora
 from datastore_service.server.drafting import Drafting
-from datastore_service.server.forgetting import forget
+from datastore_service.server.forgetting import Forgetful, forget
 from datastore_service.server.identities import Right
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import HostedNamespace, Namespaces
@@ -68,7 +68,7 @@ def _refusing_storage_errors() -> Iterator[None]:
 
 
 class Admin(AdminServicer):
-    """Answers the calls of the Admin service, whose callers were admitted."""
+    """Answers the calls of the Admin service, whose callers were admitted. others: forget too, None where there are none."""
 
     def __init__(
         self,
@@ -76,7 +76,9 @@ class Admin(AdminServicer):
         drafting: Drafting,
         limits: ServiceLimits,
         corpora: Corpora,
+        others: Forgetful | None = None,
     ) -> None:
+        self._others = others
         self._namespaces, self._drafting, self._limits = namespaces, drafting, limits
         self._warmup = Warmup(namespaces, limits, corpora)
         self._started = time.monotonic()
@@ -107,7 +109,7 @@ class Admin(AdminServicer):
 
     @_admin_call
     def Forget(self, request: pb.ForgetRequest) -> pb.ForgetReply:  # noqa: N802
-        return forget(request, self._namespaces, self._limits)
+        return forget(request, self._namespaces, self._limits, self._others)
 
     @_admin_call
     def Stats(self, request: pb.StatsRequest) -> pb.StatsReply:  # noqa: N802

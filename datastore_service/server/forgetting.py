@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -14,10 +15,25 @@ from datastore_service.server.refusal import invalid
 from proto_gen.specstore.v1 import admin_pb2 as pb
 
 
-def forget(request: pb.ForgetRequest, namespaces: Namespaces, limits: ServiceLimits) -> pb.ForgetReply:
-    """Forgets subjects in all namespaces of a tenant, and empties its workspaces. Raises RefusalError, and what engines raise."""
-    hosted = namespaces.of_tenant(_tenant(request, limits))
+class Forgetful(Protocol):
+    """The services that this one shares text with."""
+
+    def forget(self, tenant: str, subjects: Collection[Subject]) -> None:
+        """Has them forget subjects of a tenant, soon: once it has returned, also if this process ends. Raises OSError."""
+        ...
+
+
+def forget(
+    request: pb.ForgetRequest, namespaces: Namespaces, limits: ServiceLimits, others: Forgetful | None = None
+) -> pb.ForgetReply:
+    """Forgets subjects in all namespaces of a tenant, and empties its workspaces. Raises RefusalError, and what engines raise.
+
+    others: forget them too."""
+    tenant = _tenant(request, limits)
+    hosted = namespaces.of_tenant(tenant)
     subjects = _subjects(request, limits)
+    if others:
+        others.forget(tenant, subjects)
     removed = [each.engine.forget(subjects) for each in hosted]
     for each in hosted:
         each.check_not_dropped()  # its snapshots stay

@@ -42,6 +42,9 @@ from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_ser
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
+    from datastore_service.server.sharing.address import ShareAddress
+    from datastore_service.server.sharing.thread import Sharing
+
 log = logging.getLogger(__name__)
 
 CONNECTION_CALLS = 128  # that are open on one connection; further ones wait
@@ -61,7 +64,7 @@ class Service:
 
     new_engine: makes a namespace's engine and returns whether the prior is attached. token: what admin calls must carry,
     "" for none. table: says who may do what, in place of the token alone. tls: None for plain text. corpora: folder of the files that WarmupFile may read. data: keeps the live
-    tiers; None keeps them in memory alone.
+    tiers; None keeps them in memory alone. share: the server over which it shares its live tiers with other services.
 
     Raises ValueError if other machines can reach the address and that is not allowed or there is no token, StorageError
     if stored text cannot be read.
@@ -78,6 +81,7 @@ class Service:
         corpora: Path | None = None,
         data: DataDirectory | None = None,
         table: Reloading[Table] | None = None,
+        share: ShareAddress | None = None,
     ) -> None:
         check_exposure(address, bool(token or table), allow_remote)
         self._limits = limits or ServiceLimits()
@@ -87,7 +91,8 @@ class Service:
         self.history = History(self.namespaces)
         self.page = StatusPage(self.namespaces, self.history, lambda: self.drafting.streams)
         self._health = health.aio.HealthServicer()
-        self._admin = Admin(self.namespaces, self.drafting, self._limits, Corpora(corpora))
+        self._sharing = self._shared_over(share) if share else None
+        self._admin = Admin(self.namespaces, self.drafting, self._limits, Corpora(corpora), self._sharing)
         self._address, self._tls = address, tls
         self._reloading = [each for each in (tls, table) if each]
         self.metrics.count_refused_files(self._reloading)
@@ -108,6 +113,8 @@ class Service:
         loops = {"housekeeping": self._keep_house, "sync": self._keep_synced, "check": self._keep_checked}
         for name, loop in loops.items():
             threading.Thread(target=loop, name=f"specstore-{name}", daemon=True).start()
+        if self._sharing:
+            self._sharing.start()
         log.info("serving", extra={"endpoint": self.endpoint, "tls": self._tls is not None})
         if not self._tls and not self._address.local:
             log.warning("no TLS: texts and tokens cross the network readable")
@@ -125,8 +132,16 @@ class Service:
             log.warning("drain: messages still unanswered", extra={"seconds": DRAIN_SECONDS})
         if not self._server.stop(LAST_REPLY_SECONDS, CALL_END_SECONDS):
             log.warning("drain: calls that do not end")
+        if self._sharing:
+            self._sharing.stop()
         self.namespaces.close()
         log.info("stopped")
+
+    def _shared_over(self, share: ShareAddress) -> Sharing:
+        from datastore_service.server.sharing.metrics import ShareMetrics
+        from datastore_service.server.sharing.thread import Sharing
+
+        return Sharing(share, self.namespaces, ShareMetrics(self.metrics.registry))
 
     def web_application(self) -> WSGIApplication:
         """The pages of the metrics port."""

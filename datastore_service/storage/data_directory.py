@@ -1,5 +1,5 @@
-"""The data directory of a service: `live/` and `snapshots/`, each with a folder for each namespace, the prior, and
-`quotas.json`.
+"""The data directory of a service: `live/` and `snapshots/`, each with a folder for each namespace, the prior,
+`quotas.json` and `share.json`.
 
 One service at a time writes here: `DirectoryLock` keeps a second one out.
 """
@@ -21,6 +21,7 @@ from datastore_service.storage.errors import StorageError
 from datastore_service.storage.folder_store import FolderStore, create_folder
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest, read_live_manifest
 from datastore_service.storage.quota_file import QUOTAS, Quota, read_quotas, write_quotas
+from datastore_service.storage.share_file import SHARE, ShareState, read_share, write_share
 from datastore_service.storage.snapshots import (
     SnapshotInfo,
     list_snapshots,
@@ -50,6 +51,7 @@ class DataDirectory:
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._live, self._snapshots, self._quotas = path / LIVE, path / SNAPSHOTS, path / QUOTAS
+        self._share = path / SHARE
         self._lock = DirectoryLock(path)
         if (path / RESTORING).exists():
             self._lock.close()
@@ -95,6 +97,14 @@ class DataDirectory:
     def keep_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Replaces all quotas, durably. Raises OSError."""
         write_quotas(self._quotas, quotas)
+
+    def share(self) -> ShareState:
+        """What the service remembers of streams that it shares; a new service's if it has shared none. Raises StorageError."""
+        return read_share(self._share)
+
+    def keep_share(self, state: ShareState) -> None:
+        """Replaces it, durably. Raises OSError."""
+        write_share(self._share, state)
 
     def snapshot_namespaces(self) -> set[Namespace]:
         """The namespaces that have snapshots, dropped ones too. Whose a snapshot is that cannot be read, nobody knows."""

@@ -19,6 +19,7 @@ PACKAGES = {
     "libibverbs1": "libibverbs.so.1",
     "libnuma1": "libnuma.so.1",
     "prometheus": "promtool",
+    "redis-server": "redis-server",
 }
 # Mooncake is linked with them. It moves the KV cache between the instances of a split.
 SPLIT = ("libcurl4", "libibverbs1", "libnuma1")

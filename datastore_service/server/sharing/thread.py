@@ -1,0 +1,181 @@
+"""The thread that shares: it asks the server about ten times a second, and drafting never waits for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Collection
+
+from redis import Redis
+from redis.exceptions import ConnectionError as LostError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as LateError
+
+from datastore_service.engine.provenance import Subject
+from datastore_service.server.namespaces import HostedNamespace, Namespaces, named
+from datastore_service.server.sharing.address import ShareAddress
+from datastore_service.server.sharing.forgetting import have_forgotten
+from datastore_service.server.sharing.metrics import ShareMetrics
+from datastore_service.server.sharing.stream import Self, SharedStream
+from datastore_service.storage.errors import StorageError
+from datastore_service.storage.share_file import ShareState
+
+log = logging.getLogger(__name__)
+
+ROUND_SECONDS = 0.1
+RETRY_SECONDS = 1.0  # between two attempts to reach a server that does not answer
+SAVE_SECONDS = 1.0
+END_SECONDS = 5.0
+
+
+class Sharing:
+    """Exchanges the outputs of all namespaces with other services, from `start` to `stop`."""
+
+    def __init__(self, address: ShareAddress, namespaces: Namespaces, metrics: ShareMetrics) -> None:
+        """Raises StorageError for a damaged file of positions, OSError."""
+        self._address, self._namespaces, self._metrics = address, namespaces, metrics
+        self._data = namespaces.data
+        self._state = self._data.share() if self._data else ShareState()
+        self._service = Self(self._state.service, self._state.since)
+        self._positions = dict(
+            self._state.positions
+        )  # the file may lag behind, and must not be ahead of the texts
+        self._streams: dict[HostedNamespace, SharedStream] = {}
+        self._resumed: set[HostedNamespace] = set()  # since the server answers
+        self._client: Redis | None = None
+        self._told_lost = False
+        self._failing: set[HostedNamespace] = set()
+        self._lock = threading.Lock()  # of the state and its file
+        self._saved = 0.0  # when the positions were saved, of time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="specstore-share", daemon=True)
+        with self._lock:  # the next process has to know by which name the others know this one
+            self._write()
+
+    def start(self) -> None:
+        if not (self._address.tls or self._address.endpoint.local):
+            log.warning("share: no TLS: texts and the password cross the network readable")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tells the others what they were not told of yet, if the server answers."""
+        self._stopping.set()
+        self._thread.join(END_SECONDS)
+
+    def forget(self, tenant: str, subjects: Collection[Subject]) -> None:
+        """Has the others forget subjects, soon: once this is noted, it outlives the process. Raises OSError."""
+        with self._lock:
+            self._state.forgetting |= {(tenant, subject) for subject in subjects}
+            self._write()
+
+    def _run(self) -> None:
+        wait = ROUND_SECONDS
+        while not self._stopping.wait(wait):
+            wait = ROUND_SECONDS if self._round() else RETRY_SECONDS
+        self._round()
+        self._save()
+
+    def _round(self) -> bool:
+        """One exchange of all that is due. False if the server does not answer."""
+        try:
+            self._exchange(self._client or self._connected())
+        except (LostError, LateError) as error:
+            self._disconnect(error)
+        except (
+            Exception
+        ) as error:  # whatever it is, the service goes on alone, and the next round tries again
+            log.exception("sharing failed")
+            self._disconnect(error)
+        self._measure()
+        return self._client is not None
+
+    def _connected(self) -> Redis:
+        client = self._address.client()
+        client.ping()
+        self._resumed = set()
+        log.info("share: connected", extra={"server": str(self._address.endpoint)})
+        self._client, self._told_lost = client, False
+        self._metrics.connected.set(1)
+        return client
+
+    def _disconnect(self, error: Exception) -> None:
+        if not self._told_lost:
+            log.warning("share: no answer, this service goes on alone", extra={"reason": str(error)})
+        self._client, self._told_lost = None, True
+        self._metrics.connected.set(0)
+
+    def _exchange(self, client: Redis) -> None:
+        """Namespaces take turns, so that much text of one holds up no other."""
+        more = True
+        while more:
+            self._tell_forgets(client)
+            more = any([self._exchange_one(hosted, client) for hosted in self._namespaces])
+            if time.monotonic() > self._saved + SAVE_SECONDS:
+                self._save()
+            more = more and not self._stopping.is_set()
+
+    def _exchange_one(self, hosted: HostedNamespace, client: Redis) -> bool:
+        """Whether there is more. What one namespace may not do, or cannot, keeps no other from it."""
+        try:
+            stream = self._stream(hosted, client)
+            more = stream.receive(client) or stream.send(client)
+        except (LostError, LateError):
+            raise
+        except (RedisError, StorageError, OSError) as error:
+            self._count_failure(hosted, error)
+            return False
+        if hosted in self._failing:
+            log.warning("share: works again", extra=named(hosted.namespace))
+            self._failing.discard(hosted)
+        return more
+
+    def _count_failure(self, hosted: HostedNamespace, error: Exception) -> None:
+        self._metrics.failures.labels(hosted.namespace.model, hosted.namespace.tenant).inc()
+        if hosted not in self._failing:
+            log.error("share: failed", extra=named(hosted.namespace) | {"reason": str(error)})
+        self._failing.add(hosted)
+
+    def _stream(self, hosted: HostedNamespace, client: Redis) -> SharedStream:
+        """Its stream, which knows how things stand on the server."""
+        stream = self._streams.setdefault(
+            hosted, SharedStream(hosted, self._service, self._positions, self._metrics)
+        )
+        if hosted not in self._resumed:
+            stream.resume(client)
+            self._resumed.add(hosted)
+        return stream
+
+    def _tell_forgets(self, client: Redis) -> None:
+        with self._lock:
+            forgetting = set(self._state.forgetting)
+        of_tenants = defaultdict(set)
+        for tenant, subject in forgetting:
+            of_tenants[tenant].add(subject)
+        for tenant, subjects in of_tenants.items():
+            have_forgotten(client, tenant, subjects)
+            with self._lock:
+                self._state.forgetting -= {(tenant, subject) for subject in subjects}
+                self._write()
+
+    def _measure(self) -> None:
+        for hosted, stream in list(self._streams.items()):
+            stream.measure()
+            if hosted.dropped:
+                del self._streams[hosted]
+        self._metrics.forgets_unsent.set(len(self._state.forgetting))
+
+    def _save(self) -> None:
+        """Saves the positions, once the texts before them would survive a power failure. Raises OSError."""
+        self._saved = time.monotonic()
+        if self._positions != self._state.positions:
+            self._namespaces.sync()
+            with self._lock:
+                self._state.positions = dict(self._positions)
+                self._write()
+
+    def _write(self) -> None:
+        """Called under the lock."""
+        if self._data:
+            self._data.keep_share(self._state)
