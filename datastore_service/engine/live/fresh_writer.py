@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class Published(NamedTuple):
-    """The outputs that this service has published. count: of this process. last: number of the newest, 0 without one."""
+    """The outputs that this service has published. outputs: how many of this process. last: number of the newest, 0 without one."""
 
-    count: int
+    outputs: int
     last: int
 
 
@@ -57,7 +57,7 @@ class FreshWriter:
                 self._view.show(view.begin_fresh(max(self._capacity, size)))
             self._view.current.fresh[0].add(output, provenance)
             if published_here:  # now that it is in the view: who reads the number finds the text
-                self.published = Published(self.published.count + 1, int(provenance["number"][0]))
+                self.published = Published(self.published.outputs + 1, int(provenance["number"][0]))
         if full:
             self._full()
         return True

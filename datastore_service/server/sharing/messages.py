@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import numpy as np
+from redis.typing import EncodableT, FieldT
 
 from datastore_service.engine.limits import Limits
 from datastore_service.engine.provenance import PROVENANCE, Subject
@@ -15,6 +16,7 @@ MOST_SUBJECTS = 1024
 _TOKEN = np.dtype("<u4")
 MOST_TOKENS = Limits().session_tokens  # a session's, and an output is part of one
 
+Fields = dict[FieldT, EncodableT]  # as the client sends them
 Document = tuple[np.ndarray, np.ndarray]  # int32, and its PROVENANCE [1] with an origin
 
 
@@ -26,14 +28,14 @@ class RefusedError(Exception):
         self.reason = reason
 
 
-def text_message(service: int, text: np.ndarray, provenance: np.ndarray) -> dict[bytes, bytes]:
+def text_message(service: int, text: np.ndarray, provenance: np.ndarray) -> Fields:
     """An output of this service. text: int32. provenance: PROVENANCE [1], as the live tier has it."""
     named = provenance.copy()
     named["origin"] = service
     return {TEXT: named.tobytes() + text.astype(_TOKEN).tobytes()}
 
 
-def forget_message(subjects: Collection[Subject]) -> dict[bytes, bytes]:
+def forget_message(subjects: Collection[Subject]) -> Fields:
     return {FORGET: ",".join(sorted(map(str, subjects))).encode()}
 
 

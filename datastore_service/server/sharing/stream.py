@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import cast
 
 import numpy as np
 from redis import Redis
@@ -81,13 +82,13 @@ class SharedStream:
         self.measure()
         told = int(client.hget(self._keys.sent, self._service.name) or 0)
         self._sent = max(told, self._service.since)
-        self._counted = self._engine.published.count
+        self._counted = self._engine.published.outputs
         self._waiting, self._sent_since = self._engine.waiting(self._sent, self._engine.published.last), 0
 
     def receive(self, client: Redis) -> bool:
         """Takes what others have published, and forgets what they have forgotten; returns whether there is more. Raises OSError and
         what storage raises: then the message is read again."""
-        messages = client.xrange(self._keys.texts, f"({self._position}", "+", BATCH)
+        messages = messages_after(client, self._keys.texts, self._position)
         for number, fields in messages:
             if not self._apply(fields):
                 self._engine.settle()  # too much waits to be sorted, or the disk takes none: the next round tries again
@@ -117,13 +118,13 @@ class SharedStream:
             return
         published = self._engine.published
         waiting = self._engine.waiting(self._sent, published.last)
-        expected = self._waiting + published.count - self._counted - self._sent_since
+        expected = self._waiting + published.outputs - self._counted - self._sent_since
         self._metrics.dropped.labels(*self._labels).inc(max(0, expected - waiting))
         self._metrics.unsent.labels(*self._labels).set(waiting)
-        self._waiting, self._counted, self._sent_since = waiting, published.count, 0
+        self._waiting, self._counted, self._sent_since = waiting, published.outputs, 0
 
     def _look_for_a_gap(self, client: Redis) -> None:
-        cut = client.hget(self._keys.sent, CUT)
+        cut = cast("bytes | None", client.hget(self._keys.sent, CUT))
         if cut and self._position != START and _order(self._position) < _order(cut.decode()):
             self._metrics.missed.labels(*self._labels).inc()
             log.warning(
@@ -136,7 +137,7 @@ class SharedStream:
         last = int(texts[-1][1]["number"][0])
         with client.pipeline() as transaction:
             transaction.watch(self._keys.texts)
-            if transaction.xrange(self._keys.texts, f"({self._position}", "+", 1):
+            if messages_after(transaction, self._keys.texts, self._position, 1):
                 return False
             transaction.multi()
             for text, provenance in texts:
@@ -157,7 +158,7 @@ class SharedStream:
         size, most = client.memory_usage(stream, samples=SAMPLES) or 0, limits.live_tokens * TOKEN_BYTES
         if size > most:
             removed += client.xtrim(stream, maxlen=client.xlen(stream) * most // size)
-        if removed and (first := client.xrange(stream, "-", "+", 1)):
+        if removed and (first := messages_after(client, stream, START, 1)):
             client.hset(self._keys.sent, CUT, first[0][0])
 
     def _apply(self, fields: Mapping[bytes, bytes]) -> bool:
@@ -189,6 +190,13 @@ class SharedStream:
                 "a message of another service is refused, and no other of this namespace will be told for this reason",
                 extra=named(self._hosted.namespace) | {"reason": words},
             )
+
+
+def messages_after(
+    client: Redis, stream: str, position: str, count: int = BATCH
+) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """The next messages of a stream, each with its number there. Raises RedisError."""
+    return cast("list", client.xrange(stream, f"({position}", "+", count))
 
 
 def _last_id(client: Redis, stream: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from redis import Redis
 from redis.exceptions import ConnectionError as LostError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as LateError
 
 from datastore_service.engine.provenance import Subject
@@ -46,7 +46,8 @@ class Sharing:
         self._resumed: set[HostedNamespace] = set()  # since the server answers
         self._client: Redis | None = None
         self._told_lost = False
-        self._failing: set[HostedNamespace] = set()
+        self._failing: set[HostedNamespace] = set()  # of which the log has that their exchange fails
+        self._untold: set[str] = set()  # tenants of which it has that their forgets are refused
         self._lock = threading.Lock()  # of the state and its file
         self._saved = 0.0  # when the positions were saved, of time.monotonic()
         self._stopping = threading.Event()
@@ -81,12 +82,7 @@ class Sharing:
         """One exchange of all that is due. False if the server does not answer."""
         try:
             self._exchange(self._client or self._connected())
-        except (LostError, LateError) as error:
-            self._disconnect(error)
-        except (
-            Exception
-        ) as error:  # whatever it is, the service goes on alone, and the next round tries again
-            log.exception("sharing failed")
+        except Exception as error:  # whatever it is, drafting goes on, and the next round tries again
             self._disconnect(error)
         self._measure()
         return self._client is not None
@@ -102,7 +98,9 @@ class Sharing:
 
     def _disconnect(self, error: Exception) -> None:
         if not self._told_lost:
-            log.warning("share: no answer, this service goes on alone", extra={"reason": str(error)})
+            fault = None if isinstance(error, RedisError) else error  # ours
+            reason = str(error) or repr(error)
+            log.warning("share: this service goes on alone", exc_info=fault, extra={"reason": reason})
         self._client, self._told_lost = None, True
         self._metrics.connected.set(0)
 
@@ -139,13 +137,12 @@ class Sharing:
 
     def _stream(self, hosted: HostedNamespace, client: Redis) -> SharedStream:
         """Its stream, which knows how things stand on the server."""
-        stream = self._streams.setdefault(
-            hosted, SharedStream(hosted, self._service, self._positions, self._metrics)
-        )
+        if hosted not in self._streams:
+            self._streams[hosted] = SharedStream(hosted, self._service, self._positions, self._metrics)
         if hosted not in self._resumed:
-            stream.resume(client)
+            self._streams[hosted].resume(client)
             self._resumed.add(hosted)
-        return stream
+        return self._streams[hosted]
 
     def _tell_forgets(self, client: Redis) -> None:
         with self._lock:
@@ -154,10 +151,22 @@ class Sharing:
         for tenant, subject in forgetting:
             of_tenants[tenant].add(subject)
         for tenant, subjects in of_tenants.items():
-            have_forgotten(client, tenant, subjects)
+            try:
+                have_forgotten(client, tenant, subjects)
+            except ResponseError as error:
+                self._note_untold(tenant, error)
+                continue
+            self._untold.discard(tenant)
             with self._lock:
                 self._state.forgetting -= {(tenant, subject) for subject in subjects}
                 self._write()
+
+    def _note_untold(self, tenant: str, error: Exception) -> None:
+        """Notes a forget that the server refuses for one tenant. It stays due; other tenants' are told."""
+        if tenant not in self._untold:
+            extra = {"tenant": tenant, "reason": str(error)}
+            log.error("share: the others cannot be told what to forget", extra=extra)
+        self._untold.add(tenant)
 
     def _measure(self) -> None:
         for hosted, stream in list(self._streams.items()):

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from datastore_service.client.remote import GrpcDatastore
+from datastore_service.engine.provenance import PROVENANCE
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
-from tests.integration.datastore.conftest import VOCAB
+from datastore_service.server.sharing.keys import keys_of, tenant_prefix
+from sglang_patches.launch.processes import free_port
+from tests.integration.datastore.conftest import VOCAB, specstore
 from tests.support.servers.datastore import DatastoreService
+from tests.support.servers.metrics import metric
 from tests.support.servers.share import ShareServer
 from tests.waiting import eventually
 
@@ -103,3 +107,211 @@ def test_what_one_publishes_drafts_at_the_other(members):
     assert not second.proposes(text)
     first.publish(text)
     eventually(lambda: second.proposes(text))
+
+
+def test_three_services_have_all_and_nothing_twice(members):
+    """The third, in memory alone, comes later and begins at the start of the stream."""
+    first, second = members("first"), members("second")
+    of_first, of_second = outputs(1, 150), outputs(2, 150)
+    for one, other in zip(of_first, of_second, strict=True):
+        first.publish(one)
+        second.publish(other)
+    third = members("third", data=False)
+    third.proposes(of_first[0])
+    for member in (first, second, third):
+        eventually(lambda member=member: member.tokens() == 300 * (LENGTH + 1))
+        assert all(member.proposes(text) for text in (*of_first, *of_second))
+
+
+def test_namespaces_do_not_cross(members):
+    """Of another tenant, another model and another tokenizer, whose names are chosen to look alike."""
+    names = [
+        NAMESPACE,
+        Namespace("m", "ab" * 32, "t"),
+        Namespace("n", "ab" * 32, "t"),
+        Namespace("x", "cd" * 32, "t}*:"),
+    ]
+    first, second = members("first"), members("second")
+    texts = outputs(1, len(names))
+    for name, text in zip(names, texts, strict=True):
+        second.proposes(text, name)
+        first.publish(text, name)
+    for name, text in zip(names, texts, strict=True):
+        eventually(lambda name=name, text=text: second.proposes(text, name))
+        assert [second.proposes(other, name) for other in texts] == [other is text for other in texts]
+
+
+def test_an_outage_is_caught_up(share, members):
+    """The server and a service are away by turns; the server says so, and so do a metric and one line."""
+    port = free_port()
+    first, second = members("first", "--metrics-port", port), members("second")
+    before, during, after = outputs(1, 3)
+    first.publish(before)
+    eventually(lambda: second.proposes(before))
+    share.kill()
+    eventually(lambda: not metric(f"http://127.0.0.1:{port}", "specstore_share_connected"))
+    first.publish(during)
+    assert first.proposes(during)
+    eventually(lambda: metric(f"http://127.0.0.1:{port}", "specstore_share_unsent") == 1)
+    second.kill()
+    first.kill()
+    first.start()
+    share.start()
+    first.publish(after)
+    eventually(lambda: metric(f"http://127.0.0.1:{port}", "specstore_share_connected") == 1)
+    second.start()
+    eventually(lambda: second.tokens() == 3 * (LENGTH + 1))
+    assert all(second.proposes(text) for text in (before, during, after))
+    assert metric(f"http://127.0.0.1:{port}", "specstore_share_dropped_total") == 0
+    assert second.service.logs().count("this service goes on alone") <= 1 + first.service.logs().count(
+        "goes on alone"
+    )
+
+
+@pytest.mark.parametrize("who", ["server", "service"])
+def test_kills_under_load_lose_nothing_and_double_nothing(who, share, members, pytestconfig):
+    first, second = members("first"), members("second")
+    published = []
+    for round_ in range(50 if pytestconfig.getoption("--long") else 3):
+        for text in outputs(100 + round_, 40):
+            first.publish(text)
+            published.append(text)
+        for killed in (share,) if who == "server" else (first, second):
+            killed.kill()
+            killed.start()
+    for member in (first, second):
+        eventually(lambda member=member: member.tokens() >= len(published) * (LENGTH + 1))
+    first.publish(outputs(0, 1)[0])  # what comes twice comes before this
+    published.append(outputs(0, 1)[0])
+    eventually(lambda: second.proposes(published[-1]))
+    for member in (first, second):
+        assert all(member.proposes(text) for text in published)
+        assert member.tokens() == len(published) * (LENGTH + 1)
+
+
+def test_a_server_that_forgets_all_is_told_again(share, members):
+    """It loses the stream at each kill: those who have its texts take none twice."""
+    first, second = members("first"), members("second")
+    texts = outputs(1, 20)
+    for text in texts:
+        first.publish(text)
+    eventually(lambda: second.proposes(texts[-1]))
+    share.client.flushall()
+    share.kill()
+    share.start()
+    third = members("third")
+    eventually(lambda: third.proposes(texts[-1]))
+    for member in (first, second, third):
+        assert member.tokens() == 20 * (LENGTH + 1)
+
+
+def message(tokens, origin: int = 7, number: int = 1, published: int = 1) -> dict[bytes, bytes]:
+    provenance = np.array([(0, 0, published, origin, number)], PROVENANCE)
+    return {b"text": provenance.tobytes() + np.asarray(tokens, "<u4").tobytes()}
+
+
+LIES = {
+    "vocabulary": [message([1, VOCAB]), message([1, 2**32 - 1])],
+    "malformed": [{b"text": b""}, {b"text": b"x" * 43}, message([1], origin=0), message([1], number=0), message([]), {b"forget": b"all"}],
+    "unknown": [{b"words": b"1"}, {b"text": b"1", b"forget": b"2"}],
+    "tokens": [message(np.zeros((1 << 20) + 1))],
+    "subjects": [{b"forget": b",".join([b"user:" + b"1" * 16] * 1025)}],
+}  # fmt: skip
+
+
+def test_a_liar_on_the_stream_is_refused(share, members):
+    port = free_port()
+    service = members("service", "--metrics-port", port)
+    (honest,) = outputs(1, 1)
+    service.proposes(honest)
+    stream = keys_of(NAMESPACE).texts
+    for lies in LIES.values():
+        for lie in lies:
+            share.client.xadd(stream, lie)
+    share.client.xadd(stream, message(honest, published=2**63))
+    eventually(lambda: service.proposes(honest))
+    for reason, lies in LIES.items():
+        assert metric(f"http://127.0.0.1:{port}", "specstore_share_refused_total", reason=reason) == len(lies)
+    assert service.tokens() == LENGTH + 1
+    assert service.service.logs().count("a message of another service is refused") == len(LIES)
+
+
+def test_the_others_forget_too(share, members):
+    """Also one that was away, and what it had not sent; a text that is published afterwards stays."""
+    first, second, third = members("first"), members("second"), members("third")
+    kept, of_first, of_third, later = outputs(1, 4)
+    third.proposes(kept)
+    first.publish(kept, user="bob")
+    first.publish(of_first, user="alice")
+    for member in (second, third):
+        eventually(lambda member=member: member.proposes(kept) and member.proposes(of_first))
+    share.kill()
+    third.publish(of_third, user="alice")
+    third.kill()
+    share.start()
+    done = specstore("forget", "--subject", "user:alice", "--verify", "--endpoint", first.service.endpoint)
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: not second.proposes(of_first))
+    third.start()
+    eventually(lambda: not third.proposes(of_first) and not third.proposes(of_third))
+    third.publish(later, user="alice")
+    for member in (first, second):
+        eventually(lambda member=member: member.proposes(later))
+        assert member.proposes(kept) and not member.proposes(of_third) and not member.proposes(of_first)
+    stream = share.client.xrange(keys_of(NAMESPACE).texts)
+    assert not any(of_first.astype("<u4").tobytes() in fields.get(b"text", b"") for _, fields in stream)
+
+
+def test_a_stream_is_cut_to_the_size_of_a_live_tier(share, members):
+    flags = ("--live-tokens", 8192)
+    first, second = members("first", *flags), members("second", *flags)
+    texts = outputs(1, 1000)
+    second.proposes(texts[0])
+    for text in texts:
+        first.publish(text)
+    eventually(lambda: second.proposes(texts[-1]))
+    assert 0 < share.client.xlen(keys_of(NAMESPACE).texts) < 400
+
+
+def test_a_user_of_one_tenant_reads_no_other(share, members):
+    """The access control list names one tenant's keys: the service says so of the other, and shares the first."""
+    theirs, others = Namespace("m", "ab" * 32, "acme"), Namespace("m", "ab" * 32, "globex")
+    share.client.acl_setuser(
+        "acme", enabled=True, passwords=["+secret"], keys=[f"{tenant_prefix('acme')}*"], categories=["+@all"]
+    )
+    server = share.url.replace("//", "//acme:secret@")
+    first, second = members("first"), members("second", "--share", server)
+    texts = outputs(1, 2)
+    for name, text in zip((theirs, others), texts, strict=True):
+        second.proposes(text, name)
+        first.publish(text, name)
+    eventually(lambda: second.proposes(texts[0], theirs))
+    assert not second.proposes(texts[1], others)
+    eventually(lambda: "share: failed" in second.service.logs())
+    assert "secret" not in second.service.logs()
+
+
+def test_a_short_outage_keeps_nobody_from_drafting(share, members):
+    """A server that is there and silent: steps are answered all the same."""
+    first = members("first")
+    text, other = outputs(1, 2)
+    first.publish(text)
+    share.pause()
+    first.publish(other)
+    assert first.proposes(other)
+    share.resume()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--share", "http://x"), "share: not valkey://"),
+        (("--share", "valkey://:secret@h:1/x"), "share: database 'x' is not a number"),
+        (("--share", "valkey://h:99999"), "share: "),
+        (("--share", "valkey://h", "--share-tls-ca", "x"), "share-tls-ca: needs"),
+        (("--share-password-file", "x"), "share-password-file: needs share"),
+    ],
+)
+def test_a_bad_address_ends_the_start(words, said):
+    done = specstore("serve", *words)
+    assert done.returncode == 2 and said in done.stderr and "secret" not in done.stderr

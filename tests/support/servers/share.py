@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 from redis import Redis
@@ -36,6 +38,14 @@ class ShareServer:
     def kill(self) -> None:
         assert self._child is not None
         self._child.kill()
+
+    def pause(self) -> None:
+        assert self._child is not None
+        os.kill(self._child.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._child is not None
+        os.kill(self._child.pid, signal.SIGCONT)
 
     def _answers(self) -> bool:
         try:
