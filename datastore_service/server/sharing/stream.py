@@ -55,7 +55,7 @@ class SharedStream:
         # Number of the newest output that the others were told of. None until an earlier process's is found out.
         self._sent = None if self._keys.texts in positions else service.since
         self._waiting = self._counted = self._sent_since = 0  # at the last `measure`, and since then
-        self._told: set[str] = set()  # reasons of refusals that the log has
+        self._logged: set[str] = set()  # reasons of refusals that the log has
         for counter in (metrics.sent, metrics.dropped, metrics.taken, metrics.failures, metrics.missed):
             counter.labels(*self._labels)  # Prometheus sees an increase only of a counter that it knows
 
@@ -80,14 +80,15 @@ class SharedStream:
             self._position = last.encode()
         self._look_for_a_gap(client)
         self.measure()
-        told = int(client.hget(self._keys.sent, self._service.name) or 0)
-        self._sent = max(told, self._service.since)
+        self._sent = self._told(client)
         self._counted = self._engine.published.outputs
         self._waiting, self._sent_since = self._engine.waiting(self._sent, self._engine.published.last), 0
 
     def receive(self, client: Redis) -> bool:
         """Takes what others have published, and forgets what they have forgotten; returns whether there is more. Raises OSError and
         what storage raises: then the message is read again."""
+        if self._told(client) < (self._sent or 0):  # it may have been away without our notice
+            self.resume(client)
         messages = messages_after(client, self._keys.texts, self._position)
         for number, fields in messages:
             if not self._apply(fields):
@@ -122,6 +123,10 @@ class SharedStream:
         self._metrics.dropped.labels(*self._labels).inc(max(0, expected - waiting))
         self._metrics.unsent.labels(*self._labels).set(waiting)
         self._waiting, self._counted, self._sent_since = waiting, published.outputs, 0
+
+    def _told(self, client: Redis) -> int:
+        """Number of the newest output that the server says this service has added."""
+        return max(int(client.hget(self._keys.sent, self._service.name) or 0), self._service.since)
 
     def _look_for_a_gap(self, client: Redis) -> None:
         cut = cast("bytes | None", client.hget(self._keys.sent, CUT))
@@ -184,8 +189,8 @@ class SharedStream:
 
     def _refuse(self, reason: str, words: str) -> None:
         self._metrics.refused.labels(*self._labels, reason).inc()
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._logged:
+            self._logged.add(reason)
             log.warning(
                 "a message of another service is refused, and no other of this namespace will be told for this reason",
                 extra=named(self._hosted.namespace) | {"reason": words},
