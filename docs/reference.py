@@ -183,7 +183,9 @@ def metrics() -> Iterator[str]:
 
 def of_the_service() -> Iterator[Metric]:
     """The metrics of `specstore serve`."""
-    yield from _defined(CHECKOUT / "datastore_service" / "server" / "metrics.py")
+    server = CHECKOUT / "datastore_service" / "server"
+    yield from _defined(server / "metrics.py")
+    yield from _defined(server / "sharing" / "metrics.py")
     for figures, labels in (
         (service.OF_NAMESPACES, service.NAMESPACE_LABELS),
         (service.OF_TIERS, service.TIER_LABELS),

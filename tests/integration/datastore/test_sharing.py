@@ -215,6 +215,12 @@ def message(tokens, origin: int = 7, number: int = 1, published: int = 1) -> dic
     return {b"text": provenance.tobytes() + np.asarray(tokens, "<u4").tobytes()}
 
 
+# Those of docs/security.md.
+COMMANDS = (
+    "+hello +ping +client|setinfo +client|setname +select +exists +hget +hset +sadd +smembers +watch +unwatch +multi +exec +discard "
+    "+xadd +xdel +xinfo|stream +xlen +xrange +xtrim +memory|usage"
+).split()
+
 LIES = {
     "vocabulary": [message([1, VOCAB]), message([1, 2**32 - 1])],
     "malformed": [{b"text": b""}, {b"text": b"x" * 43}, message([1], origin=0), message([1], number=0), message([]), {b"forget": b"all"}],
@@ -282,7 +288,7 @@ def test_a_user_of_one_tenant_reads_no_other(share, members):
     """The access control list names one tenant's keys: the service says so of the other, and shares the first."""
     theirs, others = Namespace("m", "ab" * 32, "acme"), Namespace("m", "ab" * 32, "globex")
     share.client.acl_setuser(
-        "acme", enabled=True, passwords=["+secret"], keys=[f"{tenant_prefix('acme')}*"], categories=["+@all"]
+        "acme", enabled=True, passwords=["+secret"], keys=[f"{tenant_prefix('acme')}*"], commands=COMMANDS
     )
     server = share.url.replace("//", "//acme:secret@")
     first, second = members("first"), members("second", "--share", server)
