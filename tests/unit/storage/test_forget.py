@@ -192,13 +192,14 @@ def make_old(folder):
         os.utime(path, (1000, 1000))
 
 
-def old_log(data):
-    header = data[:8] + struct.pack("<I", 1) + data[12:56]
+def old_log(data, version=1, named=0):
+    """named: bytes of each record's provenance that the version has."""
+    header = data[:8] + struct.pack("<I", version) + data[12:56]
     written = (header + struct.pack("<I", zlib.crc32(header))).ljust(64, b"\0")
     at = 64
     while at < len(data):
         (length,) = struct.unpack_from("<I", data, at)
-        payload = data[at + 12 + 24 : at + 12 + length]
+        payload = data[at + 12 : at + 12 + named] + data[at + 12 + 40 : at + 12 + length]
         size = struct.pack("<I", len(payload))
         written += size + struct.pack("<II", zlib.crc32(size), zlib.crc32(payload)) + payload
         at += 12 + length
@@ -231,6 +232,33 @@ def test_text_of_an_earlier_format_is_nobodys_and_as_old_as_its_file(folder):
     assert sorted(documents_of(again)) == [text(number) for number in range(20)]
     assert again._live.view.oldest == 1000
     assert sorted(documents_of(restarted(folder))) == [text(number) for number in range(20)]
+
+
+def old_provenance(data):
+    """Of version 1."""
+    rows = b"".join(data[at : at + 24] for at in range(24, len(data), 40))
+    content = data[16:24] + rows
+    return data[:8] + struct.pack("<II", 1, zlib.crc32(content)) + content
+
+
+def test_text_that_does_not_say_where_it_was_published_is_shared_with_nobody(folder):
+    """It is still of whom it was."""
+    engine = opened(folder)
+    publish(engine, *range(20))
+    engine.compact()
+    publish(engine, 20)
+    engine.close()
+    for path in folder.glob("*.log"):
+        path.write_bytes(old_log(path.read_bytes(), version=2, named=24))
+    for path in folder.glob("*" + SUFFIX):
+        path.write_bytes(old_provenance(path.read_bytes()))
+    again = opened(folder)
+    assert again.published.last == 0
+    publish(again, 21)
+    assert [text.tolist() for text, _ in again.published_here(0)] == [list(text(21))]
+    assert len(again.forget([USERS[0]])) == 5
+    again.compact()
+    assert restarted(folder).waiting(0, 1 << 63) == 1
 
 
 def test_a_segment_without_its_file_is_refused(folder):

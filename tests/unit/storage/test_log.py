@@ -17,7 +17,8 @@ FINGERPRINT = "ab" * 32
 VOCAB = 300
 DOCUMENTS = [[1, 2, 3], [299], [4, 5, 6, 7, 8, 9], [0, 0]]
 WHOSE = provenance_of(Opening(conversation="c", user="u"), published=7)
-HEAD_BYTES = 12 + 24  # of a record
+WHOSE["origin"], WHOSE["number"] = 8, 9
+HEAD_BYTES = 12 + 40  # of a record
 RECORD_BYTES = [HEAD_BYTES + 2 * len(document) for document in DOCUMENTS]
 
 
@@ -56,18 +57,20 @@ def test_documents_come_back_in_order(path, vocab_size, width):
 def test_the_layout_is_the_documented_one(path):
     data = written(path, [[1, 2]])
     assert data[:8] == b"SPECLOG\x00"
-    assert int.from_bytes(data[8:12], "little") == 2
+    assert int.from_bytes(data[8:12], "little") == 3
     assert int.from_bytes(data[12:16], "little") == 2
     assert int.from_bytes(data[16:24], "little") == VOCAB
     assert data[24:56] == bytes.fromhex(FINGERPRINT)
     assert data[60:64] == bytes(4)
-    assert int.from_bytes(data[64:68], "little") == 28
-    assert [int.from_bytes(data[at : at + 8], "little") for at in (76, 84, 92)] == [
+    assert int.from_bytes(data[64:68], "little") == 44
+    assert [int.from_bytes(data[at : at + 8], "little") for at in range(76, 116, 8)] == [
         digest("c"),
         digest("u"),
         7,
+        8,
+        9,
     ]
-    assert data[100:] == bytes([1, 0, 2, 0])
+    assert data[116:] == bytes([1, 0, 2, 0])
 
 
 def test_a_log_cut_anywhere_has_the_records_before_the_cut(path):
@@ -131,7 +134,7 @@ def test_blocks_that_were_added_and_never_written_are_dropped(path):
     ("at", "value", "message"),
     [
         (0, b"X", "magic: "),
-        (8, b"\x03", "version: 3, this program reads 1 to 2: start the specstore that wrote it"),
+        (8, b"\x04", "version: 4, this program reads 1 to 3: start the specstore that wrote it"),
         (12, b"\x04", "header: checksum does not match"),
         (60, b"\x01", "header: checksum does not match"),
     ],
