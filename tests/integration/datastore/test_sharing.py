@@ -176,6 +176,7 @@ def test_an_outage_is_caught_up(share, members):
 @pytest.mark.parametrize("who", ["server", "service"])
 def test_kills_under_load_lose_nothing_and_double_nothing(who, share, members, pytestconfig):
     first, second = members("first"), members("second")
+    assert not second.proposes(outputs(0, 1)[0])  # from now on it has the namespace
     published = []
     for round_ in range(50 if pytestconfig.getoption("--long") else 3):
         for text in outputs(100 + round_, 40):
