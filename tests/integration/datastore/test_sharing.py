@@ -217,10 +217,30 @@ def message(tokens, origin: int = 7, number: int = 1, published: int = 1) -> dic
 
 
 # Those of docs/security.md.
-COMMANDS = (
-    "+hello +ping +client|setinfo +client|setname +select +exists +hget +hset +sadd +smembers +watch +unwatch +multi +exec +discard "
-    "+xadd +xdel +xinfo|stream +xlen +xrange +xtrim +memory|usage"
-).split()
+COMMANDS = [
+    "+hello",
+    "+ping",
+    "+client|setinfo",
+    "+client|setname",
+    "+select",
+    "+exists",
+    "+hget",
+    "+hset",
+    "+sadd",
+    "+smembers",
+    "+watch",
+    "+unwatch",
+    "+multi",
+    "+exec",
+    "+discard",
+    "+xadd",
+    "+xdel",
+    "+xinfo|stream",
+    "+xlen",
+    "+xrange",
+    "+xtrim",
+    "+memory|usage",
+]
 
 LIES = {
     "vocabulary": [message([1, VOCAB]), message([1, 2**32 - 1])],
