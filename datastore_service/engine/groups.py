@@ -18,7 +18,7 @@ import numpy as np
 
 from datastore_service.engine.session import LONGEST_GRAM, NOBODY, SEPARATOR, SessionIndex
 
-MOST_BYTES = 1 << 27  # of an engine's groups
+MOST_BYTES = 1 << 26  # of an engine's groups
 MOST_TEXTS = 32  # of a group: its sessions look into each in every step
 LEAST_CAPACITY = 512  # tokens of a text
 
