@@ -220,7 +220,6 @@ def message(tokens, origin: int = 7, number: int = 1, published: int = 1) -> dic
 COMMANDS = [
     "+hello",
     "+ping",
-    "+client|setinfo",
     "+client|setname",
     "+select",
     "+exists",
