@@ -26,7 +26,9 @@ _POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 @dataclass
 class ShareState:
-    """service: digits by which the others know this service; nobody else has them. since: outputs with a lower number are not shared.
+    """What a service knows of its streams.
+
+    service: digits by which the others know this service; nobody else has them. since: outputs with a lower number are not shared.
     positions: by stream, the last message that was read. forgetting: tenants and subjects of forgets that the others were not told of."""
 
     service: str = field(default_factory=lambda: f"{secrets.randbits(64) | 1:016x}")

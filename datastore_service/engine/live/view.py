@@ -85,7 +85,7 @@ class LiveView:
 
     @property
     def last_number(self) -> int:
-        """Of the outputs that this service has published; 0 without one."""
+        """The number of the newest output that this service has published; 0 without one."""
         return max(
             (int(of["number"][of["origin"] == 0].max(initial=0)) for of, _ in self._texts()), default=0
         )

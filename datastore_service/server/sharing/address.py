@@ -24,7 +24,9 @@ ANSWER_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ShareAddress:
-    """url: with one of the schemes that the client knows. password: "" for the URL's, if there is one. authority: the certificates that
+    """A server, and how it is reached.
+
+    url: with one of the schemes that the client knows. password: "" for the URL's, if there is one. authority: the certificates that
     the server's is checked with; None for the system's."""
 
     url: str

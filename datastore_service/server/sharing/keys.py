@@ -13,7 +13,9 @@ VERSION = 1
 
 
 class Keys(NamedTuple):
-    """texts: the stream. sent: by service, the number of the newest output that it has added; also how far the stream was cut. namespaces:
+    """The keys of one namespace.
+
+    texts: the stream. sent: by service, the number of the newest output that it has added; also how far the stream was cut. namespaces:
     the set of the tenant's streams."""
 
     texts: str
@@ -29,7 +31,7 @@ def keys_of(namespace: Namespace) -> Keys:
 
 
 def keys_named(tenant: str, digest: str) -> Keys:
-    """digest: of a namespace of the tenant's, a member of the set."""
+    """The keys of a tenant's namespace. digest: the namespace's, a member of the set."""
     prefix = tenant_prefix(tenant)
     return Keys(f"{prefix}texts:{digest}", f"{prefix}sent:{digest}", f"{prefix}namespaces")
 

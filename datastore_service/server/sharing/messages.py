@@ -51,7 +51,7 @@ def read_message(fields: Mapping[bytes, bytes], vocab_size: int, now: float) -> 
 
 
 def provenance_in(fields: Mapping[bytes, bytes]) -> np.ndarray:
-    """Whose an output is, PROVENANCE [1]; [0] of any other message."""
+    """The provenance of an output, PROVENANCE [1]; [0] of any other message."""
     data = fields.get(TEXT, b"")[: PROVENANCE.itemsize]
     return np.frombuffer(data if len(data) == PROVENANCE.itemsize else b"", PROVENANCE)
 

@@ -205,7 +205,7 @@ def messages_after(
 
 
 def _last_id(client: Redis, stream: str) -> str:
-    """Of the newest message that the stream ever had."""
+    """The number of the newest message that the stream ever had."""
     return client.xinfo_stream(stream)["last-generated-id"].decode() if client.exists(stream) else START
 
 

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grpc
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Namespace
+from datastore_service.server.sharing.metrics import ShareMetrics
 from datastore_service.storage.quota_file import Quota
 from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
@@ -49,6 +51,18 @@ def of_the_service() -> Exported:
         for sample in (sample for family in families for sample in family.samples):
             exported.setdefault(sample.name, set()).update(sample.labels)
         return exported
+
+
+def of_sharing() -> Exported:
+    """Defined by the thread that shares, with one namespace and one reason."""
+    registry = CollectorRegistry()
+    for metric in vars(ShareMetrics(registry)).values():
+        if metric._labelnames:
+            metric.labels(*metric._labelnames)
+    exported: Exported = {}
+    for sample in (sample for family in registry.collect() for sample in family.samples):
+        exported.setdefault(sample.name, set()).update(sample.labels)
+    return exported
 
 
 def of_the_engine() -> Exported:

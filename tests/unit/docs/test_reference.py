@@ -47,7 +47,7 @@ def test_every_option_of_a_command_is_below_its_heading(name):
 def test_the_service_exports_what_its_table_has():
     scraped = {
         name: labels
-        for name, labels in exported.of_the_service().items()
+        for name, labels in (exported.of_the_service() | exported.of_sharing()).items()
         if name.startswith("specstore_") and not name.endswith("_created")
     }
     assert scraped == exported.samples(SERVICE)
