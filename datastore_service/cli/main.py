@@ -240,7 +240,7 @@ def serve(
         str,
         typer.Option(
             metavar="URL",
-            help="share outputs with other services over a Valkey or Redis server: valkey://[USER@]HOST:PORT[/DATABASE], or "
+            help="share outputs with other services over a Valkey or Redis server: valkey://USER@HOST:PORT/DATABASE (user and database may be left out), or "
             "valkeys:// for TLS",
             rich_help_panel="Sharing",
         ),

@@ -55,7 +55,7 @@ class FlushRequest(_message.Message):
     session: str
     all: bool
     workspace: str
-    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., session: _Optional[str] = ..., all: _Optional[bool] = ..., workspace: _Optional[str] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., session: _Optional[str] = ..., all: bool = ..., workspace: _Optional[str] = ...) -> None: ...
 
 class FlushReply(_message.Message):
     __slots__ = ()
@@ -71,7 +71,7 @@ class ForgetRequest(_message.Message):
     users: _containers.RepeatedScalarFieldContainer[str]
     conversations: _containers.RepeatedScalarFieldContainer[str]
     verify: bool
-    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., users: _Optional[_Iterable[str]] = ..., conversations: _Optional[_Iterable[str]] = ..., verify: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., users: _Optional[_Iterable[str]] = ..., conversations: _Optional[_Iterable[str]] = ..., verify: bool = ...) -> None: ...
 
 class ForgetReply(_message.Message):
     __slots__ = ("documents", "tokens", "namespaces", "verification")
@@ -143,7 +143,7 @@ class NamespaceStats(_message.Message):
     log_unsynced_bytes: int
     log_failures: int
     stored: bool
-    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: _Optional[bool] = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ..., log_bytes: _Optional[int] = ..., log_unsynced_bytes: _Optional[int] = ..., log_failures: _Optional[int] = ..., stored: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: bool = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ..., log_bytes: _Optional[int] = ..., log_unsynced_bytes: _Optional[int] = ..., log_failures: _Optional[int] = ..., stored: bool = ...) -> None: ...
 
 class TierStats(_message.Message):
     __slots__ = ("tier", "tokens", "bytes", "hits", "drafted", "segments", "accepted", "damaged")
@@ -201,7 +201,7 @@ class SessionInfo(_message.Message):
     bytes: int
     conversation: str
     publish: bool
-    def __init__(self, session: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., conversation: _Optional[str] = ..., publish: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., conversation: _Optional[str] = ..., publish: bool = ...) -> None: ...
 
 class CompactRequest(_message.Message):
     __slots__ = ("namespace",)
@@ -325,7 +325,7 @@ class SetQuotaReply(_message.Message):
     __slots__ = ("stored",)
     STORED_FIELD_NUMBER: _ClassVar[int]
     stored: bool
-    def __init__(self, stored: _Optional[bool] = ...) -> None: ...
+    def __init__(self, stored: bool = ...) -> None: ...
 
 class ListQuotasRequest(_message.Message):
     __slots__ = ("tenant",)

@@ -42,7 +42,7 @@ class DraftRequest(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
     queries: Queries
     existing: bool
-    def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., queries: _Optional[_Union[Queries, _Mapping]] = ..., existing: _Optional[bool] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., queries: _Optional[_Union[Queries, _Mapping]] = ..., existing: bool = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing", "tenant", "withheld")
@@ -64,7 +64,7 @@ class Entry(_message.Message):
     closing: bool
     tenant: str
     withheld: bool
-    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[bool] = ..., tenant: _Optional[str] = ..., withheld: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: bool = ..., tenant: _Optional[str] = ..., withheld: bool = ...) -> None: ...
 
 class Queries(_message.Message):
     __slots__ = ("counts", "tokens", "lengths", "nodes", "depths", "children")
@@ -100,7 +100,7 @@ class Opening(_message.Message):
     priors: _containers.RepeatedScalarFieldContainer[str]
     workspace: str
     group: str
-    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: _Optional[bool] = ..., prompt_length: _Optional[int] = ..., handing_over: _Optional[bool] = ..., user: _Optional[str] = ..., priors: _Optional[_Iterable[str]] = ..., workspace: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ..., handing_over: bool = ..., user: _Optional[str] = ..., priors: _Optional[_Iterable[str]] = ..., workspace: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("position", "tokens")
@@ -153,7 +153,7 @@ class DraftReply(_message.Message):
     without_rejected: bool
     tenants: bool
     refusals: _containers.ScalarMap[int, str]
-    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: _Optional[bool] = ..., tenants: _Optional[bool] = ..., refusals: _Optional[_Mapping[int, str]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: bool = ..., tenants: bool = ..., refusals: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("counts", "nodes")

@@ -5,7 +5,7 @@ import warnings
 
 from proto_gen.specstore.v1 import drafting_pb2 as specstore_dot_v1_dot_drafting__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class DraftingStub:
+class DraftingStub(object):
     """Draft trees for the decode steps of an LLM serving engine.
     """
 
@@ -42,7 +42,7 @@ class DraftingStub:
                 _registered_method=True)
 
 
-class DraftingServicer:
+class DraftingServicer(object):
     """Draft trees for the decode steps of an LLM serving engine.
     """
 
@@ -76,7 +76,7 @@ def add_DraftingServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Drafting:
+class Drafting(object):
     """Draft trees for the decode steps of an LLM serving engine.
     """
 

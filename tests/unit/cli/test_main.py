@@ -155,9 +155,15 @@ def required(command: str) -> set[str]:
 def test_help_cuts_no_name_at_80_columns(monkeypatch, command):
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
     shown = run(*filter(None, [command]), "--help").stdout
-    names = [name for p in COMMANDS[command].params for name in p.opts] if command else list(COMMANDS)
+    names = [name for p in COMMANDS[command].params for name in names_of(p)] if command else list(COMMANDS)
     assert [name for name in names if not re.search(rf" {name}(\.\.\.)? ", shown)] == []
     assert "\u2026" not in shown and max(map(len, shown.splitlines())) <= 80
+
+
+def names_of(parameter) -> list[str]:
+    """What help calls it."""
+    named = parameter.param_type_name == "argument" and parameter.metavar
+    return [parameter.metavar] if named else parameter.opts
 
 
 def test_help_lists_the_verbs_in_the_order_of_their_use():
