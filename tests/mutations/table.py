@@ -498,7 +498,7 @@ OTHERS = (
     Mutant(
         "conversation-elsewhere",
         "datastore_service/client/affinity.py",
-        'return (opening.conversation if opening else "") or entry.session',
+        'return (opening.group or opening.conversation if opening else "") or entry.session',
         "return entry.session",
         "client/test_fleet.py",
     ),
