@@ -99,3 +99,34 @@ def test_the_agent_of_the_example_says_the_same_whatever_it_tells_the_server(ser
     ]
     assert hinted and all(0 < steps < tokens for tokens, steps, _, _ in hinted)
     assert all(predicted == 0 for _, _, predicted, _ in plainly)
+
+
+PROMPT = range(1000, 1040)
+
+
+def test_a_sibling_drafts_from_an_answer_that_is_still_being_written(server):
+    """And no other group's request does, nor another tenant's with the same name."""
+
+    def drafted_beside(group: str, tenant: str = "") -> tuple[list[int], int, int]:
+        """The tokens of an answer that began while another of group "a" was written, its steps, and how many tokens of other answers it took."""
+        asked = {"temperature": 0, "ignore_eos": True}
+        named = {"custom_params": {"specstore": {"group": "a"}}}
+        writing = server.stream(list(PROMPT), max_new_tokens=600, **asked, **named)
+        assert any(len(message["output_ids"]) >= 60 for message in writing)
+        answer = server.generate(
+            list(PROMPT),
+            max_new_tokens=48,
+            custom_params={"specstore": {"group": group}},
+            headers={TENANT: tenant},
+            **asked,
+        )
+        assert len(list(writing)) > 0
+        said = answer["meta_info"]["specstore"]
+        return answer["output_ids"], said["steps"], said["accepted"].get("live", 0)
+
+    beside = {"sibling": drafted_beside("a"), "other group": drafted_beside("b")}
+    beside["other tenant"] = drafted_beside("a", tenant="acme")
+    tokens, steps, taken = zip(*beside.values(), strict=True)
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert taken[0] > 0 == taken[1] == taken[2], beside
+    assert steps[0] < min(steps[1:]), beside
