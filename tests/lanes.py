@@ -51,8 +51,6 @@ RUNS = {
     "units-with-sglang": WITH_SGLANG,
     "integration": ["tests/integration"],
 }
-# Of what starts servers of the demo model one run at a time: two side by side would need more than 24 GiB.
-LARGE = {"e2e", "e2e-demo-model", "e2e-compose"}
 CLOCK = "clock"  # the run of tests with strict limits of time: alone, when all others are over
 # With --long also the other versions of SGLang, and the suite again for each method with a draft process, with the two extremes of drafts. What tries all drafts
 # in any run is left out.
@@ -65,6 +63,14 @@ LONG = {
     for draft in EXTREMES
 }
 LONG["versions"] = ["tests/versions"]
+# Each of these takes as long as the rest of its folder.
+HALF_HOURS = {
+    f"e2e-{name}": f"tests/e2e/test_{name.replace('-', '_')}.py" for name in ("draft-kills", "request-cases")
+}
+LONG |= {name: [path] for name, path in HALF_HOURS.items()}
+LONG["e2e"] = [*RUNS["e2e"], *without([*HALF_HOURS.values()])]
+# Of what starts servers of the demo model one run at a time: two side by side would need more than 24 GiB.
+LARGE = {name for name in RUNS | LONG if name.startswith("e2e")}
 # Seconds that the runs took on two cores, for the first time: later the last report says it. Others take LONG_RUN.
 SECONDS = {
     TEST: {"conformance-servers": 230, "conformance-in-process": 170, "e2e": 70, "e2e-demo-model": 120}
@@ -250,13 +256,17 @@ def seconds_of(part: str, last: ElementTree.Element | None) -> dict[str, float]:
         known = known | {
             suite.get("name", ""): float(suite.get("time", 0)) for suite in last.iter("testsuite")
         }
-    names = [*RUNS, *(LONG if part == "long" else ()), CLOCK]
-    return {name: known.get(name, LONG_RUN) for name in names}
+    return {name: known.get(name, LONG_RUN) for name in (*words_of(part), CLOCK)}
+
+
+def words_of(part: str) -> dict[str, list[str]]:
+    """What pytest is told to run, by run."""
+    return RUNS | LONG if part == "long" else RUNS
 
 
 def runs_of(part: str, seconds: dict[str, float]) -> dict[str, list[str]]:
     """The words of pytest for each run in `seconds`, the longest first, and last the one of what has strict limits of time."""
-    runs = RUNS | LONG
+    runs = words_of(part)
     in_order = sorted((name for name in seconds if name != CLOCK), key=lambda name: -seconds[name])
     words = {name: [*runs[name], "-m", f"not {CLOCK}", *PARTS[part]] for name in in_order}
     marked = [
