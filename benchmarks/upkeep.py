@@ -81,8 +81,11 @@ def measure_backup(documents: Sequence[np.ndarray], vocab_size: int) -> dict:
         second, second_seconds = _timed(lambda: back_up(source, store))
         _, restore_seconds = _timed(lambda: restore(store, second.backup, copy))
         started, start_seconds = _timed(lambda: _stored(copy, vocab_size))
+        tokens = started.stats().tiers[Tier.LIVE].tokens
+        engine.close()
+        started.close()
         return {
-            "tokens": started.stats().tiers[Tier.LIVE].tokens, "bytes": first.new, "backup_seconds": first_seconds,
+            "tokens": tokens, "bytes": first.new, "backup_seconds": first_seconds,
             "second_bytes": second.new, "second_seconds": second_seconds, "restore_seconds": restore_seconds,
             "start_seconds": start_seconds,
         }  # fmt: skip
