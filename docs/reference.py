@@ -140,7 +140,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 
 def _option(option: Any) -> tuple[str, ...]:
-    shown = f"{_name(option)} {option.metavar or ''}".strip()
+    shown = f"{_name(option)} {_dashed(option) and option.metavar or ''}".strip()
     default = "required" if option.required else _default(option.default)
     return _code(shown), default, _marked(option.help) + _bounds(option.min, option.max)
 
@@ -159,7 +159,9 @@ def _dashed(parameter: Any) -> bool:
 
 
 def _name(parameter: Any) -> str:
-    return parameter.opts[0] if _dashed(parameter) else parameter.name.upper() + "..." * (parameter.nargs < 0)
+    if _dashed(parameter):
+        return parameter.opts[0]
+    return (parameter.metavar or parameter.name.upper()) + "..." * (parameter.nargs < 0)
 
 
 def _bounds(least: float | None, most: float | None) -> str:

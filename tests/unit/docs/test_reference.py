@@ -40,7 +40,8 @@ def test_every_option_of_a_command_is_below_its_heading(name):
     shown = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     assert shown
     for parameter in COMMANDS[name].params:
-        written = parameter.opts[0] if parameter.opts[0].startswith("--") else parameter.name.upper()
+        argument = parameter.metavar or parameter.name.upper()
+        written = parameter.opts[0] if parameter.opts[0].startswith("--") else argument
         assert f"`{written}" in shown
 
 
