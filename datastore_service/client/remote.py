@@ -95,7 +95,7 @@ class GrpcDatastore(Datastore):
         self._lost_reason = ""
         # Replies to awaited steps, in order; None: the stream broke. `collect` skips those that are too late.
         self._arrived: queue.SimpleQueue[pb.DraftReply | None] = queue.SimpleQueue()
-        self._wants_rejected = True  # until a service says otherwise
+        self._wants_rejected, self._reads_columns = True, False  # until a service says otherwise
         self._disconnect_reason = "not connected yet"
         self._closed = False
         self._channel: grpc.Channel | None = None  # once there are files to open it with
@@ -171,7 +171,7 @@ class GrpcDatastore(Datastore):
         self._thread.join(timeout=5)
 
     def _send(self, entries: Sequence[Entry], awaited: bool) -> int:
-        request = wire.request_message(0, entries, self._wants_rejected)
+        request = wire.request_message(0, entries, self._wants_rejected, self._reads_columns)
         with self._state:
             if self._outbound is None:
                 raise DatastoreError(self._disconnect_reason)
@@ -248,7 +248,7 @@ class GrpcDatastore(Datastore):
                 raise DatastoreError(
                     "the service is of an earlier version, which would mix the tenants' texts"
                 )
-            self._wants_rejected = not greeting.without_rejected
+            self._wants_rejected, self._reads_columns = not greeting.without_rejected, greeting.columns
             self._connect(outbound)
             for reply in map(_parsed, call):
                 if not self._answered < reply.step <= self._sent:

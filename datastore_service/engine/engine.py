@@ -133,7 +133,11 @@ class Engine:
 
     def has_session(self, name: str) -> bool:
         """Whether a session of that name is open."""
-        return name in self._sessions
+        return bool(self.open_of({name}))
+
+    def open_of(self, names: set[str]) -> set[str]:
+        """Those of the names of which a session is open."""
+        return self._sessions.open_of(names)
 
     # The prior and the live tier
 

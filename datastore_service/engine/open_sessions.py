@@ -87,8 +87,10 @@ class OpenSessions:
             limits.conversations, limits.conversation_bytes, limits.conversation_seconds
         )
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._open
+    def open_of(self, names: set[str]) -> set[str]:
+        """Those of the names of which a session is open."""
+        with self._lock:
+            return names & self._open.keys()
 
     def acquire(self, entries: Sequence[Entry]) -> tuple[list[OpenSession | None], dict[str, str]]:
         """The entries' sessions, locked; those with an opening are opened. None where a session is unknown or where there

@@ -158,10 +158,10 @@ class _Stream:
         self._metrics.engine_seconds.observe(time.perf_counter() - started)
         self._count_over_budget(hosted, replies)
         self._report_refused(replies)
-        message = wire.reply_message(request.step, replies)
+        message = wire.reply_message(request.step, replies, packed=request.HasField("columns"))
         if request.HasField("namespace"):
             message.without_rejected = hosted.engine.limits.refusals == 0
-            message.tenants = True
+            message.tenants = message.columns = True
         return message
 
     def end(self) -> None:

@@ -23,17 +23,17 @@ class Leases:
         self,
         stream: int,
         sessions: set[str],
-        is_open: Callable[[str], bool],
+        open_of: Callable[[set[str]], set[str]],
         handed_over: Collection[str] = (),
         now: float = 0.0,
     ) -> None:
         """Notes that a stream's message has named sessions. The stream holds those that are open, except those that it
         hands over: they wait for another stream, unless one holds them already. No stream holds a session that is not open.
 
-        is_open: called under the lock, so that no stream holds a session that another stream closes meanwhile. now:
-        required with `handed_over`."""
+        open_of: those of the sessions that are open; called under the lock, so that no stream holds a session that another stream
+        closes meanwhile. now: required with `handed_over`."""
         with self._lock:
-            opened = {session for session in sessions if is_open(session)}
+            opened = open_of(sessions)
             for session in sessions - opened:
                 self._release(session)
             held = opened.difference(handed_over)

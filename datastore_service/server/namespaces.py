@@ -58,7 +58,7 @@ class HostedNamespace:
         # may close a session and open another of its name.
         named = {entry.session for entry in entries}
         handed_over = {entry.session for entry in entries if entry.opening and entry.opening.handing_over}
-        self.leases.name(stream, named, self.engine.has_session, handed_over, time.monotonic())
+        self.leases.name(stream, named, self.engine.open_of, handed_over, time.monotonic())
         return replies
 
     def check_not_dropped(self) -> None:

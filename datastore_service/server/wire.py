@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
 
+from datastore_service.protocol.tree import DraftTree
 from datastore_service.protocol.types import (
     EMPTY_TOKENS,
     MAX_PRIORS,
@@ -69,13 +71,13 @@ def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimit
     """The entries of a request. An entry that breaks a limit is replaced by its refusal, which names the field and the limit.
 
     Raises RefusalError for too many entries and for queries that break a limit."""
-    _check_limit(len(request.entries), limits.entries, "entries", "entries in one message")
-    entries: list[Entry | str] = []
-    for entry in request.entries:
-        try:
-            entries.append(_entry(entry, vocab_size, limits))
-        except RefusalError as refusal:
-            entries.append(str(refusal))
+    if request.HasField("columns"):
+        if request.entries:
+            raise invalid("columns: the message has entries besides")
+        entries = _entries_of_columns(request.columns, vocab_size, limits)
+    else:
+        _check_limit(len(request.entries), limits.entries, "entries", "entries in one message")
+        entries = [_entry_or_refusal(entry, vocab_size, limits) for entry in request.entries]
     if request.HasField("queries"):
         try:
             _add_queries(entries, request.queries, vocab_size, limits)
@@ -86,6 +88,80 @@ def read_entries(request: pb.DraftRequest, vocab_size: int, limits: ServiceLimit
 
 def read_document(document: Sequence[int], field: str, vocab_size: int) -> np.ndarray:
     return _tokens(document, field, vocab_size)
+
+
+def _entries_of_columns(
+    message: pb.EntryColumns, vocab_size: int, limits: ServiceLimits
+) -> list[Entry | str]:
+    """The entries of columns. Those with a rare field are read one by one, and so are all if one of them breaks a limit."""
+    _check_limit(len(message.sessions), limits.entries, "columns.sessions", "entries in one message")
+    columns = _Columns(message)
+    if columns.may_break(vocab_size, limits):
+        rows: Sequence[int] = range(len(columns.sessions))
+        entries: list[Entry | str] = [""] * len(rows)
+    else:
+        rows = sorted(message.more)
+        entries = [*columns.common_entries()]
+    for row in rows:
+        entries[row] = _entry_or_refusal(columns.message(row), vocab_size, limits)
+    return entries
+
+
+class _Columns:
+    """The columns as lists, which are read faster. Raises RefusalError if they do not fit each other."""
+
+    def __init__(self, message: pb.EntryColumns) -> None:
+        self.sessions, self._more = message.sessions[:], message.more
+        self._starts, self._counts = message.starts[:], message.counts[:]
+        self._nodes, self._depths = message.nodes[:], message.depths[:]
+        self._children, self._tenants = message.children[:], message.tenants[:] or [""] * len(self.sessions)
+        for name in ("starts", "counts", "nodes", "depths", "children", "tenants"):
+            _check_column(len(getattr(self, f"_{name}")), len(self.sessions), f"columns.{name}", "sessions")
+        self._ends = list(itertools.accumulate(self._counts))
+        self._tokens = np.array(message.tokens, np.int64)
+        _check_column(len(self._tokens), sum(self._counts), "columns.tokens", "in counts, in all")
+        if self._more and max(self._more) >= len(self.sessions):
+            raise invalid(f"columns.more: {max(self._more)} is not below the {len(self.sessions)} sessions")
+
+    def may_break(self, vocab_size: int, limits: ServiceLimits) -> bool:
+        """Whether an entry may break a limit; False is certain."""
+        return bool(
+            not all(self.sessions)
+            or 4 * max(map(len, self.sessions + self._tenants), default=0) > limits.name_bytes
+            or max(map(operator.add, self._starts, self._counts), default=0) > INT32_MAX
+            or self._tokens.max(initial=0) >= vocab_size
+            or max(self._nodes, default=0) > limits.nodes
+            or max(self._depths, default=0) > limits.depth
+            or max(self._children, default=0) > limits.children
+            or ((0 in self._depths or 0 in self._children) and any(self._nodes))
+        )
+
+    def common_entries(self) -> list[Entry]:
+        """The entries without what is rare."""
+        tokens = self._tokens.astype(np.int32)
+        parts = [tokens[end - count : end] for count, end in zip(self._counts, self._ends, strict=True)]
+        budgets, nothing = map(_made_once, self._nodes, self._depths, self._children), itertools.repeat(())
+        rare = nothing, budgets, itertools.repeat(None), itertools.repeat(False), itertools.repeat(0), nothing
+        return list(map(Entry, self.sessions, self._starts, parts, *rare, self._tenants))
+
+    def message(self, row: int) -> pb.Entry:
+        """An entry as a message of its own."""
+        entry = pb.Entry()
+        if row in self._more:
+            entry.CopyFrom(self._more[row])
+        end = self._ends[row]
+        entry.session, entry.start, entry.tenant = self.sessions[row], self._starts[row], self._tenants[row]
+        entry.tokens[:] = self._tokens[end - self._counts[row] : end].tolist()
+        entry.budget.nodes, entry.budget.depth = self._nodes[row], self._depths[row]
+        entry.budget.children = self._children[row]
+        return entry
+
+
+def _entry_or_refusal(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry | str:
+    try:
+        return _entry(entry, vocab_size, limits)
+    except RefusalError as refusal:
+        return str(refusal)
 
 
 def _entry(entry: pb.Entry, vocab_size: int, limits: ServiceLimits) -> Entry:
@@ -216,7 +292,8 @@ def _tokens(tokens: Sequence[int], field: str, vocab_size: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def reply_message(step: int, replies: Sequence[Reply]) -> pb.DraftReply:
+def reply_message(step: int, replies: Sequence[Reply], packed: bool = False) -> pb.DraftReply:
+    """The message of a step's replies. packed: whether the caller reads packed trees."""
     trees = [reply.tree for reply in replies]
     message = pb.DraftReply(
         step=step,
@@ -231,10 +308,22 @@ def reply_message(step: int, replies: Sequence[Reply]) -> pb.DraftReply:
     if answers:
         message.answers.counts.extend([len(reply.trees) for reply in replies])
         message.answers.nodes.extend([len(tree) for tree in answers])
-        trees += answers
-    if any(message.nodes) or any(map(len, answers)):
-        message.tokens.extend(np.concatenate([tree.tokens for tree in trees]).tolist())
-        message.parents.extend((np.concatenate([tree.parents for tree in trees]) + 1).tolist())
-        message.probs.extend(np.concatenate([tree.probs for tree in trees]).tolist())
-        message.sources = b"".join([tree.sources.tobytes() for tree in trees])
+    filled = [tree for tree in trees + answers if len(tree)]
+    if packed:
+        message.packed_trees = _packed(filled)
+    elif filled:
+        message.tokens.extend(np.concatenate([tree.tokens for tree in filled]).tolist())
+        message.parents.extend((np.concatenate([tree.parents for tree in filled]) + 1).tolist())
+        message.probs.extend(np.concatenate([tree.probs for tree in filled]).tolist())
+        message.sources = b"".join([tree.sources.tobytes() for tree in filled])
     return message
+
+
+def _packed(trees: Sequence[DraftTree]) -> bytes:
+    columns = (
+        [tree.tokens for tree in trees],
+        [tree.parents for tree in trees],
+        [tree.probs for tree in trees],
+        [tree.sources for tree in trees],
+    )
+    return b"".join([part.tobytes() for column in columns for part in column])

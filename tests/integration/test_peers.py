@@ -36,13 +36,15 @@ from datastore_service.protocol.types import (
     Reply,
     Status,
 )
-from datastore_service.server.wire import reply_message
+from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.wire import read_entries, reply_message
 from proto_gen.specstore.v1 import drafting_pb2 as pb
 from sglang_patches.drafting import cache as speculation_cache
 from sglang_patches.exchange import trie as speculation_trie
 from sglang_patches.exchange.messages import Growth, Lost, Opened
 from sglang_patches.exchange.wire import DamagedFrameError, answers_from_draft, frame_of
 from tests.support.agreeing_model import VOCABULARY, model, target
+from tests.support.columns import pack_trees
 from tests.support.draft_side import InProcessDraftSide
 from tests.support.greedy_step import emitted_greedily
 from tests.unit.drafting.test_speculation import NODES, Run
@@ -101,15 +103,16 @@ class Damaging:
 
     def _draft(self, requests, context):
         next(requests)
-        yield pb.DraftReply(tenants=True).SerializeToString()
+        yield pb.DraftReply(tenants=True, columns=True).SerializeToString()
         for request in requests:
             yield self._answer(request)
 
     def _answer(self, request: pb.DraftRequest) -> bytes:
-        counts = list(request.queries.counts) or [0] * len(request.entries)
+        entries = read_entries(request, VOCABULARY, ServiceLimits())
+        counts = [len(entry.queries) for entry in entries]
         trees = [
             _sound_tree(self.random, BUDGETS[entry.session]) if entry.budget.nodes else _NO_TREE
-            for entry in request.entries
+            for entry in entries
         ]
         answers = [_sound_tree(self.random, ASKED.budget, [7]) for _ in request.queries.lengths]
         left = iter(answers)
@@ -119,11 +122,15 @@ class Damaging:
         ]
         message = reply_message(request.step, replies)
         kind = "none"
-        if any(entry.budget.nodes for entry in request.entries):
+        if any(entry.budget.nodes for entry in entries):
             self.whole = [*trees, *answers]
             kind = self.random.choices(*zip(*_DAMAGES.items(), strict=True))[0]
         self.done[kind] += 1
-        return getattr(self, f"_{kind}")(message) or message.SerializeToString()
+        damaged = getattr(self, f"_{kind}")(message)
+        if self.random.random() < 0.5:
+            self.done["packed"] += 1
+            pack_trees(message)
+        return damaged or message.SerializeToString()
 
     def _none(self, message: pb.DraftReply) -> None:
         """Nothing is done to it."""
@@ -271,7 +278,7 @@ def test_a_datastore_that_answers_anything(inputs):
         datastore.close()
         service.close()
     print(f"\nreplies: {dict(service.done)}; {arrived} trees whole, {lengths} tokens emitted")
-    assert set(service.done) >= set(_DAMAGES) - {"step", "bytes"}
+    assert set(service.done) >= set(_DAMAGES) - {"step", "bytes"} | {"packed"}
     assert arrived > inputs and lengths > 3 * inputs
     assert all(counter.get() > before[fault] for fault, counter in dropped.items())
 

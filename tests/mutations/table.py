@@ -251,6 +251,20 @@ SURVIVORS = (
 )
 OTHERS = (
     Mutant(
+        "columns-vocabulary",
+        "datastore_service/server/wire.py",
+        "self._tokens.max(initial=0) >= vocab_size",
+        "self._tokens.max(initial=0) > vocab_size",
+        "server/test_wire.py",
+    ),
+    Mutant(
+        "columns-to-all",  # also to a service that ignores them
+        "datastore_service/client/remote.py",
+        "not greeting.without_rejected, greeting.columns",
+        "not greeting.without_rejected, True",
+        "client/test_columns.py",
+    ),
+    Mutant(
         "path-chance",  # of a node after its parent, not of its path
         "sglang_patches/drafting/cache.py",
         "(negative * p, child, len(found), below, level + 1)",

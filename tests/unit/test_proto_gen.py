@@ -81,7 +81,7 @@ def test_field_numbers_stay():
     numbers = {field.name: field.number for field in drafting_pb2.DraftReply.DESCRIPTOR.fields}
     assert numbers == {
         "step": 1, "statuses": 3, "known": 4, "nodes": 5, "tokens": 6, "parents": 7, "probs": 8, "sources": 9,
-        "answers": 10, "without_rejected": 11, "tenants": 12, "refusals": 13,
+        "answers": 10, "without_rejected": 11, "tenants": 12, "refusals": 13, "columns": 14, "packed_trees": 15,
     }  # fmt: skip
 
 

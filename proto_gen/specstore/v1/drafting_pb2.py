@@ -24,37 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecstore/v1/drafting.proto\x12\x0cspecstore.v1\"=\n\tNamespace\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"\xa8\x01\n\x0c\x44raftRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12*\n\tnamespace\x18\x02 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12$\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x13.specstore.v1.Entry\x12&\n\x07queries\x18\x04 \x01(\x0b\x32\x15.specstore.v1.Queries\x12\x10\n\x08\x65xisting\x18\x05 \x01(\x08\"\xe2\x01\n\x05\x45ntry\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12(\n\x08rejected\x18\x04 \x03(\x0b\x32\x16.specstore.v1.Rejected\x12$\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x14.specstore.v1.Budget\x12&\n\x07opening\x18\x06 \x01(\x0b\x32\x15.specstore.v1.Opening\x12\x0f\n\x07\x63losing\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x10\n\x08withheld\x18\t \x01(\x08\"k\n\x07Queries\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\r\n\x05nodes\x18\x04 \x03(\r\x12\x0e\n\x06\x64\x65pths\x18\x05 \x03(\r\x12\x10\n\x08\x63hildren\x18\x06 \x03(\r\"\xa4\x01\n\x07Opening\x12\x14\n\x0c\x63onversation\x18\x01 \x01(\t\x12\x16\n\x0e\x66orbid_publish\x18\x02 \x01(\x08\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x14\n\x0chanding_over\x18\x04 \x01(\x08\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\x0e\n\x06priors\x18\x06 \x03(\t\x12\x11\n\tworkspace\x18\x07 \x01(\t\x12\r\n\x05group\x18\x08 \x01(\t\",\n\x08Rejected\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"8\n\x06\x42udget\x12\r\n\x05nodes\x18\x01 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x02 \x01(\r\x12\x10\n\x08\x63hildren\x18\x03 \x01(\r\"\xe5\x02\n\nDraftReply\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x08statuses\x18\x03 \x03(\x0e\x32\x14.specstore.v1.Status\x12\r\n\x05known\x18\x04 \x03(\r\x12\r\n\x05nodes\x18\x05 \x03(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x0f\n\x07parents\x18\x07 \x03(\r\x12\r\n\x05probs\x18\x08 \x03(\x02\x12\x0f\n\x07sources\x18\t \x01(\x0c\x12&\n\x07\x61nswers\x18\n \x01(\x0b\x32\x15.specstore.v1.Answers\x12\x18\n\x10without_rejected\x18\x0b \x01(\x08\x12\x0f\n\x07tenants\x18\x0c \x01(\x08\x12\x38\n\x08refusals\x18\r \x03(\x0b\x32&.specstore.v1.DraftReply.RefusalsEntry\x1a/\n\rRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x02\x10\x03\"(\n\x07\x41nswers\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\r\n\x05nodes\x18\x02 \x03(\r*s\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x1a\n\x16STATUS_UNKNOWN_SESSION\x10\x02\x12\x0e\n\nSTATUS_GAP\x10\x03\x12\x16\n\x12STATUS_OVER_BUDGET\x10\x04\x32M\n\x08\x44rafting\x12\x41\n\x05\x44raft\x12\x1a.specstore.v1.DraftRequest\x1a\x18.specstore.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecstore/v1/drafting.proto\x12\x0cspecstore.v1\"=\n\tNamespace\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"\xd5\x01\n\x0c\x44raftRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12*\n\tnamespace\x18\x02 \x01(\x0b\x32\x17.specstore.v1.Namespace\x12$\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x13.specstore.v1.Entry\x12&\n\x07queries\x18\x04 \x01(\x0b\x32\x15.specstore.v1.Queries\x12\x10\n\x08\x65xisting\x18\x05 \x01(\x08\x12+\n\x07\x63olumns\x18\x06 \x01(\x0b\x32\x1a.specstore.v1.EntryColumns\"\x88\x02\n\x0c\x45ntryColumns\x12\x10\n\x08sessions\x18\x01 \x03(\t\x12\x0e\n\x06starts\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\x12\r\n\x05nodes\x18\x05 \x03(\r\x12\x0e\n\x06\x64\x65pths\x18\x06 \x03(\r\x12\x10\n\x08\x63hildren\x18\x07 \x03(\r\x12\x0f\n\x07tenants\x18\x08 \x03(\t\x12\x32\n\x04more\x18\t \x03(\x0b\x32$.specstore.v1.EntryColumns.MoreEntry\x1a@\n\tMoreEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.specstore.v1.Entry:\x02\x38\x01\"\xe2\x01\n\x05\x45ntry\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12(\n\x08rejected\x18\x04 \x03(\x0b\x32\x16.specstore.v1.Rejected\x12$\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x14.specstore.v1.Budget\x12&\n\x07opening\x18\x06 \x01(\x0b\x32\x15.specstore.v1.Opening\x12\x0f\n\x07\x63losing\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x10\n\x08withheld\x18\t \x01(\x08\"k\n\x07Queries\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\r\n\x05nodes\x18\x04 \x03(\r\x12\x0e\n\x06\x64\x65pths\x18\x05 \x03(\r\x12\x10\n\x08\x63hildren\x18\x06 \x03(\r\"\xa4\x01\n\x07Opening\x12\x14\n\x0c\x63onversation\x18\x01 \x01(\t\x12\x16\n\x0e\x66orbid_publish\x18\x02 \x01(\x08\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x14\n\x0chanding_over\x18\x04 \x01(\x08\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\x0e\n\x06priors\x18\x06 \x03(\t\x12\x11\n\tworkspace\x18\x07 \x01(\t\x12\r\n\x05group\x18\x08 \x01(\t\",\n\x08Rejected\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"8\n\x06\x42udget\x12\r\n\x05nodes\x18\x01 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x02 \x01(\r\x12\x10\n\x08\x63hildren\x18\x03 \x01(\r\"\x8c\x03\n\nDraftReply\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x08statuses\x18\x03 \x03(\x0e\x32\x14.specstore.v1.Status\x12\r\n\x05known\x18\x04 \x03(\r\x12\r\n\x05nodes\x18\x05 \x03(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x0f\n\x07parents\x18\x07 \x03(\r\x12\r\n\x05probs\x18\x08 \x03(\x02\x12\x0f\n\x07sources\x18\t \x01(\x0c\x12&\n\x07\x61nswers\x18\n \x01(\x0b\x32\x15.specstore.v1.Answers\x12\x18\n\x10without_rejected\x18\x0b \x01(\x08\x12\x0f\n\x07tenants\x18\x0c \x01(\x08\x12\x38\n\x08refusals\x18\r \x03(\x0b\x32&.specstore.v1.DraftReply.RefusalsEntry\x12\x0f\n\x07\x63olumns\x18\x0e \x01(\x08\x12\x14\n\x0cpacked_trees\x18\x0f \x01(\x0c\x1a/\n\rRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x02\x10\x03\"(\n\x07\x41nswers\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\r\n\x05nodes\x18\x02 \x03(\r*s\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x1a\n\x16STATUS_UNKNOWN_SESSION\x10\x02\x12\x0e\n\nSTATUS_GAP\x10\x03\x12\x16\n\x12STATUS_OVER_BUDGET\x10\x04\x32M\n\x08\x44rafting\x12\x41\n\x05\x44raft\x12\x1a.specstore.v1.DraftRequest\x1a\x18.specstore.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specstore.v1.drafting_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ENTRYCOLUMNS_MOREENTRY']._loaded_options = None
+  _globals['_ENTRYCOLUMNS_MOREENTRY']._serialized_options = b'8\001'
   _globals['_DRAFTREPLY_REFUSALSENTRY']._loaded_options = None
   _globals['_DRAFTREPLY_REFUSALSENTRY']._serialized_options = b'8\001'
-  _globals['_STATUS']._serialized_start=1290
-  _globals['_STATUS']._serialized_end=1405
+  _globals['_STATUS']._serialized_start=1641
+  _globals['_STATUS']._serialized_end=1756
   _globals['_NAMESPACE']._serialized_start=45
   _globals['_NAMESPACE']._serialized_end=106
   _globals['_DRAFTREQUEST']._serialized_start=109
-  _globals['_DRAFTREQUEST']._serialized_end=277
-  _globals['_ENTRY']._serialized_start=280
-  _globals['_ENTRY']._serialized_end=506
-  _globals['_QUERIES']._serialized_start=508
-  _globals['_QUERIES']._serialized_end=615
-  _globals['_OPENING']._serialized_start=618
-  _globals['_OPENING']._serialized_end=782
-  _globals['_REJECTED']._serialized_start=784
-  _globals['_REJECTED']._serialized_end=828
-  _globals['_BUDGET']._serialized_start=830
-  _globals['_BUDGET']._serialized_end=886
-  _globals['_DRAFTREPLY']._serialized_start=889
-  _globals['_DRAFTREPLY']._serialized_end=1246
-  _globals['_DRAFTREPLY_REFUSALSENTRY']._serialized_start=1193
-  _globals['_DRAFTREPLY_REFUSALSENTRY']._serialized_end=1240
-  _globals['_ANSWERS']._serialized_start=1248
-  _globals['_ANSWERS']._serialized_end=1288
-  _globals['_DRAFTING']._serialized_start=1407
-  _globals['_DRAFTING']._serialized_end=1484
+  _globals['_DRAFTREQUEST']._serialized_end=322
+  _globals['_ENTRYCOLUMNS']._serialized_start=325
+  _globals['_ENTRYCOLUMNS']._serialized_end=589
+  _globals['_ENTRYCOLUMNS_MOREENTRY']._serialized_start=525
+  _globals['_ENTRYCOLUMNS_MOREENTRY']._serialized_end=589
+  _globals['_ENTRY']._serialized_start=592
+  _globals['_ENTRY']._serialized_end=818
+  _globals['_QUERIES']._serialized_start=820
+  _globals['_QUERIES']._serialized_end=927
+  _globals['_OPENING']._serialized_start=930
+  _globals['_OPENING']._serialized_end=1094
+  _globals['_REJECTED']._serialized_start=1096
+  _globals['_REJECTED']._serialized_end=1140
+  _globals['_BUDGET']._serialized_start=1142
+  _globals['_BUDGET']._serialized_end=1198
+  _globals['_DRAFTREPLY']._serialized_start=1201
+  _globals['_DRAFTREPLY']._serialized_end=1597
+  _globals['_DRAFTREPLY_REFUSALSENTRY']._serialized_start=1544
+  _globals['_DRAFTREPLY_REFUSALSENTRY']._serialized_end=1591
+  _globals['_ANSWERS']._serialized_start=1599
+  _globals['_ANSWERS']._serialized_end=1639
+  _globals['_DRAFTING']._serialized_start=1758
+  _globals['_DRAFTING']._serialized_end=1835
 # @@protoc_insertion_point(module_scope)

@@ -31,18 +31,49 @@ class Namespace(_message.Message):
     def __init__(self, model: _Optional[str] = ..., tokenizer: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("step", "namespace", "entries", "queries", "existing")
+    __slots__ = ("step", "namespace", "entries", "queries", "existing", "columns")
     STEP_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     EXISTING_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     step: int
     namespace: Namespace
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
     queries: Queries
     existing: bool
-    def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., queries: _Optional[_Union[Queries, _Mapping]] = ..., existing: bool = ...) -> None: ...
+    columns: EntryColumns
+    def __init__(self, step: _Optional[int] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., queries: _Optional[_Union[Queries, _Mapping]] = ..., existing: bool = ..., columns: _Optional[_Union[EntryColumns, _Mapping]] = ...) -> None: ...
+
+class EntryColumns(_message.Message):
+    __slots__ = ("sessions", "starts", "tokens", "counts", "nodes", "depths", "children", "tenants", "more")
+    class MoreEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: Entry
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Entry, _Mapping]] = ...) -> None: ...
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DEPTHS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedScalarFieldContainer[str]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    depths: _containers.RepeatedScalarFieldContainer[int]
+    children: _containers.RepeatedScalarFieldContainer[int]
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    more: _containers.MessageMap[int, Entry]
+    def __init__(self, sessions: _Optional[_Iterable[str]] = ..., starts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., depths: _Optional[_Iterable[int]] = ..., children: _Optional[_Iterable[int]] = ..., tenants: _Optional[_Iterable[str]] = ..., more: _Optional[_Mapping[int, Entry]] = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("session", "start", "tokens", "rejected", "budget", "opening", "closing", "tenant", "withheld")
@@ -121,7 +152,7 @@ class Budget(_message.Message):
     def __init__(self, nodes: _Optional[int] = ..., depth: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources", "answers", "without_rejected", "tenants", "refusals")
+    __slots__ = ("step", "statuses", "known", "nodes", "tokens", "parents", "probs", "sources", "answers", "without_rejected", "tenants", "refusals", "columns", "packed_trees")
     class RefusalsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +172,8 @@ class DraftReply(_message.Message):
     WITHOUT_REJECTED_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    PACKED_TREES_FIELD_NUMBER: _ClassVar[int]
     step: int
     statuses: _containers.RepeatedScalarFieldContainer[Status]
     known: _containers.RepeatedScalarFieldContainer[int]
@@ -153,7 +186,9 @@ class DraftReply(_message.Message):
     without_rejected: bool
     tenants: bool
     refusals: _containers.ScalarMap[int, str]
-    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: bool = ..., tenants: bool = ..., refusals: _Optional[_Mapping[int, str]] = ...) -> None: ...
+    columns: bool
+    packed_trees: bytes
+    def __init__(self, step: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[Status, str]]] = ..., known: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., sources: _Optional[bytes] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., without_rejected: bool = ..., tenants: bool = ..., refusals: _Optional[_Mapping[int, str]] = ..., columns: bool = ..., packed_trees: _Optional[bytes] = ...) -> None: ...
 
 class Answers(_message.Message):
     __slots__ = ("counts", "nodes")

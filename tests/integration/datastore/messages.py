@@ -7,7 +7,7 @@ any field may have. `broken` goes below that and spoils the bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import astuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -66,18 +66,28 @@ def _fill(
 ) -> None:
     def value(oddness: int = oddness) -> object:
         if field.message_type is not None:
-            assert not field.message_type.GetOptions().map_entry, f"{field.full_name}: maps are not tried yet"
             return _message(draw, field.message_type, ordinary, oddness)
         if _odd(draw, oddness):
             return draw(_odd_values(field))
         return draw(ordinary[field.name] if field.name in ordinary else _ordinary_values(field))
 
-    if field.is_repeated:
+    if field.is_repeated and field.message_type and field.message_type.GetOptions().map_entry:
+        for one in _several(draw, value, oddness):
+            _put(getattr(message, field.name), one)
+    elif field.is_repeated:
         getattr(message, field.name).extend(_several(draw, value, oddness))
     elif field.message_type is not None:
         getattr(message, field.name).CopyFrom(value())
     else:
         setattr(message, field.name, value())
+
+
+def _put(mapping: MutableMapping, pair: Message) -> None:
+    """Puts the pair of a map's key and value into the map."""
+    if isinstance(pair.value, Message):
+        mapping[pair.key].CopyFrom(pair.value)
+    else:
+        mapping[pair.key] = pair.value
 
 
 def _several(draw: st.DrawFn, value: Callable[..., object], oddness: int) -> list[object]:

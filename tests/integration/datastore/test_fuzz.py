@@ -39,6 +39,7 @@ from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from proto_gen.specstore.v1.drafting_pb2_grpc import DraftingStub
 from tests.integration.datastore.conftest import VOCAB, write_tokenizer
 from tests.integration.datastore.messages import broken, messages, parsed
+from tests.support.columns import with_columns
 from tests.support.replies import read_sound
 from tests.support.servers.datastore import DatastoreService
 from tests.waiting import eventually
@@ -441,7 +442,7 @@ def conversations(draw: st.DrawFn) -> list[drafting_pb2.DraftRequest]:
     for request in requests:
         if draw(st.booleans()):
             _ask(draw, request)
-    return requests
+    return [with_columns(request) if draw(st.booleans()) else request for request in requests]
 
 
 def _ask(draw: st.DrawFn, request: drafting_pb2.DraftRequest) -> None:
@@ -523,9 +524,9 @@ def expected_replies(
 
 
 def reply_to(request: drafting_pb2.DraftRequest, replies: Sequence[Reply]) -> drafting_pb2.DraftReply:
-    message = server_wire.reply_message(request.step, replies)
+    message = server_wire.reply_message(request.step, replies, packed=request.HasField("columns"))
     message.without_rejected = request.HasField("namespace")  # this service has no rejected tier
-    message.tenants = request.HasField("namespace")
+    message.tenants = message.columns = request.HasField("namespace")
     return message
 
 

@@ -9,7 +9,6 @@ from datastore_service.engine.engine import Limits
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Entry, Namespace, Opening, Rejected
 from datastore_service.server import drafting
-from proto_gen.specstore.v1 import drafting_pb2 as pb
 from tests.unit.server.service import VOCAB, running
 from tests.waiting import eventually
 
@@ -20,16 +19,17 @@ SECONDS = 60.0
 
 
 @pytest.fixture
-def received(monkeypatch) -> list[pb.DraftRequest]:
+def received(monkeypatch) -> list[Entry | str]:
     """What services read."""
-    messages, read = [], drafting.wire.read_entries
+    received, read = [], drafting.wire.read_entries
 
-    def keep(request, vocab_size, limits):
-        messages.append(request)
-        return read(request, vocab_size, limits)
+    def keep(*arguments):
+        entries = read(*arguments)
+        received.extend(entries)
+        return entries
 
     monkeypatch.setattr(drafting.wire, "read_entries", keep)
-    return messages
+    return received
 
 
 def tell(datastore) -> None:
@@ -54,7 +54,7 @@ def test_a_service_says_once_whether_it_keeps_them(received, limit, travels, res
         try:
             assert datastore.wants_rejected is travels
             tell(datastore)
-            assert [len(entry.rejected) for m in received for entry in m.entries] == [int(travels)]
+            assert [len(entry.rejected) for entry in received] == [int(travels)]
             assert kept(service) == int(travels)
         finally:
             datastore.close()

@@ -4,13 +4,13 @@ from datastore_service.server.leases import Leases
 
 
 class Opened(set):
-    """The open sessions. `is_open` as an engine answers it."""
+    """The open sessions. `open_of` as an engine answers it."""
 
-    def is_open(self, session: str) -> bool:
-        return session in self
+    def open_of(self, sessions: set[str]) -> set[str]:
+        return sessions & self
 
 
-OPEN = Opened("abc").is_open
+OPEN = Opened("abc").open_of
 
 
 def test_sessions_expire_after_the_grace_of_their_broken_stream():
@@ -60,10 +60,10 @@ def test_streams_that_break_together_end_their_session_once():
 def test_a_closed_session_is_held_by_nobody():
     opened = Opened("a")
     leases = Leases(grace=0)
-    leases.name(1, {"a"}, opened.is_open)
-    leases.name(2, {"a"}, opened.is_open)
+    leases.name(1, {"a"}, opened.open_of)
+    leases.name(2, {"a"}, opened.open_of)
     opened.clear()
-    leases.name(1, {"a"}, opened.is_open)
+    leases.name(1, {"a"}, opened.open_of)
     leases.stream_broke(1, now=0)
     leases.stream_broke(2, now=0)
     assert leases.take_expired(1) == []
@@ -73,18 +73,18 @@ def test_a_session_that_is_closed_while_another_stream_names_it_is_held_by_nobod
     """Stream 1 finds it open; before it holds it, stream 2 has closed it."""
     opened, leases = Opened("a"), Leases(grace=0)
 
-    def closed_meanwhile(session: str) -> bool:
-        found = session in opened
+    def closed_meanwhile(sessions: set[str]) -> set[str]:
+        found = opened.open_of(sessions)
         opened.clear()
         closing.start()
         closing.join(0.2)  # waits for the lock, if all is well
         return found
 
-    closing = threading.Thread(target=leases.name, args=(2, {"a"}, opened.is_open))
+    closing = threading.Thread(target=leases.name, args=(2, {"a"}, opened.open_of))
     leases.name(1, {"a"}, closed_meanwhile)
     closing.join()
     opened.add("a")  # another request of that name
-    leases.name(3, {"a"}, opened.is_open)
+    leases.name(3, {"a"}, opened.open_of)
     leases.stream_broke(3, now=0)
     assert leases.take_expired(1) == ["a"]
 
@@ -101,8 +101,8 @@ def test_a_flushed_session_is_not_closed_again():
 def test_a_session_that_is_handed_over_expires_unless_another_stream_takes_it_up():
     opened = Opened("abc")
     leases = Leases(grace=60)
-    leases.name(1, {"a", "b", "c"}, opened.is_open, {"a", "b", "c"}, now=0)
-    leases.name(2, {"a"}, opened.is_open)
+    leases.name(1, {"a", "b", "c"}, opened.open_of, {"a", "b", "c"}, now=0)
+    leases.name(2, {"a"}, opened.open_of)
     leases.release("b")
     assert leases.take_expired(59) == []
     assert leases.take_expired(60) == ["c"]

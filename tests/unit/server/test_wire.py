@@ -23,8 +23,10 @@ from datastore_service.server import wire as server_wire
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.refusal import RefusalError
 from proto_gen.specstore.v1 import drafting_pb2 as pb
+from tests.support.columns import pack_trees, with_columns
 from tests.support.replies import read_sound
 
+FORMS = [lambda request: request, with_columns]  # of a request's entries
 VOCAB = 1 << 31
 LIMITS = ServiceLimits()
 
@@ -40,6 +42,7 @@ entries = st.builds(
     opening=st.none() | st.builds(Opening, st.text(max_size=50), st.booleans(), st.integers(0, 1 << 30)),
     closing=st.booleans(),
     withheld=st.booleans(),
+    tenant=st.just("") | names,
     queries=st.lists(
         st.builds(
             Query,
@@ -76,9 +79,10 @@ def plain(value):
     return value
 
 
-@given(st.lists(entries, max_size=4))
-def test_entries(sent):
-    message = client_wire.request_message(7, sent)
+@given(st.lists(entries, max_size=4), st.booleans())
+def test_entries(sent, columns):
+    message = client_wire.request_message(7, sent, columns=columns)
+    assert message.HasField("columns") is columns
     parsed = pb.DraftRequest.FromString(message.SerializeToString())
     received = server_wire.read_entries(parsed, VOCAB, LIMITS)
     for before, after in zip(sent, received, strict=True):
@@ -97,10 +101,11 @@ def test_entries(sent):
             st.just(EMPTY_TREE) | trees(),
             st.lists(st.just(EMPTY_TREE) | trees(), max_size=3).map(tuple),
         )
-    )
+    ),
+    st.booleans(),
 )
-def test_replies(sent):
-    message = server_wire.reply_message(9, sent)
+def test_replies(sent, packed):
+    message = server_wire.reply_message(9, sent, packed)
     parsed = pb.DraftReply.FromString(message.SerializeToString())
     assert parsed.step == 9
     assert plain(read_sound(parsed)) == plain(sent)
@@ -111,9 +116,11 @@ def test_namespace():
     assert server_wire.read_namespace(client_wire.namespace_message(namespace), LIMITS) == namespace
 
 
-def test_queries_of_a_refused_entry_are_left_out():
+@pytest.mark.parametrize("form", FORMS)
+def test_queries_of_a_refused_entry_are_left_out(form):
     message = asking(counts=[1, 1])
     message.entries[0].session = ""
+    message = form(message)
     refusal, entry = server_wire.read_entries(message, 100, LIMITS)
     assert refusal == "session: empty"
     assert [query.tokens.tolist() for query in entry.queries] == [[2, 3]]
@@ -129,6 +136,18 @@ def asking(**columns) -> pb.DraftRequest:
         "counts": [0, 2], "tokens": [1, 2, 3], "lengths": [1, 2], "nodes": [1, 1], "depths": [1, 1], "children": [1, 1],
     }  # fmt: skip
     return pb.DraftRequest(entries=[{"session": "r"}, {"session": "s"}], queries=whole | columns)
+
+
+ENTRY_COLUMNS = ("starts", "counts", "nodes", "depths", "children")
+
+
+def in_columns(**columns) -> pb.DraftRequest:
+    """Two sessions, the second with two tokens."""
+    whole = {
+        "sessions": ["r", "s"], "starts": [0, 5], "tokens": [1, 2, 3], "counts": [1, 2], "nodes": [1, 1], "depths": [1, 1],
+        "children": [1, 1],
+    }  # fmt: skip
+    return pb.DraftRequest(columns=whole | columns)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +171,9 @@ def asking(**columns) -> pb.DraftRequest:
         (filled(tenant="x" * 257), "tenant: 257 bytes exceeds 256"),
     ],
 )  # fmt: skip
-def test_a_bad_entry_is_refused_by_itself_naming_field_and_limit(request_message, message):
-    fine, refusal = server_wire.read_entries(request_message, 100, LIMITS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_bad_entry_is_refused_by_itself_naming_field_and_limit(form, request_message, message):
+    fine, refusal = server_wire.read_entries(form(request_message), 100, LIMITS)
     assert fine.session == "fine" and refusal.startswith(message)
 
 
@@ -172,6 +192,12 @@ def test_a_bad_entry_is_refused_by_itself_naming_field_and_limit(request_message
         (asking(nodes=[1]), "queries.nodes: 1 for 2 queries"),
         (asking(depths=[]), "queries.depths: 0 for 2 queries"),
         (pb.DraftRequest(entries=[{"session": "s"}] * 1025), "entries: 1025 entries in one message exceeds 1024"),
+        (in_columns(sessions=["s"] * 1025), "columns.sessions: 1025 entries in one message exceeds 1024"),
+        *[(in_columns(**{name: [1]}), f"columns.{name}: 1 for 2 sessions") for name in ENTRY_COLUMNS],
+        (in_columns(tenants=["t"]), "columns.tenants: 1 for 2 sessions"),
+        (in_columns(tokens=[1, 2, 3, 4]), "columns.tokens: 4 for 3 in counts, in all"),
+        (in_columns(more={2: {}}), "columns.more: 2 is not below the 2 sessions"),
+        (pb.DraftRequest(entries=[{"session": "s"}], columns={}), "columns: the message has entries besides"),
     ],
 )  # fmt: skip
 def test_bad_input_names_field_and_limit(request_message, message):
@@ -219,6 +245,16 @@ def test_replies_that_cannot_be_read(changes, message):
     assert [len(reply.tree) for reply in replies] == [2, 0] and not faults
     with pytest.raises(ValueError, match=message):
         client_wire.read_replies(pb.DraftReply(**WHOLE | changes), ASKED)
+
+
+@pytest.mark.parametrize("size", [1, 25, 27, 39])
+def test_packed_trees_of_another_length(size):
+    message = pb.DraftReply(**WHOLE)
+    pack_trees(message)
+    assert len(message.packed_trees) == 26
+    message.packed_trees = (message.packed_trees * 2)[:size]
+    with pytest.raises(ValueError, match=f"packed_trees: {size} bytes for 2 nodes in all"):
+        client_wire.read_replies(message, ASKED)
 
 
 def test_a_status_of_a_later_version_refuses_its_entry_alone():
