@@ -66,8 +66,8 @@ def test_the_sdist_has_the_packages_and_what_builds_them(dist):
 def test_the_wheel_has_the_packages(dist):
     with zipfile.ZipFile(dist[1]) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    renamed = {"sglang_patches/cpu/common_ops.py"}
-    assert names == files_of_the_checkout(*PACKAGES) - renamed | {"common_ops.py"}
+    files = files_of_the_checkout(*PACKAGES) - {"sglang_patches/cpu/common_ops.py"}
+    assert names == {name.replace("protos/", "proto_gen/") for name in files} | {"common_ops.py"}
 
 
 def test_the_wheel_of_the_sdist_is_the_wheel_of_the_checkout(dist, tmp_path):
