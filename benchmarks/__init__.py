@@ -22,5 +22,5 @@ replay, serve and roofline in a short form and makes their page. What docs/ show
     docs/benchmarks/NAME/README.md  report docs/benchmarks/NAME; the page lists the commands that measure again
     docs/engine.png                 engine --tokenizer FILE --millions 1 2 4 8 16 32 64 --json var/E/engine.json, report var/E
 
-docs/split-latency.png and docs/draft-timeline.png are by `split_latency` and `draft_trace` of commit bf49fff, which are no longer here.
+docs/split-latency.png is by `split_latency` of commit bf49fff, which is no longer here.
 """

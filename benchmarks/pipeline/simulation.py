@@ -289,6 +289,16 @@ class Setting:
     exit: EarlyExit | None = None
 
 
+class Step(NamedTuple):
+    """A step of the worker. Times are seconds of the clock. kinds: of KINDS, by request. tokens: of all requests."""
+
+    begun: float
+    launched: float
+    ended: float
+    kinds: list[str]
+    tokens: int
+
+
 @dataclass
 class _Play:
     """A request of the batch. tally: where it counts. before: what its last tree was, None before the first step, which nothing
@@ -312,7 +322,7 @@ class Pipeline:
         self._fallback = setting.fallback(Around(self._pairs, self._clock, self._acceptance, self._draft))
         self._feeds = [self._speculation, *([setting.feed] if setting.feed else [])]
         self._playing: dict[RequestState, _Play] = {}
-        self._busy: list[tuple[float, float]] = []
+        self.steps: list[Step] = []
         self.begin(pairs, setting.times, batch)
 
     def begin(self, pairs: Sequence[Pair], times: Times, batch: int) -> None:
@@ -334,7 +344,7 @@ class Pipeline:
     @property
     def tally(self) -> Tally:
         """Of all pairs until now."""
-        return Tally.of(self._tallies, _shared(self._draft.busy, self._busy))
+        return Tally.of(self._tallies, self._hidden())
 
     def run(self, warm_up: int = 0) -> Tally:
         """Every pair is played once. The first `warm_up` pairs do not count."""
@@ -342,7 +352,15 @@ class Pipeline:
         while left & {id(play.tally) for play in self._playing.values()}:
             for play in self.step():
                 left.discard(id(play.tally))
-        return Tally.of(self._tallies[warm_up:], _shared(self._draft.busy, self._busy))
+        return Tally.of(self._tallies[warm_up:], self._hidden())
+
+    @property
+    def drafted(self) -> list[tuple[float, float]]:
+        """When the draft model was busy, begin and end."""
+        return self._draft.busy
+
+    def _hidden(self) -> float:
+        return _shared(self._draft.busy, [(step.launched, step.ended) for step in self.steps])
 
     def _plays(self) -> Iterator[_Play]:
         """All pairs, then the same again to keep the batch full, which does not count."""
@@ -384,12 +402,13 @@ class Pipeline:
             self._clock.now = launched + self._setting.exit.share * took
             self._expect(self._setting.exit, states, trees, widths)
         self._clock.now = launched + took
-        self._busy.append((launched, self._clock.now))
         self._fallback.step_took(took)
         if self._setting.policy is not None:
             self._setting.policy.times.observe(len(states), int(widths.sum()), took)
         outcomes = settle(states, trees, [state.settled for state in states], [*map(self._emitted, states)])
-        self._count(outcomes, zip(at_once, found, strict=True), self._clock.now - begun, waited)
+        kinds = self._count(outcomes, zip(at_once, found, strict=True), self._clock.now - begun, waited)
+        tokens = sum(len(outcome.tokens) for outcome in outcomes)
+        self.steps.append(Step(begun, launched, self._clock.now, kinds, tokens))
         return self._commit(outcomes)
 
     def _best(self, found: Sequence[DraftTree], others: Sequence[list[Part]]) -> list[DraftTree]:
@@ -452,11 +471,16 @@ class Pipeline:
                 self._begin()
         return ended
 
-    def _count(self, outcomes: Sequence[Outcome], trees: Iterable, seconds: float, waited: float) -> None:
-        """Counts a step. trees: of each request what was there at once, and what was there when its step began."""
+    def _count(
+        self, outcomes: Sequence[Outcome], trees: Iterable, seconds: float, waited: float
+    ) -> list[str]:
+        """Counts a step; returns each request's kind. trees: of each request what was there at once, and what was there when its step
+        began."""
+        kinds = []
         for outcome, of_request in zip(outcomes, trees, strict=True):
             drafted = [len(tree) > 0 for tree in (*of_request, outcome.tree)]
             kind = KINDS[drafted.index(True)] if any(drafted) else NOTHING
+            kinds.append(kind)
             play = self._playing[outcome.request]
             before, play.before, tally = play.before, kind, play.tally
             if before is not None:
@@ -465,6 +489,7 @@ class Pipeline:
                 tally.after[before, kind] += 1
                 tally.seconds += seconds / len(outcomes)
                 tally.waiting += waited / len(outcomes)
+        return kinds
 
 
 def _shared(draft: Sequence[tuple[float, float]], target: Sequence[tuple[float, float]]) -> float:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.pipeline import drafts, experiments, methods
+from benchmarks.pipeline import drafts, experiments, methods, timelines
 from benchmarks.pipeline.experiments import Case, Question, break_even
 from benchmarks.pipeline.pairs import Pair, load, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
-from benchmarks.pipeline.tables import CEILING, EXITS, METHODS, SHAPES, STORES
+from benchmarks.pipeline.tables import CEILING, EXITS, METHODS, SHAPES, STORES, TIMELINES
 from benchmarks.serve.prediction import StepTime
 from benchmarks.traces import load_traces
 from datastore_service.client import Datastore
@@ -166,4 +166,5 @@ EXPERIMENTS: dict[str, Callable[[Asked], object]] = {
     METHODS: lambda a: list(methods.contest(a.question, a.cases, a.batches, a.speeds, a.loads)),
     EXITS: Asked.exits,
     SHAPES: lambda a: list(drafts.against_shapes(a.question, a.cases, a.batch, a.speeds)),
+    TIMELINES: lambda a: list(timelines.timelines(a.question, a.middle, a.known)),
 }

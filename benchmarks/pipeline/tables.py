@@ -267,10 +267,30 @@ def _by_window(rows: Sequence[dict]) -> list[str]:
     return [*table(("C", "predicts; gamma:", *names), cells), text, ""]
 
 
-CEILING, STORES, METHODS, SHAPES, EXITS = "ceiling", "datastores", "methods", "shapes", "exits"
+def timelines(rows: Sequence[dict]) -> list[str]:
+    said = {
+        "method": "{method}",
+        "target forwards": lambda row: str(len(row["target"])),
+        "tokens": "{tokens}",
+        "target busy": lambda row: _share(row, "target"),
+        "draft model busy": lambda row: _share(row, "draft"),
+    }
+    text = (
+        f"One request, {rows[0]['milliseconds']:g} ms of it. C = 5; a datastore has a copy of each text in which some tokens are others."
+        " MIRROR's early exit speaks after half of the target's forward and is right as often as the draft model."
+    )
+    return [*columns(rows, said), text, ""]
+
+
+def _share(row: dict, who: str) -> str:
+    return f"{sum(end - begin for begin, end, *_ in row[who]) / row['milliseconds']:.0%}"
+
+
+CEILING, STORES, METHODS, SHAPES = "ceiling", "datastores", "methods", "shapes"
+EXITS, TIMELINES = "exits", "timelines"
 # Sections that do not have the settings' draft rows, and whose text says itself what the models are.
 OWN_BUDGET = {"misses", CEILING, STORES}
-OWN_MODELS = {CEILING, STORES, METHODS, SHAPES, EXITS}
+OWN_MODELS = {CEILING, STORES, METHODS, SHAPES, EXITS, TIMELINES}
 SECTIONS = {
     "forecast": ("Forecast", forecast),
     "misses": ("Misses by guesses (SAGUARO, figure 3)", misses),
@@ -282,4 +302,5 @@ SECTIONS = {
     METHODS: ("All methods", methods),
     EXITS: ("Drafting after an early exit (MIRROR, figures 3a and 7)", exits),
     SHAPES: ("The planner against fixed shapes (DUO, tables 2 and 3)", shapes),
+    TIMELINES: ("Who runs when", timelines),
 }

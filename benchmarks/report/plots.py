@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from benchmarks.beside.tables import FORECASTS, NAMES
 from benchmarks.prompts import ALL
@@ -431,8 +432,39 @@ def pipeline(record: dict) -> Iterator[tuple[str, Figure]]:
     if "exits" in record:
         yield "choices", missed_by_choices(record["exits"]["choices"])
         yield "windows", by_window(record["exits"]["windows"])
+    if "timelines" in record:
+        yield "timelines", timelines(record["timelines"])
     if "ceiling" in record:
         yield "ceiling", ceiling(record["ceiling"]["rows"])
+
+
+VERIFIED = {
+    "hit": "speculation cache hit",
+    "waited": "waited for the draft",
+    "fell back": "the datastore's tree",
+    "nothing": "no draft",
+}
+VERIFIED_IN = dict(zip(VERIFIED, ("tab:green", "tab:orange", "tab:blue", "0.75"), strict=True))  # colours
+
+
+def timelines(rows: Rows) -> Figure:
+    """Two strips for each method: the target's forwards, in the colour of what was verified and with the tokens that a step gave, and
+    the draft model's."""
+    figure, panel = single(0.62 * len(rows) + 1.2, xlabel="milliseconds", xlim=(0, rows[0]["milliseconds"]))
+    panel.grid(visible=False)
+    for at, row in enumerate(reversed(rows)):
+        for begin, end, kind, tokens in row["target"]:
+            panel.broken_barh([(begin, end - begin)], (at, 0.42), color=VERIFIED_IN[kind], edgecolor="white")
+            panel.text((begin + end) / 2, at + 0.2, str(tokens), ha="center", va="center", fontsize="x-small")
+        bars = [(begin, end - begin) for begin, end in row["draft"]]
+        panel.broken_barh(bars, (at - 0.3, 0.24), color="tab:purple", edgecolor="white", linewidth=0.5)
+        total = f"{row['tokens']} tokens"
+        panel.text(1.01, at + 0.1, total, transform=panel.get_yaxis_transform(), va="center")
+    panel.set_yticks(np.arange(len(rows)) + 0.1, [row["method"] for row in reversed(rows)])
+    handles = [Patch(color=VERIFIED_IN[kind], label=name) for kind, name in VERIFIED.items()]
+    handles.append(Patch(color="tab:purple", label="draft model's forward"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    return figure
 
 
 def missed(found: dict) -> Figure:

@@ -19,6 +19,7 @@ from benchmarks.pipeline.methods import (
 from benchmarks.pipeline.pairs import VOCABULARY, half_remembered, synthetic_pairs
 from benchmarks.pipeline.simulation import Times
 from benchmarks.pipeline.table import recorded_datastore
+from benchmarks.pipeline.timelines import RATIO, SHOWN, timelines
 from datastore_service.client.embedded import EmbeddedDatastore
 from datastore_service.engine.limits import Limits
 from sglang_patches.methods.registry import METHODS
@@ -124,3 +125,21 @@ def test_plain_decoding_may_be_the_best():
     asked = Question(slow, 15, 24, 2.0, lambda case, batch: pairs)
     rows = list(contest(asked, [{}], [1], [1.0], lambda case, batch: {"nothing": partly_known(pairs, 1e-9)}))
     assert next(row["best"] for row in rows if "best" in row) == methods.PLAIN
+
+
+def test_timelines_show_each_method_for_the_same_time():
+    rows = list(
+        timelines(asked(synthetic_pairs(20, 208, 0.8, 0.6, 0.5, seed=2), lookahead=7, rows=24), {}, 0.7)
+    )
+    assert [row["method"] for row in rows] == ["plain", *METHODS]
+    end = 1e3 * SHOWN
+    for row in rows:
+        assert row["milliseconds"] == end and row["tokens"] >= SHOWN
+        begins, ends, kinds, tokens = zip(*row["target"], strict=True)
+        assert min(begins) >= 0 and max(ends) <= end and sum(tokens) == row["tokens"]
+        assert all(after >= before for before, after in zip(ends, begins[1:], strict=False))
+        drafts = METHODS[row["method"]].draft_parts if row["method"] in METHODS else None
+        assert bool(row["draft"]) == bool(drafts)
+        assert ("hit" in kinds) == bool(drafts)
+        for begin, stop in row["draft"]:
+            assert 0 <= begin < stop <= end and stop - begin <= 1e3 / RATIO + 1e-6

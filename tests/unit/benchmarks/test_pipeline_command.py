@@ -39,6 +39,8 @@ def pairs_of(kind, folder):
         (f"--ask datastores {LONG}", PLAIN, ("By what the datastore has seen",), set()),
         (f"--ask methods shapes {LONG} --acceptance 0.8", None, ("hits by session", "All methods", "The planner against fixed shapes"),
          set()),
+        ("--ask timelines --lookahead 7 --tokens 4000", None, ("Who runs when",), {"timelines"}),
+        ("--ask timelines --lookahead 7", PLAIN, ("Who runs when",), {"timelines"}),
         (f"--ask methods shapes {LONG}", PLAIN, ("hits by session", "All methods", "The planner against fixed shapes"), set()),
         ("--ask exits methods --lookahead 7 --speed 6 --batch 1", WITH_EXITS,
          ("Drafting after an early exit", "10/20", "right exit"), {"choices", "windows"}),
