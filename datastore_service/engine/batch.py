@@ -65,9 +65,12 @@ from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import MAX_VOCAB
 
 # Fields of a request: address of the session's descriptor (0: nothing to do), the range of its tokens, the start of the
-# request's own text, the budget, where its nodes are written and, set by the kernel, where they end.
-SESSION, BEGIN, END, TEXT_START, NODES, DEPTH, CHILDREN, OUTPUT, DRAFTED = range(9)
-REQUEST_FIELDS = 9
+# request's own text, the budget, the range of its rows among the sources, where its nodes are written and, set by the kernel, where
+# they end.
+SESSION, BEGIN, END, TEXT_START, NODES, DEPTH, CHILDREN, FIRST_SOURCE, LAST_SOURCE, OUTPUT, DRAFTED = range(
+    11
+)
+REQUEST_FIELDS = 11
 _CONTEXT, _INTERVALS, COUNTERS_ROW, _DESCRIPTOR = range(INTEGER_ROWS, INTEGER_ROWS + 4)
 SCRATCH_ROWS = INTEGER_ROWS + 4
 TIERS = max(Tier) + 1
@@ -234,15 +237,13 @@ def _occurrences(address, sources, bounds, context, size, nodes, weights, interv
 
 
 @kernel
-def run_batch(requests, entries, appended, sources, weights, integers, reals, tokens, parents, probs, tiers):
+def run_batch(requests, entries, appended, tables, weights, integers, reals, tokens, parents, probs, tiers):
     """Appends and drafts for each row of requests (int64 [batch, REQUEST_FIELDS]), in order. After the first `entries`
     they are queries: what they append is not kept, what they draft is not counted.
 
-    appended: int32, the tokens of all entries and then of all queries. sources: a copy of a `source_table`, whose rows of
-    the session are overwritten. tokens, parents: int32, probs: float32, tiers: uint8, each as long as the sum of the
+    appended: int32, the tokens of all entries and then of all queries. tables: copies of `source_table`s, one after the other,
+    whose rows of the session are overwritten. tokens, parents: int32, probs: float32, tiers: uint8, each as long as the sum of the
     budgets."""
-    live, prior = _borders(sources)
-    bounds = live, prior, len(sources)
     context = integers[_CONTEXT]
     count = integers[COUNTERS_ROW]
     scratch = np.int64(integers[_DESCRIPTOR].ctypes.data)  # an unsigned address would become a float
@@ -268,6 +269,9 @@ def run_batch(requests, entries, appended, sources, weights, integers, reals, to
         size = _context(descriptor, request[TEXT_START], context)
         begin, end = request[OUTPUT], request[OUTPUT] + request[NODES]
         if size > 0:
+            sources = tables[request[FIRST_SOURCE] : request[LAST_SOURCE]]
+            live, prior = _borders(sources)
+            bounds = live, prior, len(sources)
             sources[SESSION_ROW, TOKENS] = descriptor[BUFFER]
             sources[SESSION_ROW, OWNER] = request[SESSION]
             sources[REJECTED_ROW, TOKENS] = descriptor[REFUSED]

@@ -301,7 +301,8 @@ class Engine:
         SessionIndex().reserve(1 << 10)
         call = self._calls.take()
         call.begin()
-        call.run(0, EMPTY_TOKENS, self._texts.current.table, self._weights)
+        call.search(self._texts.current.table)
+        call.run(0, EMPTY_TOKENS, self._weights)
         self._calls.give_back(call)
 
 

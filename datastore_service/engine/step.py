@@ -8,7 +8,6 @@ from itertools import islice
 
 import numpy as np
 
-from datastore_service.engine.checking import joined_tokens
 from datastore_service.engine.kernel_call import KernelCall, KernelCallPool
 from datastore_service.engine.open_sessions import OpenSession, OpenSessions
 from datastore_service.engine.session import SessionIndex
@@ -40,7 +39,7 @@ class StepRunner:
         tokens: of `joined_tokens`."""
         sessions, refusals = self._sessions.acquire(entries)
         try:
-            replies = self._draft_by_choice(entries, sessions, queries, tokens)
+            replies = self._draft(entries, sessions, queries, tokens)
             for row, entry in enumerate(entries):
                 session = sessions[row]
                 if session is None:
@@ -52,42 +51,16 @@ class StepRunner:
             self._sessions.release(sessions)
         return replies
 
-    def _draft_by_choice(
-        self,
-        entries: Sequence[Entry],
-        sessions: Sequence[OpenSession | None],
-        queries: int,
-        tokens: np.ndarray,
-    ) -> list[Reply]:
-        """One kernel call for the sessions that search the same texts: most often for all."""
+    def _searched(self, entries: Sequence[Entry], sessions: Sequence[OpenSession | None]) -> Sequence[Texts]:
+        """What each entry's session searches."""
         choices = [NO_CHOICE if session is None else session.choice for session in sessions]
         if choices.count(NO_CHOICE) == len(choices):
-            return self._draft(entries, sessions, queries, tokens, self._texts.current)
-        rows_of: dict[Texts, list[int]] = {}
-        for row, choice in enumerate(choices):
-            rows_of.setdefault(self._texts.chosen(choice), []).append(row)
-        replies: dict[int, Reply] = {}
-        for texts, rows in rows_of.items():
-            drafted = self._draft_alike(
-                [entries[row] for row in rows], [sessions[row] for row in rows], texts
-            )
-            replies |= zip(rows, drafted, strict=True)
-        return [replies[row] for row in range(len(entries))]
-
-    def _draft_alike(
-        self, entries: Sequence[Entry], sessions: Sequence[OpenSession | None], texts: Texts
-    ) -> list[Reply]:
-        """Drafts for some of a step's entries."""
+            return [self._texts.current] * len(choices)
         for entry in entries:
             if entry.opening is not None:
                 self._texts.note_opening(entry.opening)
-        queries = sum(len(entry.queries) for entry in entries)
-        tokens = joined_tokens(entries, queries, self._texts.vocab_size)
-        replies = self._draft(entries, sessions, queries, tokens, texts)
-        for session in sessions:
-            if session is not None and (sibling := session.sibling) is not None:
-                self._texts.groups.write(sibling, session.index.text())
-        return replies
+        found = {choice: self._texts.chosen(choice) for choice in {*choices}}
+        return [found[choice] for choice in choices]
 
     def _draft(
         self,
@@ -95,15 +68,17 @@ class StepRunner:
         sessions: Sequence[OpenSession | None],
         queries: int,
         tokens: np.ndarray,
-        texts: Texts,
     ) -> list[Reply]:
-        """Appends the entries' tokens, drafts and answers queries, in one kernel call.
-
-        texts: kept alive until the kernel returns: its table has only addresses."""
+        """Appends the entries' tokens, drafts and answers queries, in one kernel call."""
+        texts = self._searched(
+            entries, sessions
+        )  # kept alive until the kernel returns: tables have only addresses
         statuses, spans = self._sessions.admit(entries, sessions)
         call = self._calls.take()
         call.begin()
-        for entry, session, status, (begin, end) in zip(entries, sessions, statuses, spans, strict=True):
+        for entry, session, status, (begin, end), of in zip(
+            entries, sessions, statuses, spans, texts, strict=True
+        ):
             if session is None or status is not Status.OK:
                 call.add_nothing()
                 continue
@@ -111,10 +86,11 @@ class StepRunner:
             index.reserve(end - begin, budget.nodes, _longest(entry.queries) if entry.queries else 0)
             if entry.rejected and self._refusals:
                 self._note_refused(entry, index, end - begin)
+            call.search(of.table)
             call.add(index, begin, end, budget)
         if queries:
-            _add_queries(call, entries, sessions, statuses)
-        trees = call.run(len(entries), tokens, texts.table, self._weights)
+            _add_queries(call, entries, sessions, statuses, texts)
+        trees = call.run(len(entries), tokens, self._weights)
         self._calls.give_back(call)
         replies = [
             Reply(status, 0 if session is None else session.index.known, tree)
@@ -124,6 +100,9 @@ class StepRunner:
             answers = iter(trees[len(entries) :])
             for entry, reply in zip(entries, replies, strict=True):
                 reply.trees = tuple(islice(answers, len(entry.queries)))
+        for session in sessions:
+            if session is not None and session.sibling is not None:
+                self._texts.groups.write(session.sibling, session.index.text())
         return replies
 
     def _note_refused(self, entry: Entry, index: SessionIndex, new: int) -> None:
@@ -154,11 +133,13 @@ def _add_queries(
     entries: Sequence[Entry],
     sessions: Sequence[OpenSession | None],
     statuses: Sequence[Status],
+    texts: Sequence[Texts],
 ) -> None:
     """Adds the queries. Their tokens follow those of all entries (see `joined_tokens`)."""
     end = sum(len(entry.tokens) for entry in entries)
-    for entry, session, status in zip(entries, sessions, statuses, strict=True):
+    for entry, session, status, of in zip(entries, sessions, statuses, texts, strict=True):
         committed = EMPTY_TOKENS
+        call.search(of.table)
         if entry.queries and session is not None:
             committed = session.index.text()[entry.start + len(entry.tokens) :]
         for query in entry.queries:
