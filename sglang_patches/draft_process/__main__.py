@@ -7,6 +7,7 @@ import logging
 import os
 import time
 
+from sglang_patches.draft_process.metric_files import make_them_whole
 from sglang_patches.draft_process.settings import DraftSettings
 from sglang_patches.exchange.connection import ParentConnection
 
@@ -20,6 +21,7 @@ def main() -> None:
         level=logging.INFO, format="[%(asctime)s draft] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )
     began = time.monotonic()
+    make_them_whole()
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
