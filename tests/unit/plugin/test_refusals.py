@@ -44,7 +44,8 @@ def test_a_method_with_an_early_exit_is_refused_where_sglang_hands_out_no_states
         resolve(path, "hopper", speculative_algorithm=name, speculative_draft_model_path=path)
 
 
-@pytest.mark.parametrize("name", [method.name for method in HERE if method.early_exit])
+@pytest.mark.skipif(not host.EARLY_EXITS, reason="SGLang 0.5.17 hands out no hidden states")
+@pytest.mark.parametrize("name", [method.name for method in METHODS.values() if method.early_exit])
 def test_a_method_with_an_early_exit_needs_its_file(model_path, name):
     given = {"speculative_algorithm": name, "speculative_draft_model_path": model_path("dense")}
     with pytest.raises(ValueError, match=f"{name}: --specstore-early-exit is missing"):
