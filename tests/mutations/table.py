@@ -636,6 +636,13 @@ OTHERS = (
         "server/test_quotas.py",
     ),
     Mutant(
+        "lost-before-it-is-added",  # the server has lost what it was told, and the output after that is added
+        "datastore_service/server/sharing/stream.py",
+        "if self._told(transaction) < (self._sent or 0):",
+        "if False:",
+        "server/test_sharing.py",
+    ),
+    Mutant(
         "stream-that-ended",
         "datastore_service/server/drafting.py",
         "self._counted.end_stream()",

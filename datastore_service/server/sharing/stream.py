@@ -138,10 +138,12 @@ class SharedStream:
             )
 
     def _add(self, client: Redis, texts: Sequence[Document]) -> bool:
-        """False if there is something unread, or comes meanwhile; then nothing was added."""
+        """False if there is something unread, or comes meanwhile, or the server has lost what it was told; then nothing was added."""
         last = int(texts[-1][1]["number"][0])
         with client.pipeline() as transaction:
             transaction.watch(self._keys.texts)
+            if self._told(transaction) < (self._sent or 0):
+                return False
             if messages_after(transaction, self._keys.texts, self._position, 1):
                 return False
             transaction.multi()

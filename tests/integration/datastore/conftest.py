@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tests.support.servers.share import ShareServer
+
 SPECSTORE = [sys.executable, "-m", "datastore_service.cli.main"]
 VOCAB = 2000
 START_SECONDS = 60.0
@@ -59,3 +61,27 @@ def prior(corpus, tokenizer, tmp_path_factory) -> Path:
     done = specstore("build", corpus[0], "--out", out, "--tokenizer", tokenizer, "--field", "ids")
     assert done.returncode == 0, done.stderr
     return out
+
+
+@pytest.fixture
+def share(tmp_path):
+    with ShareServer(tmp_path / "share") as server:
+        yield server
+
+
+@pytest.fixture
+def members(share, tmp_path):
+    """Makes services of names, which share over `share` and end with the test."""
+    from tests.integration.datastore.sharing import Member
+
+    made: list[Member] = []
+
+    def make(name: str, *flags: object, data: bool = True) -> Member:
+        made.append(Member(share, tmp_path / name, *flags, data=data))
+        return made[-1].start()
+
+    yield make
+    for member in made:
+        member.close()
+        if member.service.running:
+            member.service.kill()

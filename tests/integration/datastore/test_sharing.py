@@ -2,105 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from datastore_service.client.channel import open_channel
-from datastore_service.client.remote import GrpcDatastore
 from datastore_service.engine.provenance import PROVENANCE
-from datastore_service.protocol.tree import Tier
-from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
+from datastore_service.protocol.types import Namespace
 from datastore_service.server.sharing.keys import keys_of, tenant_prefix
-from proto_gen.specstore.v1 import admin_pb2, drafting_pb2
-from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from sglang_patches.launch.processes import free_port
 from tests.integration.datastore.conftest import VOCAB, specstore
-from tests.support.servers.datastore import DatastoreService
+from tests.integration.datastore.sharing import LENGTH, NAMESPACE, outputs
 from tests.support.servers.metrics import metric
-from tests.support.servers.share import ShareServer
 from tests.waiting import eventually
-
-NAMESPACE = Namespace("m", "ab" * 32)
-LENGTH = 40
-ANSWER_SECONDS = 60.0
-
-
-class Member:
-    """A service that shares, and a client of it for each namespace."""
-
-    def __init__(self, share: ShareServer, folder: Path, *flags: object, data: bool = True) -> None:
-        folder.mkdir()
-        (folder / "data").mkdir()
-        kept = ("--data", folder / "data") if data else ()
-        self.service = DatastoreService(
-            folder / "log", "--share", share.url, "--vocab-size", VOCAB, *kept, *flags
-        )
-        self._clients: dict[Namespace, GrpcDatastore] = {}
-
-    def start(self) -> Member:
-        self.service.start()
-        return self
-
-    def kill(self) -> None:
-        self.close()
-        self.service.kill()
-
-    def close(self) -> None:
-        for client in self._clients.values():
-            client.close()
-        self._clients.clear()
-
-    def publish(self, output: np.ndarray, namespace: Namespace = NAMESPACE, user: str = "") -> None:
-        entry = Entry("s", tokens=output, opening=Opening(user=user), closing=True)
-        (reply,) = self._client(namespace).step([entry], ANSWER_SECONDS)
-        assert reply.status is Status.OK
-
-    def proposes(self, output: np.ndarray, namespace: Namespace = NAMESPACE) -> bool:
-        opening = Opening(publish=False, prompt_length=16)
-        entry = Entry("q", tokens=output[:16], budget=Budget(8, 8, 1), opening=opening, closing=True)
-        tree = self._client(namespace).step([entry], ANSWER_SECONDS)[0].tree
-        return tree.tokens.tolist() == output[16:24].tolist() and set(tree.sources) == {Tier.LIVE}
-
-    def tokens(self) -> int:
-        """Of the live tier: LENGTH for each output that it has."""
-        name = drafting_pb2.Namespace(model=NAMESPACE.model, tokenizer=NAMESPACE.tokenizer)
-        with open_channel(self.service.endpoint) as channel:
-            return AdminStub(channel).Compact(admin_pb2.CompactRequest(namespace=name)).tokens
-
-    def _client(self, namespace: Namespace) -> GrpcDatastore:
-        if namespace not in self._clients:
-            client = GrpcDatastore(self.service.endpoint, namespace)
-            assert client.wait_connected(ANSWER_SECONDS)
-            self._clients[namespace] = client
-        return self._clients[namespace]
-
-
-def outputs(seed: int, count: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, VOCAB, (count, LENGTH), dtype=np.int32)
-
-
-@pytest.fixture
-def share(tmp_path):
-    with ShareServer(tmp_path / "share") as server:
-        yield server
-
-
-@pytest.fixture
-def members(share, tmp_path):
-    """Makes services of names, which end with the test."""
-    made: list[Member] = []
-
-    def make(name: str, *flags: object, data: bool = True) -> Member:
-        made.append(Member(share, tmp_path / name, *flags, data=data))
-        return made[-1].start()
-
-    yield make
-    for member in made:
-        member.close()
-        if member.service.running:
-            member.service.kill()
 
 
 def test_what_one_publishes_drafts_at_the_other(members):
@@ -171,28 +83,6 @@ def test_an_outage_is_caught_up(share, members):
     assert second.service.logs().count("this service goes on alone") <= 1 + first.service.logs().count(
         "goes on alone"
     )
-
-
-@pytest.mark.parametrize("who", ["server", "service"])
-def test_kills_under_load_lose_nothing_and_double_nothing(who, share, members, pytestconfig):
-    first, second = members("first"), members("second")
-    assert not second.proposes(outputs(0, 1)[0])  # from now on it has the namespace
-    published = []
-    for round_ in range(50 if pytestconfig.getoption("--long") else 3):
-        for text in outputs(100 + round_, 40):
-            first.publish(text)
-            published.append(text)
-        for killed in (share,) if who == "server" else (first, second):
-            killed.kill()
-            killed.start()
-    for member in (first, second):
-        eventually(lambda member=member: member.tokens() >= len(published) * LENGTH)
-    first.publish(outputs(0, 1)[0])  # what comes twice comes before this
-    published.append(outputs(0, 1)[0])
-    eventually(lambda: second.proposes(published[-1]))
-    for member in (first, second):
-        assert all(member.proposes(text) for text in published)
-        assert member.tokens() == len(published) * LENGTH
 
 
 def test_a_server_that_forgets_all_is_told_again(share, members):
