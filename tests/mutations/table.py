@@ -636,6 +636,27 @@ OTHERS = (
         "server/test_quotas.py",
     ),
     Mutant(
+        "earlier-name",  # a copy takes its own text again
+        "datastore_service/engine/live/view.py",
+        'own = found[of["origin"][found] == 0]',
+        "own = found[:0]",
+        "engine/test_sharing.py",
+    ),
+    Mutant(
+        "copy-not-told",  # a process with a copy of the data directory waits for ever, and says nothing
+        "datastore_service/server/sharing/lease.py",
+        "if now > self._refused + LEASE_SECONDS:",
+        "if now > self._refused + 1000 * LEASE_SECONDS:",
+        "server/test_sharing.py",
+    ),
+    Mutant(
+        "lease-of-the-killed",  # what a killed process has left is taken for another that runs
+        "datastore_service/server/sharing/lease.py",
+        "if now > self._refused + LEASE_SECONDS:",
+        "if now >= self._refused:",
+        "server/test_sharing.py",
+    ),
+    Mutant(
         "lost-before-it-is-added",  # the server has lost what it was told, and the output after that is added
         "datastore_service/server/sharing/stream.py",
         "if self._told(transaction) < (self._sent or 0):",

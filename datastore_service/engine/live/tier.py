@@ -80,7 +80,7 @@ class LiveTier:
         """Adds an output of another service, as `publish` adds one of this. One that is held already, or has its greatest age, is not
         added. The rate of the share's outputs does not count it. provenance: PROVENANCE [1]."""
         too_old = provenance["published"][0] < self._clock() - self._max_age
-        if self._limit == 0 or too_old or self.view.holds(provenance):
+        if self._limit == 0 or too_old or self.view.holds(document, provenance):
             return True
         with self._share.adding(len(document) + 1):
             return self._writer.append(document, provenance)

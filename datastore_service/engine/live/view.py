@@ -102,10 +102,17 @@ class LiveView:
         """How many `published_here` gives."""
         return sum(len(_published_here(provenance, after, until)) for provenance, _ in self._texts())
 
-    def holds(self, provenance: np.ndarray) -> bool:
-        """Whether it has the output of that origin and number. provenance: PROVENANCE [1]."""
-        origin, number = provenance["origin"], provenance["number"]
-        return any(((of["origin"] == origin) & (of["number"] == number)).any() for of, _ in self._texts())
+    def holds(self, document: np.ndarray, provenance: np.ndarray) -> bool:
+        """Whether it has the output of that origin and number. One that has the same number and text and was published here is that
+        output: the data directory was a copy, and the service has another name since. provenance: PROVENANCE [1]."""
+        for of, documents in self._texts():
+            (found,) = np.nonzero(of["number"] == provenance["number"])
+            if (of["origin"][found] == provenance["origin"]).any():
+                return True
+            own = found[of["origin"][found] == 0]
+            if len(own) and any(np.array_equal(documents()[i], document) for i in own):
+                return True
+        return False
 
     def _texts(self) -> Iterator[tuple[np.ndarray, Callable[[], Sequence[np.ndarray]]]]:
         """The provenance of each text's documents, and what makes the documents; oldest text first."""

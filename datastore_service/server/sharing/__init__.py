@@ -5,6 +5,7 @@ Read the modules in this order:
 - `address`: the server, and how it is reached;
 - `keys`: the names of a namespace's keys there;
 - `messages`: what a stream says, and what of it is believed;
+- `lease`: keeps a copy of a data directory from speaking under the name of the original;
 - `stream`: one namespace's stream: read, then written;
 - `forgetting`: takes a subject's text out of a tenant's streams, and has all services forget it;
 - `thread`: the one thread that does all of this, beside the drafting;

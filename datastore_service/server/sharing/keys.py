@@ -15,11 +15,12 @@ VERSION = 1
 class Keys(NamedTuple):
     """The keys of one namespace.
 
-    texts: the stream. sent: by service, the number of the newest output that it has added; also how far the stream was cut. namespaces:
-    the set of the tenant's streams."""
+    texts: the stream. sent: by service, the number of the newest output that it has added; also how far the stream was cut. lease: how
+    the keys begin that say which process speaks for a service. namespaces: the set of the tenant's streams."""
 
     texts: str
     sent: str
+    lease: str
     namespaces: str
 
 
@@ -33,7 +34,9 @@ def keys_of(namespace: Namespace) -> Keys:
 def keys_named(tenant: str, digest: str) -> Keys:
     """The keys of a tenant's namespace. digest: the namespace's, a member of the set."""
     prefix = tenant_prefix(tenant)
-    return Keys(f"{prefix}texts:{digest}", f"{prefix}sent:{digest}", f"{prefix}namespaces")
+    return Keys(
+        f"{prefix}texts:{digest}", f"{prefix}sent:{digest}", f"{prefix}lease:{digest}:", f"{prefix}namespaces"
+    )
 
 
 def digest_in(keys: Keys) -> str:

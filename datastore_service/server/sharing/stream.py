@@ -17,6 +17,7 @@ from datastore_service.engine.engine import Engine
 from datastore_service.engine.share import NoRoomError
 from datastore_service.server.namespaces import HostedNamespace, named
 from datastore_service.server.sharing.keys import digest_in, keys_of
+from datastore_service.server.sharing.lease import Lease
 from datastore_service.server.sharing.messages import Document, RefusedError, read_message, text_message
 from datastore_service.server.sharing.metrics import ShareMetrics
 
@@ -44,13 +45,15 @@ class Self:
 class SharedStream:
     """Reads and writes one stream, for the thread that shares. Every method may raise RedisError.
 
-    positions: by stream, the last message that was read, and whose text is in the live tier."""
+    positions: by stream, the last message that was read, and whose text is in the live tier. lease: only who holds it reads and writes
+    here."""
 
     def __init__(
         self, hosted: HostedNamespace, service: Self, positions: dict[str, str], metrics: ShareMetrics
     ) -> None:
         self._hosted, self._keys, self._positions = hosted, keys_of(hosted.namespace), positions
         self._service, self._metrics = service, metrics
+        self.lease = Lease(self._keys.lease + service.name, service.name)
         self._labels = hosted.namespace.model, hosted.namespace.tenant
         # Number of the newest output that the others were told of. None until an earlier process's is found out.
         self._sent = None if self._keys.texts in positions else service.since

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from redis import Redis
 from redis.exceptions import ConnectionError as LostError
@@ -76,16 +76,25 @@ class Sharing:
         while not self._stopping.wait(wait):
             wait = ROUND_SECONDS if self._round() else RETRY_SECONDS
         self._round()
+        self._attempt(self._leave)
         self._save()
 
     def _round(self) -> bool:
         """One exchange of all that is due. False if the server does not answer."""
-        try:
-            self._exchange(self._client or self._connected())
-        except Exception as error:  # whatever it is, drafting goes on, and the next round tries again
-            self._disconnect(error)
+        self._attempt(lambda: self._exchange(self._client or self._connected()))
         self._measure()
         return self._client is not None
+
+    def _attempt(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception as error:  # whatever it is, drafting goes on, and the next round tries again
+            self._disconnect(error)
+
+    def _leave(self) -> None:
+        if self._client:
+            for stream in self._streams.values():
+                stream.lease.end(self._client)
 
     def _connected(self) -> Redis:
         client = self._address.client()
@@ -118,7 +127,7 @@ class Sharing:
         """Whether there is more. What one namespace may not do, or cannot, keeps no other from it."""
         try:
             stream = self._stream(hosted, client)
-            more = stream.receive(client) or stream.send(client)
+            more = stream.lease.held(client) and (stream.receive(client) or stream.send(client))
         except (LostError, LateError):
             raise
         except (RedisError, StorageError, OSError) as error:

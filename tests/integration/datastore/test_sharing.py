@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -129,6 +131,9 @@ COMMANDS = [
     "+xrange",
     "+xtrim",
     "+memory|usage",
+    "+set",
+    "+get",
+    "+del",
 ]
 
 LIES = {
@@ -181,6 +186,30 @@ def test_the_others_forget_too(share, members):
         assert member.proposes(kept) and not member.proposes(of_third) and not member.proposes(of_first)
     stream = share.client.xrange(keys_of(NAMESPACE).texts)
     assert not any(of_first.astype("<u4").tobytes() in fields.get(b"text", b"") for _, fields in stream)
+
+
+def test_a_copy_of_a_data_directory_is_kept_out(share, members, tmp_path):
+    """The service with the copy says so and goes on alone, until it has a name of its own. The original and the others notice nothing."""
+    port = free_port()
+    first, other = members("first"), members("other")
+    at_copy, kept, afterwards = outputs(1, 3)
+    first.publish(kept)
+    eventually(lambda: other.proposes(kept))
+    shutil.copytree(first.data, tmp_path / "copy" / "data")
+    copy = members("copy", "--metrics-port", port)
+    eventually(lambda: "remove share.json from the copy" in copy.service.logs())
+    copy.publish(at_copy)
+    assert copy.proposes(at_copy)
+    assert metric(f"http://127.0.0.1:{port}", "specstore_share_failures_total") > 0
+    first.publish(afterwards)
+    eventually(lambda: other.proposes(afterwards))
+    assert "share: failed" not in first.service.logs() and not other.proposes(at_copy)
+    assert not copy.proposes(afterwards)
+    copy.kill()
+    (copy.data / "share.json").unlink()
+    copy.start()
+    eventually(lambda: copy.proposes(afterwards))
+    assert copy.tokens() == 3 * LENGTH and other.tokens() == 2 * LENGTH
 
 
 def test_a_stream_is_cut_to_the_size_of_a_live_tier(share, members):

@@ -66,6 +66,20 @@ def test_an_output_of_another_is_taken_once(engine, sealed):
     assert first_tokens(engine) == [] and engine.published.outputs == 0
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_output_that_comes_back_under_an_earlier_name_is_not_taken(engine, sealed):
+    """The data directory is a copy, or was restored. Another service's output of the same number is another output."""
+    publish(engine, 1, 2)
+    if sealed:
+        engine.compact()
+    held = engine.live_tokens
+    for text, provenance in list(engine.published_here(0)):
+        assert engine.take(text, of(7, provenance["number"][0])) and engine.live_tokens == held
+    assert engine.take(text + 1, of(7, provenance["number"][0]))
+    engine.compact()
+    assert engine.live_tokens == 30
+
+
 def test_what_is_too_old_is_not_taken():
     engine = Engine(VOCAB, limits=Limits(live_seconds=3600))
     assert engine.take(np.arange(10, dtype=np.int32), of(7, 1, published=1))

@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry
 from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import Entry, Namespace, Opening
 from datastore_service.server.namespaces import HostedNamespace
+from datastore_service.server.sharing import lease
 from datastore_service.server.sharing.keys import keys_of
+from datastore_service.server.sharing.lease import Lease, NameTakenError
 from datastore_service.server.sharing.metrics import ShareMetrics
 from datastore_service.server.sharing.stream import Self, SharedStream
 from tests.support.servers.share import ShareServer
@@ -45,6 +47,53 @@ class Service:
     def exchange(self, client) -> None:
         while self.stream.receive(client) or self.stream.send(client):
             pass
+
+
+class Clock:
+    """In place of the time that a lease reads."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(lease, "time", made)
+    return made
+
+
+def test_a_lease_that_nobody_renews_is_over(client, clock):
+    killed, next_one = Lease("key", "name"), Lease("key", "name")
+    assert killed.held(client) and not next_one.held(client)
+    assert 0 < client.pttl("key") <= 1000 * lease.LEASE_SECONDS
+    client.delete("key")  # as the server does then
+    assert next_one.held(client)
+    next_one.end(client)
+    assert killed.held(client)  # for it has not looked since
+
+
+def test_two_processes_of_one_name_are_told_apart(client, clock):
+    """The second is refused once the first must have renewed its lease, and again while it does. Of the two the one holds it that was not
+    away."""
+    first, copy = Lease("key", "name"), Lease("key", "name")
+    assert first.held(client)
+    for _ in range(lease.LEASE_SECONDS):
+        assert not copy.held(client)
+        clock.now += 1.01
+        client.persist("key")  # the server's own clock is not the test's
+        assert first.held(client) and client.ttl("key") > 0
+    for _ in range(2):
+        with pytest.raises(NameTakenError, match="service name.* remove share.json from the copy"):
+            copy.held(client)
+    copy.end(client)
+    assert first.held(client)
+    first.end(client)
+    assert copy.held(client)
+    clock.now += 1.01
+    assert not first.held(client) and copy.held(client)
 
 
 def test_what_the_server_loses_before_an_output_is_added_is_told_again(client, monkeypatch):
