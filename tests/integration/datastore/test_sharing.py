@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import trustme
 
 from datastore_service.engine.provenance import PROVENANCE
 from datastore_service.protocol.types import Namespace
@@ -14,6 +15,8 @@ from sglang_patches.launch.processes import free_port
 from tests.integration.datastore.conftest import VOCAB, specstore
 from tests.integration.datastore.sharing import LENGTH, NAMESPACE, outputs
 from tests.support.servers.metrics import metric
+from tests.support.servers.share import ShareServer
+from tests.unit.certificates import issue
 from tests.waiting import eventually
 
 
@@ -239,6 +242,54 @@ def test_a_user_of_one_tenant_reads_no_other(share, members):
     assert not second.proposes(texts[1], others)
     eventually(lambda: "share: failed" in second.service.logs())
     assert "secret" not in second.service.logs()
+
+
+@pytest.fixture
+def over_tls(tmp_path):
+    """A server with a certificate, and a user of it."""
+    authority = trustme.CA()
+    with ShareServer(tmp_path / "tls", issue(tmp_path, authority, "server")) as server:
+        server.client.acl_setuser(
+            "specstore", enabled=True, passwords=["+secret"], keys=["specstore:*"], commands=COMMANDS
+        )
+        server.client.acl_setuser("default", enabled=True, reset_passwords=True, passwords=["+other"])
+        yield server
+
+
+def test_text_is_shared_over_tls_with_a_user_and_a_password_of_a_file(over_tls, members, tmp_path):
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    server = over_tls.url.replace("//", "//specstore@")
+    words = (
+        "--share",
+        server,
+        "--share-password-file",
+        password,
+        "--share-tls-ca",
+        tmp_path / "server-ca.pem",
+    )
+    first, second = (members(name, *words) for name in ("first", "second"))
+    (text,) = outputs(1, 1)
+    first.publish(text)
+    eventually(lambda: second.proposes(text))
+    assert "secret" not in first.service.logs() and "no TLS" not in first.service.logs()
+
+
+@pytest.mark.parametrize("fault", ["another authority", "the system's authorities", "another host"])
+def test_a_server_whose_certificate_does_not_prove_it_gets_nothing(fault, members, tmp_path):
+    authority = trustme.CA()
+    own = issue(tmp_path, authority, "server")
+    if fault == "another host":
+        authority.issue_cert("valkey.example").private_key_and_cert_chain_pem.write_to_path(own.key)
+        own.certificate.write_bytes(own.key.read_bytes())
+    trusted = issue(tmp_path, trustme.CA(), "other") if fault == "another authority" else own
+    words = ("--share-tls-ca", trusted.ca) if fault != "the system's authorities" else ()
+    with ShareServer(tmp_path / "tls", own) as server:
+        service = members("service", "--share", server.url, *words)
+        service.publish(outputs(1, 1)[0])
+        eventually(lambda: "this service goes on alone" in service.service.logs())
+        assert "certificate verify failed" in service.service.logs()
+        assert "share: connected" not in service.service.logs()
 
 
 def test_a_short_outage_keeps_nobody_from_drafting(share, members):

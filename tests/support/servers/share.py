@@ -12,23 +12,34 @@ from redis.exceptions import RedisError
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from sglang_patches.launch.serve import HOST
 from tests.support.system import require
+from tests.unit.certificates import Files
 
 START_SECONDS = 60.0
 
 
 class ShareServer:
-    """One server on one port; it can be killed and started again there. flags: further words of its command line."""
+    """One server on one port; it can be killed and started again there. tls: its certificate; None for plain text. It asks for no client's."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, tls: Files | None = None) -> None:
         require("redis-server")
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self._log = free_port(), folder / "log"
-        self.url = f"valkey://{HOST}:{self.port}"
+        self.url = f"valkey{'s' if tls else ''}://{HOST}:{self.port}"
         self._command = [
-            "redis-server", "--bind", HOST, "--port", str(self.port), "--dir", str(folder), "--save", "", "--appendonly", "yes", *flags,
-        ]  # fmt: skip
+            "redis-server",
+            "--bind",
+            HOST,
+            "--dir",
+            str(folder),
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+        ]
+        self._command += _tls_words(self.port, tls) if tls else ["--port", str(self.port)]
         self._child: Child | None = None
-        self.client = Redis(HOST, self.port)
+        trusted = {"ssl": True, "ssl_ca_certs": str(tls.ca), "ssl_check_hostname": False} if tls else {}
+        self.client = Redis(HOST, self.port, **trusted)
 
     def start(self) -> ShareServer:
         self._child = Child("share", self._command, {}, self._log, show=False)
@@ -60,3 +71,9 @@ class ShareServer:
         self.client.close()
         if self._child is not None and self._child.status is None:
             self.kill()
+
+
+def _tls_words(port: int, tls: Files) -> list[str]:
+    files = {"cert": tls.certificate, "key": tls.key, "ca-cert": tls.ca}
+    words = [word for name, path in files.items() for word in (f"--tls-{name}-file", str(path))]
+    return ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no", *words]
