@@ -8,7 +8,7 @@ COPY proto_gen proto_gen
 COPY datastore_service datastore_service
 COPY sglang_patches sglang_patches
 RUN python -m venv /opt/specstore \
- && /opt/specstore/bin/pip install --no-cache-dir --constraint requirements/lock.txt '.[backup]'
+ && /opt/specstore/bin/pip install --no-cache-dir --constraint requirements/lock.txt '.[backup,share]'
 
 FROM python:3.11-slim
 ARG LEVEL=x86-64-v3

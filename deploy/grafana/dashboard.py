@@ -233,6 +233,23 @@ DATASTORE = [
         "bytes",
     ),
     Shown(
+        "Outputs shared",
+        "Per second, with other services (`--share`). Refused and failed should be 0; dropped has left the live tier unsent.",
+        {
+            word: f"sum(rate(specstore_share_{word}_total{{{SERVICE}}}[$__rate_interval]))"
+            for word in ("sent", "taken", "dropped", "refused", "failures", "missed")
+        },
+    ),
+    Shown(
+        "Outputs not shared yet",
+        "They rise while a service is cut off from the others (connected 0), and fall afterwards.",
+        {
+            "outputs {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_share_unsent{{{SERVICE}}})",
+            "forgets": f"sum(specstore_share_forgets_unsent{{{SERVICE}}})",
+            "connected {{instance}}": f"specstore_share_connected{{{SERVICE}}}",
+        },
+    ),
+    Shown(
         "Tokens by tier",
         "What each tier holds.",
         {

@@ -17,10 +17,19 @@ EVERYTHING = {
     "image": {"repository": "registry.example/specstore", "tag": "1", "pullSecrets": [{"name": "pull"}]},
     "replicas": 3,
     "adminToken": {"secretName": "mine", "key": "admin"},
-    "tls": {"secretName": "specstore-tls", "clientCertificates": True},
+    "tls": {
+        "secretName": "specstore-tls",
+        "clientCertificates": True,
+        "issuer": {"name": "ca", "kind": "ClusterIssuer"},
+    },
     "identities": {"secretName": "specstore-identities"},
     "persistence": {"size": "200Gi", "storageClassName": "fast"},
     "prior": {"claimName": "prior", "tenants": {"a customer": "customers/a"}},
+    "share": {
+        "url": "valkeys://specstore@valkey.example:6379/1",
+        "password": {"secretName": "valkey", "key": "password"},
+        "caSecretName": "valkey-ca",
+    },
     "options": {
         "vocabSize": 2147483648,
         "namespaces": 4,
@@ -35,7 +44,15 @@ EVERYTHING = {
         "streams": 16,
         "logLevel": "warning",
     },
-    "metrics": {"serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}}},
+    "metrics": {
+        "serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}},
+        "prometheusRule": {
+            "enabled": True,
+            "labels": {"release": "prometheus"},
+            "runbook": "https://wiki.example/runbook",
+        },
+        "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "1"}},
+    },
     "networkPolicy": {
         "engines": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "sglang"}}}],
         "egress": [{"to": [{"podSelector": {}}], "ports": [{"port": 4317}]}],

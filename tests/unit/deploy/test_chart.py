@@ -25,7 +25,11 @@ from tests.unit.deploy.exported import CHECKOUT
 from tests.unit.deploy.memory import SERVE, most_bytes
 
 ALWAYS = {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"}
-OPERATOR_S = {"ServiceMonitor"}  # not Kubernetes' own: its schema is not in kubernetes-validate
+OPERATORS = {
+    "ServiceMonitor",
+    "PrometheusRule",
+    "Certificate",
+}  # not Kubernetes' own: their schemas are not in kubernetes-validate
 KUBERNETES = ("1.27", "1.37")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -33,7 +37,7 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
 @pytest.mark.parametrize(
     ("values", "kinds"),
-    [({}, ALWAYS), (EVERYTHING, ALWAYS | OPERATOR_S)],
+    [({}, ALWAYS), (EVERYTHING, ALWAYS | OPERATORS | {"ConfigMap"})],
     ids=["defaults", "everything"],
 )
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -43,7 +47,7 @@ def test_kubernetes_takes_every_manifest(values, kinds, version, tmp_path):
     assert {manifest["kind"] for manifest in manifests} == kinds
     for manifest in manifests:
         assert manifest["metadata"]["namespace"] == NAMESPACE
-        if manifest["kind"] not in OPERATOR_S:
+        if manifest["kind"] not in OPERATORS:
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -64,13 +68,15 @@ def test_serve_takes_the_words(values, tmp_path):
     for option, value in values.get("options", {}).items():
         assert given[snake_case(option)] == value
     assert given["tls_client_ca"] == (Path("/tls/ca.crt") if values else None)
+    assert given["share"] == values.get("share", {}).get("url", "")
+    assert given["share_tls_ca"] == (Path("/share/ca.crt") if values else None)
     assert given["identities"] == (Path("/identities/identities.toml") if values else None)
     assert list(given["tenant_prior"]) == (["a customer=/prior/customers/a"] if values else [])
 
 
 def test_selectors_and_ports_name_what_is_there(tmp_path):
     manifests = {manifest["kind"]: manifest for manifest in render(tmp_path, EVERYTHING)}
-    specs = {kind: manifest["spec"] for kind, manifest in manifests.items()}
+    specs = {kind: manifest["spec"] for kind, manifest in manifests.items() if "spec" in manifest}
     stateful, service = specs["StatefulSet"], specs["Service"]
     of_pods = [
         stateful["selector"]["matchLabels"],
@@ -118,7 +124,12 @@ WRONG = [
     ({"tls": {"clientCertificates": True}}, "secretName"),
     ({"prior": {"tenants": {"a": "customers/a"}}}, "claimName"),
     ({"prior": {"claimName": "prior", "tenants": {"a": "../other"}}}, "tenants"),
+    ({"tls": {"issuer": {"name": "ca", "kind": "Issuer"}}}, "secretName"),
     ({"persistence": {"size": "10 GB"}}, "size"),
+    ({"share": {"url": "http://valkey"}}, "url"),
+    ({"share": {"url": "valkeys://specstore:secret@valkey"}}, "url"),
+    ({"share": {"url": "valkey://valkey", "caSecretName": "ca"}}, "url"),
+    ({"metrics": {"prometheusRule": {"enabled": True, "runbook": ""}}}, "runbook"),
     ({"networkPolicy": {"engines": []}}, "engines"),
     ({"metrics": {"port": 9090}}, "port"),
     ({"env": [{"name": "SPECSTORE_ADMIN_TOKEN", "value": "x"}]}, "name"),
@@ -142,6 +153,38 @@ def test_helm_refuses_a_wrong_value_by_name(values, name, tmp_path):
 def test_the_schema_takes_the_defaults_and_everything():
     jsonschema.validate(DEFAULTS, SCHEMA)
     jsonschema.validate(merged(DEFAULTS, EVERYTHING), SCHEMA)
+
+
+def test_the_rules_and_the_dashboard_are_those_of_deploy(tmp_path):
+    manifests = {manifest["kind"]: manifest for manifest in render(tmp_path, EVERYTHING)}
+    deploy = CHECKOUT / "deploy"
+    assert json.loads(manifests["ConfigMap"]["data"]["specstore.json"]) == json.loads(
+        (deploy / "grafana" / "specstore.json").read_text()
+    )
+    expected = yaml.safe_load((deploy / "prometheus" / "specstore.rules.yml").read_text())["groups"]
+    for rule in expected[0]["rules"]:
+        anchor = rule["annotations"].pop("runbook").partition("#")[2]
+        rule["annotations"]["runbook_url"] = f"https://wiki.example/runbook#{anchor}"
+    assert manifests["PrometheusRule"]["spec"]["groups"] == expected
+
+
+def test_the_certificate_names_every_replica_and_what_the_probe_asks(tmp_path):
+    manifests = {manifest["kind"]: manifest for manifest in render(tmp_path, EVERYTHING)}
+    spec, service = manifests["Certificate"]["spec"], manifests["Service"]["metadata"]["name"]
+    assert spec["dnsNames"] == [f"*.{service}.{NAMESPACE}.svc", "localhost"]
+    (volume,) = [each for each in pod([*manifests.values()])["volumes"] if each["name"] == "tls"]
+    assert volume["secret"]["secretName"] == spec["secretName"]
+
+
+def test_sharing_with_no_way_out_is_refused(tmp_path):
+    values = {"share": {"url": "valkeys://valkey.example"}}
+    done = helm("template", "specstore", CHART, "--values", values_file(tmp_path, values))
+    assert (
+        done.returncode != 0
+        and "networkPolicy.egress: needs rules for the server of share.url" in done.stderr
+    )
+    values["networkPolicy"] = {"enabled": False}
+    assert "--share=valkeys://valkey.example" in words_of(pod(render(tmp_path, values)))
 
 
 def test_the_pod_may_do_little(tmp_path):
@@ -213,6 +256,8 @@ def test_a_service_with_the_pod_s_words_answers_its_probe(tmp_path):
     port = str(free_port())
     here = {
         "/identities/identities.toml": str(table),
+        "/share/ca.crt": str(files.ca),
+        "valkey.example:6379": f"127.0.0.1:{free_port()}",  # nobody listens there
         "/tls/tls.crt": str(files.certificate),
         "/tls/tls.key": str(files.key),
         "/tls/ca.crt": str(files.ca),

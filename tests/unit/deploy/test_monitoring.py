@@ -37,7 +37,7 @@ def metrics() -> exported.Exported:
     sglang = exported.of_sglang()
     if not sglang:
         pytest.skip("needs SGLang, whose own metrics the dashboard shows too")
-    return exported.of_the_service() | exported.of_the_engine() | sglang
+    return exported.of_the_service() | exported.of_sharing() | exported.of_the_engine() | sglang
 
 
 @pytest.fixture(scope="module")

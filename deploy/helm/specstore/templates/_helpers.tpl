@@ -52,6 +52,12 @@ securityContext:
 {{- if .Values.identities.secretName }}
 - --identities=/identities/identities.toml
 {{- end }}
+{{- if .Values.share.url }}
+- --share={{ .Values.share.url }}
+{{- end }}
+{{- if .Values.share.caSecretName }}
+- --share-tls-ca=/share/ca.crt
+{{- end }}
 {{- /* Numbers of values are floating-point: without int64 a large one would be written with an exponent. */}}
 {{- range $option, $value := .Values.options }}
 - --{{ kebabcase $option }}={{ if kindIs "float64" $value }}{{ if eq $value (floor $value) }}{{ int64 $value }}{{ else }}{{ $value }}{{ end }}{{ else }}{{ $value }}{{ end }}
