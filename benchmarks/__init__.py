@@ -7,6 +7,7 @@
     python -m benchmarks.rpc            time of a draft over gRPC
     python -m benchmarks.load           sessions and steps that one datastore service carries, and where its limit is
     python -m benchmarks.strangers      time of a draft while strangers hold the service's ports, or another tenant is noisy
+    python -m benchmarks.sharing        drafts of services that share their outputs, and what sharing costs
     python -m benchmarks.upkeep         time and memory of building, merging, sessions and backups
     python -m benchmarks.host_time      time of a decode step on the host before the forward pass
     python -m benchmarks.pipeline       throughput of drafting beside the target, on a virtual clock

@@ -121,6 +121,26 @@ def strangers(record: dict) -> list[str]:
     return ["## Drafts while strangers hold the ports", "", text, "", *table(headings, cells)]
 
 
+def sharing(record: dict) -> list[str]:
+    seconds, rows = [row["seconds"] for row in record["seconds"]], record["steps"]
+    drafts = {
+        "services": "{services}", "asked": "{asked}", "tokens per step": "{per_step:.3f}",
+        "over one service's": lambda row: "{value:.3f} [{low:.3f}, {high:.3f}]".format(**row),
+    }  # fmt: skip
+    cells = []
+    for share, name in ((50, "median"), (99, "99th percentile")):
+        shared, alone = ([row[f"{which}_{share}"] for row in rows] for which in ("sharing", "alone"))
+        cells.append(
+            (name, f"{np.median(alone):.0f}", f"{np.median(shared):.0f}", ratio_of_sums(shared, alone))
+        )
+    text = "An output is drafted at another service after {:.2f} s (median) and {:.2f} s (the longest of {})."
+    return [
+        "## Several services, one memory", "", *columns(record["drafts"], drafts), "",
+        text.format(float(np.median(seconds)), max(seconds), len(seconds)), "",
+        *table(("of a step", "not sharing, µs", "sharing, µs", "ratio"), cells),
+    ]  # fmt: skip
+
+
 def upkeep(record: dict) -> list[str]:
     merging = record["merging"]
     steps = [{"beside": name, **merging[name]} for name in ("quiet", "busy", "merging")]

@@ -22,7 +22,8 @@ from benchmarks.serve import tables as serving
 # By the benchmark; those whose record is more than one plot put the pictures into their tables.
 COSTS = {
     "engine": costs.engine, "rpc": costs.rpc, "strangers": costs.strangers, "load": costs.load, "upkeep": costs.upkeep,
-    "host_time": costs.host_time, "edits": costs.edits, "roofline": costs.roofline, "rows": costs.rows,
+    "sharing": costs.sharing, "host_time": costs.host_time, "edits": costs.edits, "roofline": costs.roofline,
+    "rows": costs.rows,
 }  # fmt: skip
 TABLES = {
     "replay": replaying.tables, "pipeline": pipelining.tables, "beside": beside.tables, "beside.loads": beside.loads,

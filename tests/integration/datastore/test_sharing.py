@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.integration.datastore.sharing import LENGTH, NAMESPACE, outputs
 from tests.support.servers.metrics import metric
 from tests.support.servers.share import ShareServer
 from tests.unit.certificates import issue
-from tests.waiting import eventually
+from tests.waiting import eventually, mostly
 
 
 def test_what_one_publishes_drafts_at_the_other(members):
@@ -26,6 +27,22 @@ def test_what_one_publishes_drafts_at_the_other(members):
     assert not second.proposes(text)
     first.publish(text)
     eventually(lambda: second.proposes(text))
+
+
+@pytest.mark.clock
+def test_most_outputs_draft_at_the_other_within_a_second(members):
+    first, second = members("first"), members("second")
+    texts = iter(outputs(1, 7))
+    first.publish(next(texts))
+    second.proposes(next(texts))
+
+    def attempt() -> bool:
+        text, began = next(texts), time.monotonic()
+        first.publish(text)
+        eventually(lambda: second.proposes(text))
+        return time.monotonic() - began < 1.0
+
+    mostly(attempt, "an output drafts at another service within a second")
 
 
 def test_three_services_have_all_and_nothing_twice(members):

@@ -175,6 +175,18 @@ def test_strangers_are_compared_round_by_round():
     assert "4 workers of a noisy tenant, whose quota is 20 messages a second, and as many without" in text
 
 
+def test_sharing_is_compared_with_one_service_and_with_none():
+    drafts = {"services": "apart", "asked": "again", "per_step": 1.5, "value": 0.5, "low": 0.4, "high": 0.6}
+    steps = {"alone_50": 100.0, "alone_99": 200.0, "sharing_50": 110.0, "sharing_99": 210.0}
+    seconds = [{"seconds": at / 10} for at in (1, 2, 9)]
+    text = "\n".join(
+        tables_of(made_by("sharing") | {"drafts": [drafts], "seconds": seconds, "steps": [steps] * 12})
+    )
+    assert "| apart | again | 1.500 | 0.500 [0.400, 0.600] |" in text
+    assert "after 0.20 s (median) and 0.90 s (the longest of 3)" in text
+    assert "| median | 100 | 110 | 1.10 [1.10, 1.10] |" in text and "1.05 [1.05, 1.05]" in text
+
+
 def test_the_rooflines_record_has_a_page_of_its_own(tmp_path):
     roofline.main(["--batch", "1", "--json", str(tmp_path / "roofline.json")])
     main([str(tmp_path)])
