@@ -19,6 +19,8 @@ from datastore_service.storage.checksummed_json import (
     typed_fields,
     verified_fields,
 )
+from datastore_service.storage.directory_file import NAME as DIRECTORY_NAME
+from datastore_service.storage.directory_file import read_name
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.open_files import OpenFile, open_files
 
@@ -46,11 +48,12 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What a backup has. created: when it began, in seconds since 1970."""
+    """What a backup has. created: when it began, in seconds since 1970. directory: the name of the data directory; "" if it had none."""
 
     name: str
     created: float
     files: tuple[StoredFile, ...]
+    directory: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +79,9 @@ def back_up(
 
     What the store has already is not written again, and the list of the files comes last: a call that is interrupted leaves earlier
     backups as they are. keep: how many backups are kept, with this one; None keeps all. progress is called with each file before it
-    is written. Raises StorageError, OSError."""
+    is written. Raises StorageError, also for a store with backups of another data directory, OSError."""
+    own = read_name(directory)
+    _check_owner(store, own)
     created, present = time.time(), store.sizes(OBJECTS)
     files, new = [], 0
     for opened in open_files(directory):
@@ -89,7 +94,7 @@ def back_up(
                 present[digest] = file.size
                 new += file.size
             files.append(StoredFile(file.name, digest, file.size, file.modified))
-    backup = Backup(_next_name(store, created), created, tuple(files))
+    backup = Backup(_next_name(store, created), created, tuple(files), own)
     store.write(_place(backup.name), io.BytesIO(_encoded(backup)))
     return Written(backup, new, _drop_older(store, keep) if keep else ())
 
@@ -110,8 +115,14 @@ def read_backup(store: BackupStore, name: str) -> Backup:
     fields = parse_object(path, data)
     if fields["format"] != FORMAT:
         raise StorageError(path, "format", f"{fields['format']}, but there is only format {FORMAT} yet")
-    typed = typed_fields(path, verified_fields(path, fields), {"created": float, "files": list})
-    return Backup(name, typed["created"], tuple(_stored_file(path, each) for each in typed["files"]))
+    kinds = {"created": float, "files": list} | ({"directory": str} if "directory" in fields else {})
+    typed = typed_fields(path, verified_fields(path, fields), kinds)
+    directory = typed.get("directory", "")
+    if directory and not DIRECTORY_NAME.fullmatch(directory):
+        raise StorageError(path, "directory", "not 16 hexadecimal digits")
+    return Backup(
+        name, typed["created"], tuple(_stored_file(path, each) for each in typed["files"]), directory
+    )
 
 
 def _stored_file(path: str, fields: object) -> StoredFile:
@@ -124,9 +135,23 @@ def _stored_file(path: str, fields: object) -> StoredFile:
 
 
 def _encoded(backup: Backup) -> bytes:
+    files = [asdict(file) for file in backup.files]
     return checksummed(
-        {"format": FORMAT, "created": backup.created, "files": [asdict(file) for file in backup.files]}
+        {"format": FORMAT, "created": backup.created, "directory": backup.directory, "files": files}
     )
+
+
+def _check_owner(store: BackupStore, own: str) -> None:
+    """Raises StorageError unless the newest backup is of this data directory, or of one that had no name yet."""
+    names = backup_names(store)
+    owner = read_backup(store, names[-1]).directory if names else ""
+    if owner and owner != own:
+        raise StorageError(
+            store.place(BACKUPS),
+            "directory",
+            f"backups of the data directory {owner}, and this one is {own or 'without a name, which its service gives it at a start'}: "
+            "each needs a destination of its own",
+        )
 
 
 def _place(name: str) -> str:

@@ -1,5 +1,5 @@
 """The data directory of a service: `live/` and `snapshots/`, each with a folder for each namespace, the prior,
-`quotas.json` and `share.json`.
+`directory.json`, `quotas.json` and `share.json`.
 
 One service at a time writes here: `DirectoryLock` keeps a second one out.
 """
@@ -10,12 +10,14 @@ import hashlib
 import json
 import logging
 import re
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from datastore_service.protocol.types import Namespace
 from datastore_service.storage.atomic import TEMPORARY, remove_tree, sync_directory
+from datastore_service.storage.directory_file import read_name, write_name
 from datastore_service.storage.directory_lock import DirectoryLock
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.folder_store import FolderStore, create_folder
@@ -60,6 +62,8 @@ class DataDirectory:
             folder.mkdir(exist_ok=True)
         sync_directory(path)
         sync_directory(self._live)
+        if not read_name(path):
+            write_name(path, secrets.token_hex(8))
         self.quotas = read_quotas(self._quotas)
         self.namespaces = [store.manifest.namespace for store in self._open_stores()]
 

@@ -16,6 +16,7 @@ from datastore_service.storage.atomic import atomic_write, remove_tree, sync_dir
 from datastore_service.storage.backup import Backup, StoredFile
 from datastore_service.storage.backup_store import CHUNK, OBJECTS, BackupStore
 from datastore_service.storage.data_directory import LIVE, PRIOR, RESTORING, SNAPSHOTS, DataDirectory
+from datastore_service.storage.directory_file import DIRECTORY, write_name
 from datastore_service.storage.directory_lock import LOCK, DirectoryLock
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import MANIFEST, read_live_manifest
@@ -24,7 +25,7 @@ from datastore_service.storage.manifest import has_manifest, open_segments
 from datastore_service.storage.quota_file import QUOTAS
 from datastore_service.storage.snapshots import snapshot_folders
 
-_PARTS = (PRIOR, SNAPSHOTS, QUOTAS, LIVE)
+_PARTS = (PRIOR, SNAPSHOTS, QUOTAS, DIRECTORY, LIVE)
 _FOREIGN = {LOCK, "lost+found"}  # an empty volume may have them
 
 
@@ -46,6 +47,8 @@ def restore(
         staged.mkdir()
         sync_directory(directory)
         _fetch(store, backup, staged, progress)
+        if backup.directory:
+            write_name(staged, backup.directory)
         vocab_size = _verify(staged)
         for folder in (staged, *filter(Path.is_dir, staged.rglob("*"))):
             sync_directory(folder)

@@ -636,6 +636,13 @@ OTHERS = (
         "server/test_quotas.py",
     ),
     Mutant(
+        "two-in-one-place",  # two data directories back up to one place
+        "datastore_service/storage/backup.py",
+        "if owner and owner != own:",
+        "if owner and not own:",
+        "storage/test_backup.py",
+    ),
+    Mutant(
         "earlier-name",  # a copy takes its own text again
         "datastore_service/engine/live/view.py",
         'own = found[of["origin"][found] == 0]',

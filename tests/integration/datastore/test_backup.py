@@ -76,7 +76,7 @@ def test_a_restored_service_drafts_as_the_original_does_once_restarted(service, 
     refused = specstore("restore-backup", store, copy)
     assert (refused.returncode, refused.stderr) == (
         1,
-        f"specstore: {copy}: directory: not empty, it has live\n",
+        f"specstore: {copy}: directory: not empty, it has directory.json\n",
     )
     assert again["backup"] in specstore("backups", store).stdout
 

@@ -9,6 +9,7 @@ import pytest
 
 from datastore_service.storage import (
     backup,
+    directory_file,
     live_manifest,
     live_segment,
     log,
@@ -25,7 +26,12 @@ WRITTEN = {
     "live tier, snapshot: manifest": {live_manifest.FORMAT},
     "live tier, snapshot: whose text a segment has (`.prov`)": {live_segment.VERSION},
     "live tier: log": {log.VERSION},
-    "quotas, shared streams, backups": {quota_file.FORMAT, share_file.FORMAT, backup.FORMAT},
+    "quotas, shared streams, backups, the name of a directory": {
+        quota_file.FORMAT,
+        share_file.FORMAT,
+        backup.FORMAT,
+        directory_file.FORMAT,
+    },
 }
 
 

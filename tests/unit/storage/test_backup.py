@@ -71,6 +71,27 @@ def restored(store, root, name=None):
     return numbers, snapshots
 
 
+def test_a_place_belongs_to_one_directory(service, store, tmp_path):
+    """Also after it was restored elsewhere. What had no name yet, as with an earlier version, may be followed by what has one."""
+    name = service.root / "directory.json"
+    earlier = name.read_bytes()
+    name.unlink()
+    back_up(service.root, store)
+    name.write_bytes(earlier)
+    back_up(service.root, store)
+    other = Service(tmp_path / "other")
+    other.publish(1)
+    other.close()
+    with pytest.raises(StorageError, match="each needs a destination of its own"):
+        back_up(other.root, store)
+    assert len(backup_names(store)) == 2
+    restored(store, tmp_path / "copy")
+    back_up(tmp_path / "copy", store)
+    (tmp_path / "copy" / "directory.json").unlink()
+    with pytest.raises(StorageError, match="without a name"):
+        back_up(tmp_path / "copy", store)
+
+
 def test_all_of_a_directory_comes_back(service, store, tmp_path):
     service.publish(1, 2)
     service.engine.snapshot("a")
