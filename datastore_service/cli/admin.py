@@ -204,6 +204,22 @@ def flush(
     print_reply(reply, service.as_json, f"flushed {tier or session or workspace or 'all'}")
 
 
+def epoch(
+    namespace: NamespaceOptions,
+    keep: Annotated[
+        int | None, typer.Option(help="remove text that is older than so many epochs", min=1, max=2**64 - 1)
+    ] = None,
+    *,
+    service: ServiceOptions,
+) -> None:
+    """Shows how often a namespace's model has changed its weights, as its workers say; with --keep, removes what older weights have written."""
+    reply = _call(
+        service, "Epoch", pb.EpochRequest(namespace=_message(namespace), keep=keep), LONG_CALL_SECONDS
+    )
+    removed = "" if keep is None else f": removed {reply.documents} documents, {reply.tokens} tokens"
+    print_reply(reply, service.as_json, f"epoch {reply.epoch}{removed}")
+
+
 def forget(
     subject: Annotated[
         list[str],

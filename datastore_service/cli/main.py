@@ -19,6 +19,7 @@ from datastore_service.answers.errors import ModelServerError
 from datastore_service.cli.admin import (
     compact,
     drop_namespace,
+    epoch,
     flush,
     forget,
     health,
@@ -478,7 +479,7 @@ COMMANDS: dict[str, Sequence[Callable[..., None]]] = {
     "Fill": (build, collect, warmup, upgrade),
     "Look": (query, stats, namespaces, sessions),
     "Bound": (quota,),
-    "Keep and forget": (snapshot, snapshots, restore, forget, flush, compact, drop_namespace),
+    "Keep and forget": (snapshot, snapshots, restore, forget, flush, epoch, compact, drop_namespace),
     "Back up": (backup, backups, restore_backup),
     "Names": (fingerprint, version),
 }

@@ -24,6 +24,8 @@ def _table(stats: pb.NamespaceStats) -> Table:
         caption += f", {stats.log_failures} times the disk refused (see the log)"
     if damaged := sum(tier.damaged for tier in stats.tiers):
         caption += f", {damaged} damaged segments taken out (see the log)"
+    if stats.epoch:
+        caption += f", epoch {stats.epoch}"
     if not stats.stored:
         caption += ", live tier in memory alone"
     table = Table(title=title, caption=caption + (", with prior" if stats.prior else ", no prior"))

@@ -119,6 +119,7 @@ def _opening(opening: Opening) -> pb.Opening:
         workspace=opening.workspace,
         user=opening.user,
         group=opening.group,
+        epoch=opening.epoch,
     )
 
 

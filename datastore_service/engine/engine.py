@@ -100,6 +100,9 @@ class Engine:
         the step has more queries than a step may have."""
         if not entries:
             return []
+        epoch = max([entry.opening.epoch for entry in entries if entry.opening is not None], default=0)
+        if epoch > self.epoch:
+            self._live.begin_epoch(epoch)
         try:
             queries = check_entries(entries, self.vocab_size)
             tokens = joined_tokens(entries, queries, self.vocab_size)
@@ -212,6 +215,17 @@ class Engine:
         self._texts.groups.expire(oldest)
         self._live.expire()
 
+    @property
+    def epoch(self) -> int:
+        """Of the weights, the greatest that a session was opened with."""
+        return self._live.epoch
+
+    def keep_epochs(self, keep: int) -> list[np.ndarray]:
+        """Removes what the live tier has of all but the newest epochs; see LiveTier.keep_epochs. Raises ValueError for less than one."""
+        if keep < 1:
+            raise ValueError(f"keep: {keep} is below 1; the present epoch's text leaves with the tier alone")
+        return self._live.keep_epochs(keep)
+
     def sync(self) -> None:
         """Makes closed sessions' outputs survive a power failure; see LiveTier.sync."""
         self._live.sync()
@@ -293,7 +307,7 @@ class Engine:
             usage.sessions, usage.conversations, counts.drafts, self._live.merge_failures, tiers,
             logs.nbytes, logs.unsynced, self._live.log_failures, self._texts.unknown,
             len(self._texts.workspaces), self._texts.workspaces.tokens, self._texts.workspaces.nbytes,
-            len(self._texts.groups), self._texts.groups.nbytes,
+            len(self._texts.groups), self._texts.groups.nbytes, self.epoch,
         )  # fmt: skip
 
     def _load_kernels(self) -> None:

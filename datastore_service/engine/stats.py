@@ -51,7 +51,8 @@ class EngineStats:
     log_failures: outputs that could not be logged, and failed syncs.
     unknown_priors: names of priors that sessions have given and that they may not read, or that there are not.
     workspaces, workspace_tokens, workspace_bytes: how many there are, and what they hold.
-    groups, group_bytes: how many have text, and what it takes."""
+    groups, group_bytes: how many have text, and what it takes.
+    epoch: of the weights."""
 
     sessions: int
     conversations: int
@@ -67,3 +68,4 @@ class EngineStats:
     workspace_bytes: int = 0
     groups: int = 0
     group_bytes: int = 0
+    epoch: int = 0

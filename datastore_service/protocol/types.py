@@ -71,6 +71,7 @@ class Opening:
     for none.
     group: the sessions that answer the same prompt, which draft for each other while they are open; "" for none.
     user: whose text the session is, so that it can be forgotten; "" says nothing.
+    epoch: how often the model's weights had changed when the session began; 0 says nothing.
     """
 
     conversation: str = ""
@@ -81,6 +82,7 @@ class Opening:
     workspace: str = ""
     user: str = ""
     group: str = ""
+    epoch: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ from inspect import isgeneratorfunction
 from typing import Any
 
 import grpc
+import numpy as np
 
 from datastore_service.engine.segment import Segment
 from datastore_service.protocol.tree import Tier
@@ -110,6 +111,16 @@ class Admin(AdminServicer):
     @_admin_call
     def Forget(self, request: pb.ForgetRequest) -> pb.ForgetReply:  # noqa: N802
         return forget(request, self._namespaces, self._limits, self._others)
+
+    @_admin_call
+    def Epoch(self, request: pb.EpochRequest) -> pb.EpochReply:  # noqa: N802
+        engine = self._existing(request.namespace).engine
+        removed: list[np.ndarray] = []
+        if request.HasField("keep"):
+            if not request.keep:
+                raise invalid("keep: 0 is below 1; Flush empties the live tier")
+            removed = engine.keep_epochs(request.keep)
+        return pb.EpochReply(epoch=engine.epoch, documents=len(removed), tokens=sum(map(len, removed)))
 
     @_admin_call
     def Stats(self, request: pb.StatsRequest) -> pb.StatsReply:  # noqa: N802

@@ -64,6 +64,7 @@ def namespace_stats(hosted: HostedNamespace) -> pb.NamespaceStats:
         log_unsynced_bytes=stats.log_unsynced_bytes,
         log_failures=stats.log_failures,
         stored=hosted.stored,
+        epoch=stats.epoch,
         tiers=[
             pb.TierStats(
                 tier=int(tier),  # type: ignore[arg-type]

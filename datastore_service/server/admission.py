@@ -20,7 +20,7 @@ ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 _OF_ADMIN = {
     Right.PUBLISH: ("Warmup",),
     Right.READ: ("Stats", "ListNamespaces", "ListSessions", "ListSnapshots", "ListQuotas"),
-    Right.ADMINISTER: ("WarmupFile", "Flush", "Compact", "DropNamespace", "Snapshot", "Restore"),
+    Right.ADMINISTER: ("WarmupFile", "Flush", "Epoch", "Compact", "DropNamespace", "Snapshot", "Restore"),
     Right.QUOTA: ("SetQuota",),
     Right.FORGET: ("Forget",),
 }

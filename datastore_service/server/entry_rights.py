@@ -14,7 +14,7 @@ MOST_TOLD = 64  # tenants of a stream that the audit tells of: callers choose th
 
 class EntryRights:
     """An entry of a tenant for whom the caller may not draft is refused by itself, and the stream goes on. Where the caller may
-    draft and not publish, outputs are withheld from the live tier, and sessions have no workspace and no group. The audit tells of each tenant once a stream."""
+    draft and not publish, outputs are withheld from the live tier, and sessions have no workspace and no group and begin no epoch. The audit tells of each tenant once a stream."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -46,9 +46,9 @@ class EntryRights:
 
     def _withheld(self, entry: Entry, tenant: str) -> Entry:
         opening = entry.opening
-        if opening and (opening.publish or opening.workspace or opening.group):
+        if opening and (opening.publish or opening.workspace or opening.group or opening.epoch):
             self._denial(Right.PUBLISH, tenant)
-            opening = replace(opening, publish=False, workspace="", group="")
+            opening = replace(opening, publish=False, workspace="", group="", epoch=0)
         return replace(entry, opening=opening, withheld=True)
 
     def _denial(self, right: Right, tenant: str) -> str:

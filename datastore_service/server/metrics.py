@@ -131,6 +131,12 @@ OF_NAMESPACES: tuple[Figure[OfNamespace], ...] = (
         lambda of: of.stats.groups,
     ),
     Figure(GAUGE, "specstore_group_bytes", "Bytes that groups hold", lambda of: of.stats.group_bytes),
+    Figure(
+        GAUGE,
+        "specstore_epoch",
+        "Updates of the model's weights, by the worker that has heard of most",
+        lambda of: of.stats.epoch,
+    ),
 )
 OF_TIERS: tuple[Figure[OfTier], ...] = (
     Figure(GAUGE, "specstore_bytes", "Bytes that a tier holds", lambda of: of.held.nbytes),

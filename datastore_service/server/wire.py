@@ -270,6 +270,7 @@ def _opening(opening: pb.Opening, limits: ServiceLimits) -> Opening:
         opening.workspace,
         opening.user,
         opening.group,
+        opening.epoch,
     )
 
 

@@ -8,6 +8,7 @@ tier holds more than its limit.
 Read the modules in this order:
 
 - `view`: the immutable value that a query sees, and the changes that can be made to it;
+- `epochs`: how many updates of the model's weights old a text is;
 - `store`: what the tier asks of a disk, and the store of a tier without one;
 - `durable_view`: the current view, shown to queries and saved for a restart;
 - `fresh_writer`: takes outputs, logs them, appends them to the fresh text;

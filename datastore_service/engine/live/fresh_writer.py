@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from datastore_service.engine.live.durable_view import DurableView
+from datastore_service.engine.live.epochs import Epochs
 from datastore_service.engine.live.merge_policy import MOST_FRESH_TOKENS, fresh_capacity
 from datastore_service.engine.live.view import LiveView
 
@@ -27,13 +28,14 @@ class FreshWriter:
     """Appends each output to the newest fresh text, and begins a new one when it is full.
 
     limit: tokens of the tier. full: called when a fresh text waits to be sealed.
-    published: the outputs of this service."""
+    published: the outputs of this service. epochs: of their numbers."""
 
     def __init__(self, view: DurableView, limit: int, full: Callable[[], object]) -> None:
         self._view = view
         self._capacity = fresh_capacity(limit)
         self._full = full
         self.published = Published(0, view.current.last_number)
+        self.epochs = Epochs()
         self._floods = _ErrorLog("an output is not published")
         self._append_errors = _ErrorLog("an output cannot be logged, so it is not published")
         self._sync_errors = _ErrorLog("logged text cannot be synced, a power failure may take it")
@@ -46,8 +48,8 @@ class FreshWriter:
         with self._view.lock:
             view = self._view.current
             published_here = not provenance["origin"][0]
-            if published_here:  # above those of earlier processes, also where their text has left
-                provenance["number"] = max(self.published.last + 1, time.time_ns() // 1000)
+            if published_here:
+                provenance["number"] = self._next_number()
             full = not view.fresh or not view.fresh[0].has_room(size)
             if full and not self._keeps_up(view, size):
                 return False
@@ -80,6 +82,12 @@ class FreshWriter:
             if view.fresh and len(view.fresh[0]):
                 self._view.show(view.begin_fresh(self._capacity))
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Has what is published from now on belong to that epoch, if it is a later one."""
+        with self._view.lock:
+            if epoch > self.epochs.current:
+                self.epochs = self.epochs.begin(epoch, self._next_number())
+
     def sync(self) -> None:
         """Makes what was appended before the call survive a power failure.
 
@@ -95,6 +103,10 @@ class FreshWriter:
                 self._full()
         else:
             self._sync_errors.succeeded()
+
+    def _next_number(self) -> int:
+        """Above those of earlier processes, also where their text has left."""
+        return max(self.published.last + 1, time.time_ns() // 1000)
 
     def _log(self, number: int, output: np.ndarray, provenance: np.ndarray) -> bool:
         try:

@@ -131,6 +131,22 @@ class LiveTier:
         seen += sum(int(wanted(segment.provenance).sum()) for segment in view.segments)
         return replace(found, documents=found.documents + seen)
 
+    @property
+    def epoch(self) -> int:
+        """The present one."""
+        return self._writer.epochs.current
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Has what is published from now on belong to that epoch, if it is later than the present one."""
+        self._writer.begin_epoch(epoch)
+
+    def keep_epochs(self, keep: int) -> list[np.ndarray]:
+        """Removes the text of all but the newest epochs; returns the documents. Snapshots stay. Raises OSError and what a merge raises:
+        then some may be left, which another call removes. keep: how many epochs, the present one among them."""
+        with self._compactor.lock:
+            self._writer.begin_new()
+            return self._compactor.drop(self._writer.epochs.older_than(keep))
+
     def expire(self) -> None:
         """Has text leave that has its greatest age, in the background. The owner of the tier calls it about once a second."""
         view, allowed = self.view, self._clock() - self._max_age

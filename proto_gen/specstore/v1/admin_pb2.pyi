@@ -99,6 +99,24 @@ class Verification(_message.Message):
     found: int
     def __init__(self, files: _Optional[int] = ..., bytes: _Optional[int] = ..., documents: _Optional[int] = ..., texts: _Optional[int] = ..., found: _Optional[int] = ...) -> None: ...
 
+class EpochRequest(_message.Message):
+    __slots__ = ("namespace", "keep")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    namespace: _drafting_pb2.Namespace
+    keep: int
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., keep: _Optional[int] = ...) -> None: ...
+
+class EpochReply(_message.Message):
+    __slots__ = ("epoch", "documents", "tokens")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    documents: int
+    tokens: int
+    def __init__(self, epoch: _Optional[int] = ..., documents: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ("namespace",)
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -118,7 +136,7 @@ class StatsReply(_message.Message):
     def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceStats, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., version: _Optional[str] = ..., streams: _Optional[int] = ...) -> None: ...
 
 class NamespaceStats(_message.Message):
-    __slots__ = ("namespace", "vocab_size", "sessions", "conversations", "prior", "drafts", "tiers", "merge_failures", "log_bytes", "log_unsynced_bytes", "log_failures", "stored")
+    __slots__ = ("namespace", "vocab_size", "sessions", "conversations", "prior", "drafts", "tiers", "merge_failures", "log_bytes", "log_unsynced_bytes", "log_failures", "stored", "epoch")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +149,7 @@ class NamespaceStats(_message.Message):
     LOG_UNSYNCED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOG_FAILURES_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     namespace: _drafting_pb2.Namespace
     vocab_size: int
     sessions: int
@@ -143,7 +162,8 @@ class NamespaceStats(_message.Message):
     log_unsynced_bytes: int
     log_failures: int
     stored: bool
-    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: bool = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ..., log_bytes: _Optional[int] = ..., log_unsynced_bytes: _Optional[int] = ..., log_failures: _Optional[int] = ..., stored: bool = ...) -> None: ...
+    epoch: int
+    def __init__(self, namespace: _Optional[_Union[_drafting_pb2.Namespace, _Mapping]] = ..., vocab_size: _Optional[int] = ..., sessions: _Optional[int] = ..., conversations: _Optional[int] = ..., prior: bool = ..., drafts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., merge_failures: _Optional[int] = ..., log_bytes: _Optional[int] = ..., log_unsynced_bytes: _Optional[int] = ..., log_failures: _Optional[int] = ..., stored: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class TierStats(_message.Message):
     __slots__ = ("tier", "tokens", "bytes", "hits", "drafted", "segments", "accepted", "damaged")

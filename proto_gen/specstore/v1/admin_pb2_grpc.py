@@ -54,6 +54,11 @@ class AdminStub(object):
                 request_serializer=specstore_dot_v1_dot_admin__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=specstore_dot_v1_dot_admin__pb2.ForgetReply.FromString,
                 _registered_method=True)
+        self.Epoch = channel.unary_unary(
+                '/specstore.v1.Admin/Epoch',
+                request_serializer=specstore_dot_v1_dot_admin__pb2.EpochRequest.SerializeToString,
+                response_deserializer=specstore_dot_v1_dot_admin__pb2.EpochReply.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/specstore.v1.Admin/Stats',
                 request_serializer=specstore_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
@@ -143,6 +148,14 @@ class AdminServicer(object):
         repeating it. What was published without a subject stays. So does a session that is open: it goes on and leaves nothing
         when it ends.
         NOT_FOUND if the tenant has no namespace and no snapshot. DATA_LOSS or INTERNAL if a file is damaged that may have such text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Epoch(self, request, context):
+        """Says the epoch of a namespace's weights (Opening.epoch) and, if `keep` is there, removes what the live tier has of earlier ones.
+        Snapshots stay as they are. NOT_FOUND if the namespace does not exist, INVALID_ARGUMENT if `keep` is 0.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,6 +262,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=specstore_dot_v1_dot_admin__pb2.ForgetRequest.FromString,
                     response_serializer=specstore_dot_v1_dot_admin__pb2.ForgetReply.SerializeToString,
+            ),
+            'Epoch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Epoch,
+                    request_deserializer=specstore_dot_v1_dot_admin__pb2.EpochRequest.FromString,
+                    response_serializer=specstore_dot_v1_dot_admin__pb2.EpochReply.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -409,6 +427,33 @@ class Admin(object):
             '/specstore.v1.Admin/Forget',
             specstore_dot_v1_dot_admin__pb2.ForgetRequest.SerializeToString,
             specstore_dot_v1_dot_admin__pb2.ForgetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Epoch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specstore.v1.Admin/Epoch',
+            specstore_dot_v1_dot_admin__pb2.EpochRequest.SerializeToString,
+            specstore_dot_v1_dot_admin__pb2.EpochReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -114,7 +114,7 @@ class Queries(_message.Message):
     def __init__(self, counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., nodes: _Optional[_Iterable[int]] = ..., depths: _Optional[_Iterable[int]] = ..., children: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("conversation", "forbid_publish", "prompt_length", "handing_over", "user", "priors", "workspace", "group")
+    __slots__ = ("conversation", "forbid_publish", "prompt_length", "handing_over", "user", "priors", "workspace", "group", "epoch")
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     FORBID_PUBLISH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class Opening(_message.Message):
     PRIORS_FIELD_NUMBER: _ClassVar[int]
     WORKSPACE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     conversation: str
     forbid_publish: bool
     prompt_length: int
@@ -131,7 +132,8 @@ class Opening(_message.Message):
     priors: _containers.RepeatedScalarFieldContainer[str]
     workspace: str
     group: str
-    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ..., handing_over: bool = ..., user: _Optional[str] = ..., priors: _Optional[_Iterable[str]] = ..., workspace: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, conversation: _Optional[str] = ..., forbid_publish: bool = ..., prompt_length: _Optional[int] = ..., handing_over: bool = ..., user: _Optional[str] = ..., priors: _Optional[_Iterable[str]] = ..., workspace: _Optional[str] = ..., group: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("position", "tokens")

@@ -187,6 +187,10 @@ def test_a_running_service_from_the_command_line(prior, corpus, tokenizer, tmp_p
         assert "300,000" in specstore("stats", *at, "--token-file", token).stdout
         assert_one_line(specstore("flush", *name, *at, "--tier", "hot"), 2, "tier: 'hot'")
         assert_one_line(specstore("flush", *name, *at), 2, "one of --tier, --session, --workspace and --all")
+        assert specstore("epoch", *name, *at, "--token-file", token).stdout == "epoch 0\n"
+        said = specstore("epoch", *name, *at, "--keep", 1, "--token-file", token).stdout
+        assert said == "epoch 0: removed 0 documents, 0 tokens\n"
+        assert specstore("epoch", *name, *at, "--keep", 0, "--token-file", token).returncode == 2
         assert specstore("flush", *name, *at, "--all", "--token-file", token).returncode == 0
         assert "124" not in specstore("query", "120 121 122 123", "--ids", *name, *at, "--json").stdout
         secret = ("--token-file", token)

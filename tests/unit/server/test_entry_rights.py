@@ -14,10 +14,11 @@ from datastore_service.server.identities import Identity, Right, Tenants
     [
         (Opening(publish=False, workspace="project"), ["publish acme"]),
         (Opening(publish=False, group="prompt 7"), ["publish acme"]),
+        (Opening(publish=False, epoch=3), ["publish acme"]),
         (Opening(publish=True), ["publish acme"]),
         (Opening(publish=False), []),
     ],
-    ids=["a workspace", "a group", "the live tier", "nothing"],
+    ids=["a workspace", "a group", "an epoch", "the live tier", "nothing"],
 )
 def test_its_sessions_leave_text_nowhere(opening, denials):
     told = []

@@ -39,7 +39,14 @@ entries = st.builds(
     tokens=token_arrays,
     rejected=st.lists(st.builds(Rejected, st.integers(0, 1 << 30), token_arrays), max_size=3).map(tuple),
     budget=st.builds(Budget, st.integers(0, 256), st.integers(1, 64), st.integers(1, 256)),
-    opening=st.none() | st.builds(Opening, st.text(max_size=50), st.booleans(), st.integers(0, 1 << 30)),
+    opening=st.none()
+    | st.builds(
+        Opening,
+        st.text(max_size=50),
+        st.booleans(),
+        st.integers(0, 1 << 30),
+        epoch=st.integers(0, (1 << 64) - 1),
+    ),
     closing=st.booleans(),
     withheld=st.booleans(),
     tenant=st.just("") | names,
