@@ -144,7 +144,9 @@ def _prepare_decoding() -> None:
     from sglang_patches import reports
     from sglang_patches.start.room import make_room_for_trees
     from sglang_patches.step.ends import register_ends
+    from sglang_patches.step.epoch import register_updates
 
     make_room_for_trees()
     register_ends()
+    register_updates()
     reports.register_in_scheduler()

@@ -56,6 +56,12 @@ class RateTable:
             self._seen[full] /= 2
             self._came[full] /= 2
 
+    def doubt(self, cases: float) -> None:
+        """What a cell has learned counts for so many cases at most."""
+        share = np.minimum(1.0, cases / self._seen)
+        self._seen *= share
+        self._came *= share
+
 
 class RunningMean:
     """The mean of the first values, and a running one after them.

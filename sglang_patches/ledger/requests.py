@@ -125,8 +125,8 @@ def _report_no_object() -> None:
     )
 
 
-def request_opening(req: Req, publish: bool) -> Opening:
-    """Reads the request's `custom_params`."""
+def request_opening(req: Req, publish: bool, epoch: int = 0) -> Opening:
+    """Reads the request's `custom_params`. epoch: of the weights."""
     wishes = _wishes(req)
     conversation, user = str(wishes.get("conversation", "")), str(wishes.get("user", ""))
     return Opening(
@@ -137,6 +137,7 @@ def request_opening(req: Req, publish: bool) -> Opening:
         workspace=next(iter(_names([wishes.get("workspace")])), ""),
         user=bounded_name(user) if user else "",
         group=next(iter(_names([wishes.get("group")])), ""),
+        epoch=epoch,
     )
 
 
@@ -203,16 +204,19 @@ class RequestBook:
         tenant_of: Callable[[Req], str],
         needs_plain_step: Callable[[Req], str | None],
         begun_elsewhere: Callable[[Req], str | None] = lambda req: None,
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         """Begins a book without requests.
 
         begun_elsewhere: name of the session that another instance has begun with the request's prompt, None if none has.
+        epoch: that of the weights that a request begins with now.
         """
         self._vocab_size = vocab_size
         self._publish = publish
         self._tenant_of = tenant_of
         self._needs_plain_step = needs_plain_step
         self._begun_elsewhere = begun_elsewhere
+        self._epoch = epoch
         self._states: dict[
             int, RequestState
         ] = {}  # by the identity of the request, which the state keeps alive
@@ -310,7 +314,7 @@ class RequestBook:
         return self._states.get(id(req))
 
     def _open(self, req: Req, length: int, pending: Sequence[int] = ()) -> RequestState:
-        opening, nodes = request_opening(req, self._publish), most_nodes(req)
+        opening, nodes = request_opening(req, self._publish, self._epoch()), most_nodes(req)
         plain_reason = self._needs_plain_step(req) or ("its own wish" if nodes == 0 else None)
         sources = draft_sources_of(req)
         has_reference = not plain_reason and DraftSource.REFERENCE in sources

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from weakref import WeakSet
 
 import numpy as np
 
@@ -37,6 +38,10 @@ class AcceptanceModel:
         """
         self._rates.learn((sources, self._bins(probs)), accepted)
 
+    def doubt(self) -> None:
+        """Has what was learned count no more than the drafter's own estimate did at first."""
+        self._rates.doubt(_BIN_WEIGHT)
+
     @staticmethod
     def _bins(probs: np.ndarray) -> np.ndarray:
         return np.clip((probs * _BINS).astype(np.int64), 0, _BINS - 1)
@@ -47,7 +52,19 @@ class Acceptance:
     tenant with that name."""
 
     def __init__(self) -> None:
-        self.of = per_tenant(AcceptanceModel)
+        self._models: WeakSet[AcceptanceModel] = WeakSet()
+        self.of = per_tenant(self._made)
+
+    def weights_changed(self) -> None:
+        """The target says other things from now on, and older text may be right no more. Where that is so, it is found out in a few steps
+        and not in as many as taught that it was right."""
+        for model in self._models:
+            model.doubt()
+
+    def _made(self) -> AcceptanceModel:
+        model = AcceptanceModel()
+        self._models.add(model)
+        return model
 
     def estimate(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
         """float64, as `AcceptanceModel.estimate`, all trees' nodes one after the other. tenants: whose each tree is."""

@@ -36,6 +36,7 @@ from sglang_patches.start.tree_attention import verifies_chains_only
 from sglang_patches.step.acceptance import Learning
 from sglang_patches.step.base import Drafted, TreeWorker
 from sglang_patches.step.courier import make_courier
+from sglang_patches.step.epoch import EPOCH
 from sglang_patches.step.exit_reader import ExitReader, make_tap
 from sglang_patches.step.sources import DatastoreSource, DraftSideSource, Sources
 from sglang_patches.step.widths import Widths, length_policy, possible_widths
@@ -88,6 +89,7 @@ class MethodWorker(TreeWorker[Launch]):
             tenants_of(self.options),
             needs_plain_step,
             shared_session if server_args.disaggregation_mode == "decode" else lambda req: None,
+            EPOCH.now,
         )
         self.exit: ExitReader | None = None
         if self.method.early_exit:

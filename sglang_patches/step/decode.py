@@ -13,6 +13,7 @@ from sglang_patches.ledger.requests import RequestState, Step
 from sglang_patches.metrics import observe_step
 from sglang_patches.step import ends
 from sglang_patches.step.assembly import Launch, MethodWorker
+from sglang_patches.step.epoch import EPOCH
 from sglang_patches.verification.layout import TreeLayout, pack
 
 if TYPE_CHECKING:
@@ -32,12 +33,16 @@ class DecodeWorker(MethodWorker):
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         ends.tell(self)
         self._last_sweep = time.monotonic()
+        self._epoch = EPOCH.now()
 
     # Requests come and go
 
     def observe_prefill(self, batch: ScheduleBatch) -> None:
         self.policy.interrupted()
         opened = self.book.open(batch.reqs)
+        if EPOCH.now() != self._epoch:
+            self._epoch = EPOCH.now()
+            self.policy.acceptance.weights_changed()
         for follower in self.followers:
             follower.open(opened)
 

@@ -81,6 +81,41 @@ SURVIVORS = (
         "engine/test_groups.py",
     ),
     Mutant(
+        "belief-stays",  # an update of the weights does not shake what was learned
+        "sglang_patches/ledger/rates.py",
+        "        self._came *= share\n",
+        "",
+        "step/test_acceptance_learned.py",
+    ),
+    Mutant(
+        "old-stays",  # one epoch more than was asked for stays
+        "datastore_service/engine/live/epochs.py",
+        "self.ages(provenance) >= keep",
+        "self.ages(provenance) > keep",
+        "engine/test_epochs.py",
+    ),
+    Mutant(
+        "epoch-late",  # the first output of an epoch is of the one before
+        "datastore_service/engine/live/epochs.py",
+        'side="right"',
+        'side="left"',
+        "engine/test_epochs.py",
+    ),
+    Mutant(
+        "epoch-again",  # one update begins an epoch with each request
+        "sglang_patches/step/epoch.py",
+        "            self._changed = False\n",
+        "",
+        "step/test_epoch.py",
+    ),
+    Mutant(
+        "epoch-withheld",  # who may not publish ages what others have published
+        "datastore_service/server/entry_rights.py",
+        ', group="", epoch=0)',
+        ', group="")',
+        "server/test_entry_rights.py",
+    ),
+    Mutant(
         "forgotten-late",  # a session that has closed publishes after its user was forgotten
         "datastore_service/engine/open_sessions.py",
         "[*self._open.values(), *self._closing]",

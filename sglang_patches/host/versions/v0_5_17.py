@@ -44,6 +44,7 @@ _IDLE = "sglang.srt.managers.scheduler.Scheduler.on_idle"
 _RANK = "the draft model's process"
 _WEIGHTS = "overridden: the scheduler asks for an update of the draft model, which it does not have"
 
+WEIGHT_UPDATES = (v0_5_23.WEIGHTS_LOADED,)
 COUNTS_CORRECT_DRAFTS = False
 CPU_DECODE_FLAGS: tuple[str, ...] = ()  # a retracted request's KV is always kept in plain memory
 CPU_HOOKS = v0_5_17_cpu.CPU_HOOKS
@@ -124,6 +125,7 @@ ROWS = changed(
         "model_config",
         "which linear-attention layers a model has",
     ),
+    row(v0_5_23.WEIGHTS_LOADED, "self recv_req", "hooked: an update of the weights begins an epoch"),
     row(DISTRIBUTED_UPDATE, None, "hooked on a CPU: packed weights are made again"),
     row("sglang.srt.distributed.parallel_state_wrapper.ParallelState.trivial", "overrides", _RANK),
     row("sglang.srt.runtime_context.publish", "server_args role hf_config", _RANK),
@@ -142,6 +144,7 @@ ROWS = changed(
         v0_5_23.ACCEPT_RATE,
         v0_5_23.CPU_BACKENDS,
         v0_5_23.DISTRIBUTED_UPDATE,
+        v0_5_23.WEIGHT_UPDATES[1],
         v0_5_23.META_INFO,
         v0_5_23.STREAMER,
         "sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func",

@@ -33,6 +33,10 @@ ACCEPT_RATE = (
     "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.update_spec_metrics"
 )
 DISTRIBUTED_UPDATE = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.load_weights_from_distributed"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+WEIGHTS_LOADED = _UPDATER + "flush_cache_after_weight_update"
+# Called when weights have changed; the second one after those that a trainer has written into this process's memory.
+WEIGHT_UPDATES = (WEIGHTS_LOADED, _UPDATER + "end_weight_update")
 
 RMS_NORM = "sglang.srt.layers.layernorm.RMSNorm.forward_native"
 ROW_LENGTH = "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len"
@@ -204,6 +208,8 @@ ROWS = (
         "model_config",
         "which linear-attention layers a model has",
     ),
+    row(WEIGHTS_LOADED, "self recv_req success message", "hooked: an update of the weights begins an epoch"),
+    row(WEIGHT_UPDATES[1], "self recv_req", "as above"),
     row(DISTRIBUTED_UPDATE, None, "hooked on a CPU: packed weights are made again"),
     row("sglang.srt.distributed.bootstrap.init_parallel_runtime", "server_args device dist_port", _RANK),
     row("sglang.srt.distributed.bootstrap.init_layer_runtime", "model_config", _RANK),

@@ -101,10 +101,13 @@ def test_what_is_hooked_is_in_the_table():
     from sglang_patches.entry import predictions, references, request_checks, request_hook, request_tenants
     from sglang_patches.host.hooks import targets
     from sglang_patches.start import room
-    from sglang_patches.step import ends
+    from sglang_patches.step import ends, epoch
 
     assert {*HOOKS, *WEIGHT_UPDATES, *draft_steps.HOOKS, *request_checks.HOOKS} <= ROWS
-    assert targets(ends.HOOKS, room.HOOKS, request_hook.HOOKS, request_tenants.SESSION_HOOKS) <= ROWS
+    assert (
+        targets(ends.HOOKS, epoch.HOOKS, room.HOOKS, request_hook.HOOKS, request_tenants.SESSION_HOOKS)
+        <= ROWS
+    )
     assert targets(references.HOOKS, predictions.HOOKS) <= ROWS
     assert targets(reports.SCHEDULER_HOOKS, reports.ENTRY_HOOKS) <= ROWS
 
