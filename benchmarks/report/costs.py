@@ -191,6 +191,28 @@ def edits(record: dict) -> list[str]:
     return ["## An agent's edits", "", text, "", *columns(results, shown)]
 
 
+def rollouts(record: dict) -> list[str]:
+    text = "Steps of real servers, then replays on a virtual clock: tokens per step, verified rows a token, speed over plain decoding."
+    served = {
+        "epoch": "{epoch}",
+        "reward": "{reward:.3f}",
+        "plain steps": "{plain_steps}",
+        "steps": "{steps}",
+    }
+    replayed = {
+        "weights": "{weights}", "group": "{group}", "older text": "{text}", "epoch": "{epoch}",
+        "tokens/step": "{tokens_per_step:.2f}", "rows/token": "{rows_per_token:.2f}", "over plain": "{over_plain:.3f}",
+    }  # fmt: skip
+    return [
+        "## Rollouts",
+        "",
+        text,
+        "",
+        *columns(record["served"], served),
+        *columns(record["replayed"], replayed),
+    ]
+
+
 def rows(record: dict) -> list[str]:
     settings = record["manifest"]["settings"]
     text = (
