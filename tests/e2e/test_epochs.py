@@ -75,6 +75,6 @@ def test_an_update_of_the_weights_begins_an_epoch(server, datastore, tiny_model,
     said = specstore("epoch", *name, "--keep", "1", SPECSTORE_ADMIN_TOKEN=TOKEN)
     assert said.stdout.startswith("epoch 7: removed "), said
     left = {tier.tier: tier.tokens for tier in datastore.stats().namespaces[0].tiers}
-    assert 0 < left[Tier.LIVE] <= len(back) + 1
+    assert len(back) < left[Tier.LIVE] < 2 * len(back)  # with a health check or two
     again, taken = answer()
     assert again == back and taken > 0
