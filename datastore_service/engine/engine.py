@@ -217,7 +217,7 @@ class Engine:
 
     @property
     def epoch(self) -> int:
-        """Of the weights, the greatest that a session was opened with."""
+        """The epoch of the weights: the greatest that a session was opened with."""
         return self._live.epoch
 
     def keep_epochs(self, keep: int) -> list[np.ndarray]:

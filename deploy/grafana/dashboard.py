@@ -212,12 +212,13 @@ DATASTORE = [
     ),
     Shown(
         "Sessions",
-        "Open sessions, texts kept for a conversation's next request, workspaces, and groups of running requests.",
+        "Open sessions, texts kept for a conversation's next request, workspaces, groups of running requests, and the epoch of the weights.",
         {
             "sessions {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_sessions{{{SERVICE}}})",
             "conversations {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_conversations{{{SERVICE}}})",
             "workspaces {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_workspaces{{{SERVICE}}})",
             "groups {{model}} {{tenant}}": f"sum by (model, tenant) (specstore_groups{{{SERVICE}}})",
+            "epoch {{model}} {{tenant}}": f"max by (model, tenant) (specstore_epoch{{{SERVICE}}})",
         },
     ),
     Shown(

@@ -1,4 +1,5 @@
-"""Epochs: which version of the model's weights has written a document. In reinforcement learning each update of the weights begins one.
+"""An epoch is a version of the model's weights, and says which of them has written a document. In reinforcement learning each update of the
+weights begins one.
 
 No document says its epoch. They are numbered in the order of their publication, so the first number of each epoch tells.
 """
@@ -29,7 +30,7 @@ class Epochs:
         return self.begun[-1][0] if self.begun else 0
 
     def begin(self, epoch: int, first: int) -> Epochs:
-        """With a later epoch. first: the first number of its documents."""
+        """These epochs and a later one. first: the first number of its documents."""
         return Epochs((*self.begun, (epoch, first))[-MOST_KNOWN:])
 
     def ages(self, provenance: np.ndarray) -> np.ndarray:
