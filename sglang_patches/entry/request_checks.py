@@ -17,6 +17,7 @@ from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_patches.host import hooks
+from sglang_patches.host.versions import host
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
@@ -127,8 +128,20 @@ def check(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
     if isinstance(getattr(request, "positional_embed_overrides", None), JSON):
         raise ValueError("positional_embed_overrides: not from a client")
     _check_ids(request, vocab_size)
+    _check_grammar(request.sampling_params)
     if request.mm_inputs is None and request.input_embeds is None:
         _check_prompt(request, vocab_size)
+
+
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    """Raises ValueError that names the field, for a character that SGLang's compiler of grammars does not survive."""
+    for name in GRAMMARS:
+        text = getattr(params, name, None) or ""
+        if not host.GRAMMARS_TAKE_NUL and ("\0" in text or r"\u0000" in text):
+            raise ValueError(f"sampling_params.{name}: it has the character NUL")
 
 
 def _check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from sglang_patches.host.versions import INSTALLED
+from sglang_patches.host.versions import INSTALLED, TESTED
 from tests.conformance.client_values import LENGTHS, Odd, odd_requests
 from tests.support.servers.engine import Endpoint
 
@@ -75,6 +75,10 @@ def naming(ids, field: str, name: str) -> dict[str, Any]:
     return greedy_request(ids, sampling_params=wishes)
 
 
+# An answer that nothing can be said in. Earlier versions end it as one that is at its end.
+ENDED = {400, 500} if TESTED[-1] == INSTALLED else {200, 400, 500}
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_grammar_that_allows_no_token_ends_its_request_alone(server, plain, prompts, temperature):
     """The model has no such character. SGLang's own draw from nothing ends the server."""
@@ -85,7 +89,7 @@ def test_a_grammar_that_allows_no_token_ends_its_request_alone(server, plain, pr
         failed = [pool.submit(post, server, "/generate", body) for body in asked]
         neighbour = pool.submit(post, server, "/generate", greedy_request(prompts[0]))
         assert neighbour.result().json()["output_ids"] == expected
-        assert {answer.result().status_code for answer in failed} <= {400, 500}
+        assert {answer.result().status_code for answer in failed} <= ENDED
 
 
 VOCAB_BEYOND = 1 << 20

@@ -49,6 +49,7 @@ COUNTS_CORRECT_DRAFTS = False
 CPU_DECODE_FLAGS: tuple[str, ...] = ()  # a retracted request's KV is always kept in plain memory
 CPU_HOOKS = v0_5_17_cpu.CPU_HOOKS
 EARLY_EXITS = False
+GRAMMARS_TAKE_NUL = False  # its xgrammar, 0.2.1, ends the process
 HEADS = False  # retrieval can stand beside a model's own head
 ONLY_SUPPORTED: dict[str, object] = {}
 

@@ -57,6 +57,7 @@ COUNTS_CORRECT_DRAFTS = True  # its report of the acceptance rate does so apart 
 # There is no pinned memory to keep a retracted request's KV in.
 CPU_DECODE_FLAGS: tuple[str, ...] = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
 EARLY_EXITS = True  # layers can be asked for their hidden states
+GRAMMARS_TAKE_NUL = True
 HEADS = True  # retrieval can stand beside a model's own head
 # Fields -> the one value that all methods work with.
 ONLY_SUPPORTED = {"enable_watermark": False, "enable_pd_role_switch": False}

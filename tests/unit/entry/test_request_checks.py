@@ -17,6 +17,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 
 from sglang_patches.entry import request_checks  # noqa: E402
 from sglang_patches.entry.request_checks import (  # noqa: E402
+    GRAMMARS,
     RequestFields,
     SamplingFields,
     SessionFields,
@@ -24,7 +25,7 @@ from sglang_patches.entry.request_checks import (  # noqa: E402
     _drop_unsayable_stops,
     check,
 )
-from sglang_patches.host.versions import INSTALLED, TESTED  # noqa: E402
+from sglang_patches.host.versions import INSTALLED, TESTED, host  # noqa: E402
 
 VOCAB = 100
 TESTED_NOTHING = SimpleNamespace(encode=lambda text, **_: list(text))
@@ -88,6 +89,18 @@ def test_what_sglang_serves_passes(request_):
 def test_what_would_end_the_scheduler_is_refused_by_name(request_, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         check(request_, VOCAB)
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("text", ["\0", r'{"pattern": "\u0000"}'])
+def test_a_grammar_has_no_nul_where_that_ends_the_scheduler(name, text, monkeypatch):
+    request = tokenized({name: text})
+    monkeypatch.setattr(host, "GRAMMARS_TAKE_NUL", True)
+    check(request, VOCAB)
+    monkeypatch.setattr(host, "GRAMMARS_TAKE_NUL", False)  # as it is on 0.5.17
+    check(tokenized({name: "a"}), VOCAB)
+    with pytest.raises(ValueError, match=f"^sampling_params.{name}: it has the character NUL"):
+        check(request, VOCAB)
 
 
 def hooked(obj, error=None, **fields):
