@@ -20,7 +20,7 @@ ALLOWED = (
     "the fields and values are the newest version's",
     "earlier versions lack some of them",
     "SGLang 0.5.17 does not show them there",
-    "SGLang 0.5.17 answers no chat of Ollama's without a stream",
+    "SGLang before 0.5.23 answers no chat of Ollama's without a stream",
     "SGLang 0.5.17 hands out no hidden states",
     "SGLang has no watermarks",
     # Of EAGLE3, as SGLang serves it.
