@@ -56,9 +56,8 @@ class KernelCall:
         self._fields: list[int] = []  # of all requests
         self._output = 0
         self._tables: list[np.ndarray] = []
-        self._ranges: dict[
-            int, tuple[int, int]
-        ] = {}  # of a table's rows among those of all tables, by its id
+        # By a table's id, the range of its rows among those of all tables.
+        self._ranges: dict[int, tuple[int, int]] = {}
 
     def search(self, table: np.ndarray) -> None:
         """What is added from now on searches the texts of this `source_table`. The caller keeps the texts alive during the call."""

@@ -70,9 +70,8 @@ class StepRunner:
         tokens: np.ndarray,
     ) -> list[Reply]:
         """Appends the entries' tokens, drafts and answers queries, in one kernel call."""
-        texts = self._searched(
-            entries, sessions
-        )  # kept alive until the kernel returns: tables have only addresses
+        # Kept alive until the kernel returns: tables have only addresses.
+        texts = self._searched(entries, sessions)
         statuses, spans = self._sessions.admit(entries, sessions)
         call = self._calls.take()
         call.begin()
