@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.workshop, pytest.mark.timeout(1800)]
 
 CHECKOUT = Path(__file__).parents[2]
 LOCK = CHECKOUT / "requirements" / "lock.txt"
+DOCKERFILE = CHECKOUT / "docker" / "datastore.Dockerfile"
 BASE_IMAGE = "python:3.11-slim"
 BUILD_BACKEND = "hatchling==1.33.0"
 PROJECT = "specstore-test"
@@ -99,18 +100,27 @@ def cache() -> Iterator[Path]:
 
 def make_base_image(lab: Path, docker: dict[str, str]) -> None:
     """The stand-in for the public image, with the wheels the datastore's image installs; kept for the next run."""
-    key = hashlib.sha256(LOCK.read_bytes() + (CHECKOUT / "pyproject.toml").read_bytes()).hexdigest()[:16]
+    sources = (LOCK, CHECKOUT / "pyproject.toml", DOCKERFILE)
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     stamp = lab_cache() / "specstore-base-image"
     images = run(["docker", "images", "--quiet", "--no-trunc", BASE_IMAGE], docker).split()
     if stamp.exists() and images and stamp.read_text() == f"{key} {images[0]}":
         return
     wheels = lab_cache() / f"wheels-{key}"
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:"]
-    run([*pip, "--dest", wheels, "--constraint", LOCK, ".", BUILD_BACKEND])
+    # As the image's Python resolves them, which is Debian's: an older patch version than that of the tests needs more.
+    pip = [sys.executable, "-m", "pip", "--python", "/usr/bin/python3"]
+    download = [*pip, "download", "--quiet", "--only-binary", ":all:"]
+    run([*download, "--dest", wheels, "--constraint", LOCK, installed_in_the_image(), BUILD_BACKEND])
     run([lab / "base_image.sh"], docker | {"WHEELS": str(wheels), "TAG": BASE_IMAGE})
     shutil.rmtree(wheels)
     image = run(["docker", "images", "--quiet", "--no-trunc", BASE_IMAGE], docker).strip()
     stamp.write_text(f"{key} {image}")
+
+
+def installed_in_the_image() -> str:
+    """This package with the extras that the datastore's image installs."""
+    (package,) = re.findall(r"pip install .*?'(\.\[[^']+\])'", DOCKERFILE.read_text())
+    return package
 
 
 @dataclass
