@@ -51,7 +51,7 @@ SERVICE = "Options that say how the service is asked"
 METRICS = """# Metrics
 
 Every metric that specstore exports to Prometheus, and those of SGLang that show what it does. `make reference` writes this page. How to
-scrape them, the dashboard and the alerts are in [operations](operations.md#dashboard-and-alerts), what to do when an alert fires in the
+scrape them, the dashboard and the alerts are in [monitoring](monitoring.md#dashboard-and-alerts), what to do when an alert fires in the
 [runbook](runbook.md).
 
 Counters only rise: read them with `rate()`. A histogram or summary `x` is shown as `x_sum` and `x_count`, a histogram also as `x_bucket`.

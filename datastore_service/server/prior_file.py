@@ -1,4 +1,4 @@
-"""Reads the table of the priors that requests may name (`specstore serve --priors`) from a TOML file. docs/operations.md describes it."""
+"""Reads the table of the priors that requests may name (`specstore serve --priors`) from a TOML file. docs/requests.md describes it."""
 
 from __future__ import annotations
 
