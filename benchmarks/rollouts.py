@@ -25,7 +25,7 @@ from benchmarks.report.records import finish
 from benchmarks.roofline import LLAMA_3_8B, Hardware, step_seconds
 from benchmarks.traces import Trace
 from datastore_service.engine.engine import Engine
-from datastore_service.protocol.types import NO_DRAFT, Budget, Opening
+from datastore_service.protocol.types import NO_DRAFT, Budget, Entry, Opening
 from sglang_patches.demo.model import ensure
 from sglang_patches.launch.processes import PROXIES
 from sglang_patches.step.length import CANDIDATE_WIDTHS, LengthPolicy
@@ -140,7 +140,8 @@ def replayed(epochs: Epochs, text: str, group: bool, nodes: int, vocab_size: int
     for width in widths * 20:  # the server has measured its steps before
         policy.times.observe(batch, batch * width, seconds(batch, width))
     for epoch, traces in enumerate(epochs):
-        if text == DROPPED:
+        if text == DROPPED:  # once the epoch has begun, which an opening tells
+            engine.step([Entry("first", opening=Opening(epoch=epoch), closing=True)])
             engine.keep_epochs(1)
         policy.acceptance.weights_changed()
         found.append(counts := dict.fromkeys(("steps", "rows", "tokens", "seconds"), 0.0))
