@@ -1,5 +1,5 @@
-"""Epochs on a real server: an update of the weights begins one, drafts go on, and `specstore epoch` removes what older weights have
-written."""
+"""Which of a service's texts draft on a real server: those of the present epoch, which an update of the weights begins, and those of
+the workspace that a request names."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ PROMPT = list(range(2, 12))
 
 @pytest.fixture(scope="module")
 def datastore(logs) -> Iterator[DatastoreService]:
-    with serving(logs / "epochs-datastore.log") as service:
+    with serving(logs / "texts-datastore.log", None, "--workspace-tokens", "100000") as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def server(tiny_model, datastore, logs) -> Iterator[SglangServer]:
     flags = ("--specstore-endpoint", datastore.endpoint, "--specstore-length", "static")
-    flags += ("--specstore-deadline-ms", "10000")
-    spec = ServerSpec("epochs", tiny_model, "SSSD", dtype="float32", flags=flags, max_total_tokens=8192)
+    flags += ("--specstore-deadline-ms", "10000", "--specstore-request-wishes", "publish,workspace")
+    flags += ("--specstore-request-tenant", "custom_params")
+    spec = ServerSpec("texts", tiny_model, "SSSD", dtype="float32", flags=flags, max_total_tokens=8192)
     with running(spec, logs) as server:
         yield server
 
@@ -43,6 +44,26 @@ def other_weights(tiny_model, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("other-weights")
     write_variant(tiny_model, out, lambda weights, _: weights.update({HEAD: weights[HEAD].roll(1, 0)}))
     return out
+
+
+def test_what_one_request_has_read_drafts_in_its_workspace(server):
+    """And in no other."""
+    prompt = [2 + 5 * place % 20 for place in range(24)]
+
+    def ask(tokens: list[int], most: int, tenant: str, **wishes: object) -> tuple[list[int], int]:
+        """The answer and its steps."""
+        named = {"custom_params": {"specstore": {"tenant": tenant} | wishes}}
+        said = server.generate(tokens, temperature=0, max_new_tokens=most, ignore_eos=True, **named)
+        return said["output_ids"], said["meta_info"]["specstore"]["steps"]
+
+    answer, _ = ask(prompt, 48, "", publish=False)
+    steps = {}
+    for tenant, workspace in {"same": "shop", "other": "shops", "none": None}.items():
+        ask(prompt + answer, 2, tenant, workspace="shop")  # a file that one agent reads
+        where = {"workspace": workspace} if workspace else {"publish": False}
+        again, steps[tenant] = ask(prompt, 48, tenant, **where)
+        assert again == answer
+    assert steps["same"] < min(steps["other"], steps["none"]), steps
 
 
 def test_an_update_of_the_weights_begins_an_epoch(server, datastore, tiny_model, other_weights):
