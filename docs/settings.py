@@ -583,6 +583,14 @@ REQUESTS = (
         "on a server without replicas; `priority` also where requests put others aside",
         "conformance/test_requests",
     ),
+    refused(
+        "SGLang sets them, no client",
+        stop_strs=["a"],
+        stop_regex_strs=["a"],
+        stop_str_max_len=1,
+        stop_regex_max_len=1,
+        is_normalized=True,
+    ),
     by_sglang("with any speculation", return_sampling_mask=True, beam_width=2),
     by_sglang("they need settings that are refused", lora_path="a", watermark={"enabled": True}),
     by_sglang("it needs `return_sampling_mask`", sampling_logprobs_mode="support"),
@@ -625,8 +633,8 @@ REQUESTS = (
         "add_special_tokens add_generation_prompt questions prompt_format_version",
     ),
     no_part(
-        "not for clients: SGLang sets them",
-        "lora_id stop_strs stop_regex_strs stop_str_max_len stop_regex_max_len is_normalized",
+        "not for clients: SGLang sets it",
+        "lora_id",
     ),
 )
 

@@ -103,6 +103,7 @@ def _around_tokenized(
     """Called once a request's text is token ids, for each request of a batch."""
     if not isinstance(obj, GenerateReqInput):
         return original(manager, obj, *args, **kwargs)
+    _check_given(obj.sampling_params)
     try:
         tokenized = original(manager, obj, *args, **kwargs)
     except (TypeError, OverflowError) as error:  # of what the client wrote
@@ -114,6 +115,17 @@ def _around_tokenized(
     if obj.custom_labels and manager.enable_metrics:
         _check_labels(obj.custom_labels, manager.metrics_collector.labels)
     return tokenized
+
+
+# SGLang's own notes among a request's parameters. One that comes with `is_normalized` is taken as it is: a temperature of 0 divides logits.
+SET_BY_SGLANG = ("stop_strs", "stop_regex_strs", "stop_str_max_len", "stop_regex_max_len", "is_normalized")
+
+
+def _check_given(sampling: Collection[str] | None) -> None:
+    """Raises ValueError that names the first field that only SGLang sets."""
+    for name in SET_BY_SGLANG:
+        if name in (sampling or ()):
+            raise ValueError(f"sampling_params.{name}: not from a client")
 
 
 def check(request: TokenizedGenerateReqInput, vocab_size: int) -> None:

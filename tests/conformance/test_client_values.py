@@ -106,14 +106,19 @@ REFUSED = {
     "lora_id: Expected": {"lora_id": ["a"]},
     "positional_embed_overrides: not from a client": {"positional_embed_overrides": ""},
     "custom_labels: 'nobody s' is none of": {"custom_labels": {"nobody s": "x"}},
+    "sampling_params.is_normalized: not from a client": {"sampling_params": {"is_normalized": True}},
 }
-OF_0_5_17 = {"prompt: it has no tokens": "texts cannot be empty"}  # SGLang's own refusal there
+# By version, SGLang's own refusal.
+OF_SGLANG = {
+    ("0.5.17", "prompt: it has no tokens"): "texts cannot be empty",
+    ("0.5.23", "sampling_params.is_normalized: not from a client"): "unknown field `is_normalized`",
+}
 
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_would_end_the_server_is_refused(server, plain, prompts, message):
     answer = post(server, "/generate", greedy_request(prompts[0], **REFUSED[message]))
-    said = message if INSTALLED != "0.5.17" else OF_0_5_17.get(message, message)
+    said = OF_SGLANG.get((INSTALLED, message), message)
     assert answer.status_code == 400 and said in answer.text, answer.text[:300]
     expected = plain.generate(prompts[0], temperature=0, max_new_tokens=12)["output_ids"]
     assert post(server, "/generate", greedy_request(prompts[0])).json()["output_ids"] == expected

@@ -131,15 +131,13 @@ def paused_and_continued(client: Client) -> Any:
 
 
 def _paused(client: Client, texts: list[list[int]], mode: str) -> list[dict[str, Any]]:
-    """Answers that are paused after the first one's first piece."""
+    """Answers that are paused when all have begun. One that is aborted before is an error in SGLang 0.5.17."""
+    streams = [client.stream(ids, temperature=0, **PAUSED) for ids in texts]
     with ThreadPoolExecutor(len(texts)) as pool:
-        others = [pool.submit(client.greedy, ids, **PAUSED) for ids in texts[1:]]
-        pieces = client.stream(texts[0], temperature=0, **PAUSED)
-        first = next(pieces)
+        begun = list(pool.map(next, streams))
         client.post("/pause_generation", {"mode": mode})
         client.post("/continue_generation", {})
-        *_, last = first, *pieces
-        return [last, *(other.result() for other in others)]
+        return list(pool.map(lambda first, rest: [first, *rest][-1], begun, streams))
 
 
 @case()

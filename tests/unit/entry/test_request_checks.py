@@ -1,5 +1,6 @@
 """Requests as the process that answers them makes them for the scheduler."""
 
+import inspect
 from array import array
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang_patches.entry import request_checks  # noqa: E402
 from sglang_patches.entry.request_checks import (  # noqa: E402
     GRAMMARS,
+    SET_BY_SGLANG,
     RequestFields,
     SamplingFields,
     SessionFields,
@@ -119,6 +121,14 @@ def hooked(obj, error=None, **fields):
         metrics_collector=collector,
     )
     return request_checks._around_tokenized(original, manager, obj, "text", [])
+
+
+@pytest.mark.parametrize("name", SET_BY_SGLANG)
+def test_what_sglang_notes_among_the_parameters_comes_from_no_client(name):
+    assert name in inspect.signature(SamplingParams).parameters
+    with pytest.raises(ValueError, match=f"^sampling_params.{name}: not from a client"):
+        hooked(GenerateReqInput(text="a", sampling_params={"temperature": 0, name: 1}))
+    assert hooked(GenerateReqInput(text="a", sampling_params={"temperature": 0})).rid == "r"
 
 
 @pytest.mark.parametrize(
