@@ -286,6 +286,13 @@ SURVIVORS = (
 )
 OTHERS = (
     Mutant(
+        "normalized-by-client",
+        "sglang_patches/entry/request_checks.py",
+        "    _check_given(obj.sampling_params)\n",
+        "",
+        "entry/test_request_checks.py",
+    ),
+    Mutant(
         "columns-vocabulary",
         "datastore_service/server/wire.py",
         "self._tokens.max(initial=0) >= vocab_size",
