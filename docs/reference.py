@@ -56,7 +56,8 @@ scrape them, the dashboard and the alerts are in [monitoring](monitoring.md#dash
 
 Counters only rise: read them with `rate()`. A histogram or summary `x` is shown as `x_sum` and `x_count`, a histogram also as `x_bucket`.
 """
-OF_SERVICE = """`specstore serve --metrics-port PORT` shows these at `/metrics`, and the numbers of the process (`process_*`).
+OF_SERVICE = """`specstore serve --metrics-port PORT` shows these at `/metrics`, and the numbers of the process (`process_*`). An OTLP
+collector gets the same ([monitoring](monitoring.md#metrics-and-status-page)).
 
 The acceptance rate of a tier is `rate(specstore_accepted_tokens_total[5m]) / rate(specstore_drafted_tokens_total[5m])`. A draft tree holds
 alternatives of which at most one is accepted, so it is far below 1.

@@ -383,6 +383,7 @@ def serve(
     from datastore_service.server.engine_factory import engine_factory
     from datastore_service.server.limits import ServiceLimits
     from datastore_service.server.logs import log_to_stderr
+    from datastore_service.server.metrics_export import export_metrics
     from datastore_service.server.prior_file import read_priors
     from datastore_service.server.service import Service
     from datastore_service.server.service import serve as serve_until_told
@@ -419,6 +420,7 @@ def serve(
     service = Service(
         address, maker, service_limits, token, allow_remote, tls, corpora, directory, table, shared
     )
+    export_metrics(service.metrics.registry)
     serve_until_told(service, most, metrics_port, metrics_host)
 
 

@@ -720,6 +720,20 @@ OTHERS = (
         "server/test_quotas.py",
     ),
     Mutant(
+        "counter-began-anew",  # one that fell is said to have counted down
+        "datastore_service/server/metric_points.py",
+        "if value < before:",
+        "if before == inf:",
+        "server/test_metrics_export.py",
+    ),
+    Mutant(
+        "signal-of-its-own",  # the endpoint of spans switches metrics on
+        "datastore_service/server/otlp.py",
+        'own, common = f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}"',
+        'own, common = f"OTEL_EXPORTER_OTLP_TRACES_{name}"',
+        "server/test_otlp.py",
+    ),
+    Mutant(
         "own-quota",  # who may read a tenant lifts its bounds
         "datastore_service/server/admission.py",
         'Right.QUOTA: ("SetQuota",),',

@@ -1,13 +1,11 @@
-"""Spans of admin calls and of Draft streams, below the caller's; their trace in the log; where spans are sent."""
+"""Spans of admin calls and of Draft streams, below the caller's; their trace in the log."""
 
 import json
 import logging
-import sys
 
 import grpc
 import numpy as np
 import pytest
-from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -16,7 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from datastore_service.client.channel import open_channel
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Entry, Namespace, Opening
-from datastore_service.server import admin, calls, tracing
+from datastore_service.server import admin, calls
 from datastore_service.server.logs import JsonFormatter
 from proto_gen.specstore.v1 import admin_pb2 as pb
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
@@ -122,71 +120,3 @@ def test_log_lines_carry_the_trace_of_their_call(stub, caplog):
     flush, compact = lines["specstore.v1.Admin/Flush"], lines["specstore.v1.Admin/Compact"]
     assert (flush["trace_id"], flush["span_id"], flush["code"]) == (TRACE, PARENT, "NOT_FOUND")
     assert "trace_id" not in compact
-
-
-def warnings(caplog) -> list[str]:
-    """Of the export alone: a thread of another test may warn too."""
-    return [record.message for record in caplog.records if record.name == tracing.__name__]
-
-
-class TestExport:
-    @pytest.fixture
-    def providers(self, monkeypatch):
-        """Those that were made the process's; an environment without OTEL_*."""
-        made: list[TracerProvider] = []
-        monkeypatch.setattr(trace, "set_tracer_provider", made.append)
-        for name in (*tracing.ENDPOINTS, *tracing.PROTOCOLS, "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"):
-            monkeypatch.delenv(name, raising=False)
-        yield made
-        for provider in made:
-            provider.shutdown()
-
-    @pytest.mark.parametrize(
-        ("variables", "started"),
-        [
-            ({}, False),
-            ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, True),
-            ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, True),
-            ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"}, False),
-            ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}, False),
-        ],
-    )
-    def test_the_environment_switches_it_on(self, providers, variables, started, monkeypatch, caplog):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        tracing.export_spans()
-        assert len(providers) == started
-        assert not warnings(caplog)
-
-    def test_the_environment_names_the_service(self, providers, monkeypatch):
-        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
-        tracing.export_spans()
-        monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-        tracing.export_spans()
-        assert [provider.resource.attributes["service.name"] for provider in providers] == [
-            "specstore",
-            "mine",
-        ]
-
-    @pytest.mark.parametrize(
-        ("variables", "message"),
-        [
-            ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER is 'zipkin', not otlp or none"),
-            (
-                {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
-                "the OTLP protocol is 'http/json', not one of grpc, http/protobuf",
-            ),
-        ],
-    )
-    def test_what_cannot_be_met_is_a_warning(self, providers, variables, message, monkeypatch, caplog):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        tracing.export_spans()
-        assert not providers and warnings(caplog) == [f"no traces: {message}"]
-
-    def test_without_the_sdk_it_says_what_to_install(self, providers, monkeypatch, caplog):
-        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
-        monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
-        tracing.export_spans()
-        (warning,) = warnings(caplog)
-        assert not providers and "pip install 'specstore[otel]'" in warning
