@@ -51,20 +51,27 @@ def client_tls(ca: File, certificate: File = None, key: File = None) -> Tls | No
     Raises ValueError naming the option of a missing, unreadable or unsuitable file."""
     if (certificate or key) and not ca:
         raise ValueError(f"tls-{'certificate' if certificate else 'key'}: needs tls-ca")
-    pair = _pair(certificate, key) or Tls(None, None, None)
-    return replace(pair, ca=_authority("tls-ca", ca)) if ca else None
+    return client_files("tls", ca, certificate, key) if ca else None
 
 
-def _pair(certificate: File, key: File) -> Tls | None:
+def client_files(options: str, ca: File, certificate: File, key: File) -> Tls:
+    """A client's files, as the options of these names give them; without `ca` it trusts the system's authorities.
+
+    Raises ValueError naming the option of a missing, unreadable or unsuitable file. options: how the options' names begin."""
+    pair = _pair(certificate, key, options) or Tls(None, None, None)
+    return replace(pair, ca=_authority(f"{options}-ca", ca))
+
+
+def _pair(certificate: File, key: File, options: str = "tls") -> Tls | None:
     if not certificate and not key:
         return None
     if not certificate or not key:
         given, missing = ("certificate", "key") if certificate else ("key", "certificate")
-        raise ValueError(f"tls-{given}: needs tls-{missing}")
-    pem, chain = _certificates("tls-certificate", certificate)
+        raise ValueError(f"{options}-{given}: needs {options}-{missing}")
+    pem, chain = _certificates(f"{options}-certificate", certificate)
     if fault := next(_out_of_date(chain), None):
-        raise ValueError(f"tls-certificate: {certificate}: {fault}")
-    key_pem = _read("tls-key", key)
+        raise ValueError(f"{options}-certificate: {certificate}: {fault}")
+    key_pem = _read(f"{options}-key", key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(
@@ -73,9 +80,9 @@ def _pair(certificate: File, key: File) -> Tls | None:
     except ssl.SSLError as error:
         mismatch = error.reason == "KEY_VALUES_MISMATCH"
         why = f"not the key of {certificate}" if mismatch else "not a PEM private key without a passphrase"
-        raise ValueError(f"tls-key: {key}: {why}") from None
+        raise ValueError(f"{options}-key: {key}: {why}") from None
     except OSError as error:  # one of the files is gone since it was read
-        raise ValueError(f"tls-key: {key}: {error.strerror}") from None
+        raise ValueError(f"{options}-key: {key}: {error.strerror}") from None
     return Tls(pem, key_pem, None, min(each.not_valid_after_utc for each in chain))
 
 

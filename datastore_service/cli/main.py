@@ -262,6 +262,18 @@ def serve(
             rich_help_panel="Sharing",
         ),
     ] = None,
+    share_tls_certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="certificate (PEM) to show to a server that asks for one, then intermediate ones",
+            rich_help_panel="Sharing",
+        ),
+    ] = None,
+    share_tls_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="its private key (PEM)", rich_help_panel="Sharing"),
+    ] = None,
     fusion: Annotated[
         Fusion,
         typer.Option(
@@ -373,7 +385,7 @@ def serve(
     _check_metrics_host(metrics_host, allow_remote)
     tls = watched_tls(tls_certificate, tls_key, tls_client_ca)
     table = _table(identities, token)
-    shared = share_address(share, share_password_file, share_tls_ca)
+    shared = share_address(share, share_password_file, share_tls_ca, share_tls_certificate, share_tls_key)
 
     # After the checks: kernels may be compiled now, which takes a while.
     from datastore_service.engine.fusion import FusionWeights, Policy

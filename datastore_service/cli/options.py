@@ -167,14 +167,17 @@ def admin_token(file: Path | None) -> str:
     return checked_token(file.read_text(errors="replace"), f"admin-token-file: {file}")
 
 
-def share_address(url: str, password_file: Path | None, authority: Path | None) -> ShareAddress | None:
+def share_address(
+    url: str, password_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None
+) -> ShareAddress | None:
     """The server over which services share; None without a URL. Raises OSError, and ValueError naming the option."""
     if not url:
-        if password_file or authority:
-            raise ValueError(f"share-{'password-file' if password_file else 'tls-ca'}: needs share")
+        files = {"password-file": password_file, "tls-ca": ca, "tls-certificate": certificate, "tls-key": key}
+        if given := [name for name, path in files.items() if path]:
+            raise ValueError(f"share-{given[0]}: needs share")
         return None
     try:
-        from datastore_service.server.sharing.address import parse_share
+        from datastore_service.server.sharing.address import ShareFiles, parse_share
     except ImportError as error:
         raise ValueError(f"share: {error}; pip install 'specstore[share]'") from None
     if password_file:
@@ -183,7 +186,7 @@ def share_address(url: str, password_file: Path | None, authority: Path | None) 
         )
     else:
         password = os.environ.get(SHARE_PASSWORD_VARIABLE, "")
-    return parse_share(url, password, authority)
+    return parse_share(url, password, ShareFiles(ca, certificate, key))
 
 
 def namespace_of(model: str, tokenizer: str, tenant: str) -> Namespace:

@@ -66,6 +66,7 @@ class Child:
         self._show = show
         self.unread = False  # whether what it said found no reader
         self._own_group = own_group
+        log.touch()  # who asks for its tail may come before the reader
         self._process = self._start(command, environment)
         self._reader = threading.Thread(target=self._copy_output, daemon=True)
         self._reader.start()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from redis import Redis
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as LostError
 from redis.retry import Retry
 
 from datastore_service.endpoint import Endpoint
+from datastore_service.tls import client_files
 
 SCHEMES = {
     "valkey": "redis",
@@ -22,16 +25,33 @@ FORM = "valkey://HOST:PORT[/DATABASE], or valkeys:// for TLS"
 ANSWER_SECONDS = 5.0
 
 
+class ShareFiles(NamedTuple):
+    """The PEM files of the options `--share-tls-*`.
+
+    ca: the certificates that the server's is checked with; None for the system's. certificate, key: shown to a server that asks for them."""
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    @property
+    def given(self) -> list[str]:
+        return [f"share-tls-{name}" for name, path in self._asdict().items() if path]
+
+    def check(self) -> None:
+        """Raises ValueError naming the option of a missing, unreadable or unsuitable file."""
+        client_files("share-tls", *self)
+
+
 @dataclass(frozen=True, slots=True)
 class ShareAddress:
     """A server, and how it is reached.
 
-    url: with one of the schemes that the client knows. password: "" for the URL's, if there is one. authority: the certificates that
-    the server's is checked with; None for the system's."""
+    url: with one of the schemes that the client knows. password: "" for the URL's, if there is one."""
 
     url: str
     password: str = ""
-    authority: Path | None = None
+    files: ShareFiles = ShareFiles()
 
     @property
     def tls(self) -> bool:
@@ -43,10 +63,34 @@ class ShareAddress:
         parts = urlsplit(self.url)
         return Endpoint(parts.hostname or "", parts.port or 6379)
 
+    def connect(self) -> Redis:
+        """A client that the server has answered. Raises RedisError."""
+        client = self.client()
+        try:
+            client.ping()
+        except LostError as error:
+            if type(error) is not LostError:  # a refused password is a kind of it
+                raise
+            raise LostError(f"{error}{self._doubt(error)}") from error
+        return client
+
+    def _doubt(self, error: LostError) -> str:
+        """What a connection that was lost after the handshake may mean: in TLS 1.3 a server refuses a client only then."""
+        if not self.tls or " connecting to " in str(error):
+            return ""
+        refused = "refuse the certificate of" if self.files.certificate else "ask for a certificate:"
+        return f" The server may {refused} share-tls-certificate"
+
     def client(self) -> Redis:
-        """Connects at its first command. It repeats none: what a lost reply leaves open is found out first."""
+        """Connects at its first command, with the files as they are then. It repeats none: what a lost reply leaves open is found out first.
+
+        Raises redis' ConnectionError for files that no longer suit."""
+        try:
+            self.files.check()  # OpenSSL would name no file, and ask the terminal for the passphrase of a key
+        except ValueError as error:
+            raise LostError(str(error)) from None
         named = {"password": self.password} if self.password else {}
-        trusted = {"ssl_ca_certs": str(self.authority)} if self.authority else {}
+        words = zip(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"), self.files, strict=True)
         return Redis.from_url(
             self.url,
             retry=Retry(NoBackoff(), 0),
@@ -54,11 +98,11 @@ class ShareAddress:
             socket_connect_timeout=ANSWER_SECONDS,
             client_name="specstore",
             **named,
-            **trusted,
+            **{word: str(path) for word, path in words if path},
         )
 
 
-def parse_share(text: str, password: str = "", authority: Path | None = None) -> ShareAddress:
+def parse_share(text: str, password: str, files: ShareFiles) -> ShareAddress:
     """Reads the value of `--share`. Raises ValueError that names the option; a password in the URL is not repeated."""
     parts = urlsplit(text)
     if parts.scheme not in SCHEMES or not parts.hostname or parts.query or parts.fragment:
@@ -70,9 +114,8 @@ def parse_share(text: str, password: str = "", authority: Path | None = None) ->
     except ValueError as error:
         raise ValueError(f"share: {error}") from None
     url = urlunsplit(parts._replace(scheme=SCHEMES[parts.scheme]))
-    address = ShareAddress(url, password, authority)
-    if authority and not address.tls:
-        raise ValueError("share-tls-ca: needs a share of valkeys:// or rediss://")
-    if authority and not authority.is_file():
-        raise ValueError(f"share-tls-ca: {authority}: no such file")
+    address = ShareAddress(url, password, files)
+    if files.given and not address.tls:
+        raise ValueError(f"{files.given[0]}: needs a share of valkeys:// or rediss://")
+    files.check()
     return address

@@ -97,8 +97,7 @@ class Sharing:
                 stream.lease.end(self._client)
 
     def _connected(self) -> Redis:
-        client = self._address.client()
-        client.ping()
+        client = self._address.connect()
         self._resumed = set()
         log.info("share: connected", extra={"server": str(self._address.endpoint)})
         self._client, self._told_lost = client, False

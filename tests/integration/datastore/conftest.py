@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -74,14 +75,12 @@ def members(share, tmp_path):
     """Makes services of names, which share over `share` and end with the test."""
     from tests.integration.datastore.sharing import Member
 
-    made: list[Member] = []
+    with ExitStack() as ends:
 
-    def make(name: str, *flags: object, data: bool = True) -> Member:
-        made.append(Member(share, tmp_path / name, *flags, data=data))
-        return made[-1].start()
+        def make(name: str, *flags: object, data: bool = True) -> Member:
+            member = Member(share, tmp_path / name, *flags, data=data)
+            ends.push(member.service)
+            ends.callback(member.close)
+            return member.start()
 
-    yield make
-    for member in made:
-        member.close()
-        if member.service.running:
-            member.service.kill()
+        yield make

@@ -2,6 +2,7 @@
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import grpc
 import numpy as np
@@ -58,18 +59,15 @@ def collector():
 @pytest.fixture
 def service(tmp_path, monkeypatch):
     """Starts one, in an environment that has these variables too."""
-    made: list[DatastoreService] = []
+    with ExitStack() as ends:
 
-    def start(*flags: object, **variables: object) -> DatastoreService:
-        with monkeypatch.context() as context:
-            for name, value in variables.items():
-                context.setenv(name, str(value))
-            made.append(DatastoreService(tmp_path / "log", *flags))
-            return made[-1].start()
+        def start(*flags: object, **variables: object) -> DatastoreService:
+            with monkeypatch.context() as context:
+                for name, value in variables.items():
+                    context.setenv(name, str(value))
+                return ends.enter_context(DatastoreService(tmp_path / "log", *flags))
 
-    yield start
-    for each in made:
-        each.__exit__()
+        yield start
 
 
 def draft(service: DatastoreService, tenant: str = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -262,10 +263,10 @@ def test_a_user_of_one_tenant_reads_no_other(share, members):
 
 
 @pytest.fixture
-def over_tls(tmp_path):
-    """A server with a certificate, and a user of it."""
-    authority = trustme.CA()
-    with ShareServer(tmp_path / "tls", issue(tmp_path, authority, "server")) as server:
+def over_tls(tmp_path, request):
+    """A server with a certificate, and a user of it. Its parameter: whether it asks for clients' certificates."""
+    own = issue(tmp_path, trustme.CA(), "server")
+    with ShareServer(tmp_path / "tls", own, asks=getattr(request, "param", False)) as server:
         server.client.acl_setuser(
             "specstore", enabled=True, passwords=["+secret"], keys=["specstore:*"], commands=COMMANDS
         )
@@ -273,23 +274,48 @@ def over_tls(tmp_path):
         yield server
 
 
-def test_text_is_shared_over_tls_with_a_user_and_a_password_of_a_file(over_tls, members, tmp_path):
+def words_of(server: ShareServer, tmp_path: Path) -> list[object]:
     password = tmp_path / "password"
     password.write_text("secret\n")
-    server = over_tls.url.replace("//", "//specstore@")
-    words = (
-        "--share",
-        server,
-        "--share-password-file",
-        password,
-        "--share-tls-ca",
-        tmp_path / "server-ca.pem",
-    )
+    url, ca = server.url.replace("//", "//specstore@"), tmp_path / "server-ca.pem"
+    return ["--share", url, "--share-password-file", password, "--share-tls-ca", ca]
+
+
+def test_text_is_shared_over_tls_with_a_user_and_a_password_of_a_file(over_tls, members, tmp_path):
+    words = words_of(over_tls, tmp_path)
     first, second = (members(name, *words) for name in ("first", "second"))
     (text,) = outputs(1, 1)
     first.publish(text)
     eventually(lambda: second.proposes(text))
     assert "secret" not in first.service.logs() and "no TLS" not in first.service.logs()
+
+
+@pytest.mark.parametrize("over_tls", [True], indirect=True)
+def test_a_server_that_asks_for_certificates_is_shown_one(over_tls, members, tmp_path):
+    """A service with none is refused, and so is one with a stranger's, until it has another in the same place."""
+    words = words_of(over_tls, tmp_path)
+    own, shown = tmp_path / "server", issue(tmp_path, trustme.CA(), "shown")
+    pair = ("--share-tls-certificate", shown.certificate, "--share-tls-key", shown.key)
+    of_own = ("--share-tls-certificate", f"{own}.pem", "--share-tls-key", f"{own}.key")
+    first, second, without = (
+        members("first", *words, *of_own),
+        members("second", *words, *pair),
+        members("without", *words),
+    )
+    texts = outputs(1, 2)
+    for member in (first, second, without):
+        member.publish(texts[0])
+    for refused in (second, without):
+        eventually(lambda refused=refused: "this service goes on alone" in refused.service.logs())
+        assert "share: connected" not in refused.service.logs()
+    assert "ask for a certificate: share-tls-certificate" in without.service.logs()
+    assert "refuse the certificate of share-tls-certificate" in second.service.logs()
+    shutil.copy(f"{own}.pem", shown.certificate)
+    shutil.copy(f"{own}.key", shown.key)
+    eventually(lambda: "share: connected" in second.service.logs())
+    first.publish(texts[1])
+    eventually(lambda: second.proposes(texts[1]))
+    assert not without.proposes(texts[1])
 
 
 @pytest.mark.parametrize("fault", ["another authority", "the system's authorities", "another host"])
@@ -327,7 +353,14 @@ def test_a_short_outage_keeps_nobody_from_drafting(share, members):
         (("--share", "valkey://:secret@h:1/x"), "share: database 'x' is not a number"),
         (("--share", "valkey://h:99999"), "share: "),
         (("--share", "valkey://h", "--share-tls-ca", "x"), "share-tls-ca: needs"),
+        (("--share", "valkey://h", "--share-tls-key", "x"), "share-tls-key: needs a share of valkeys://"),
+        (("--share", "valkeys://h", "--share-tls-ca", "x"), "share-tls-ca: x: No such file"),
+        (
+            ("--share", "valkeys://h", "--share-tls-certificate", "x"),
+            "share-tls-certificate: needs share-tls-key",
+        ),
         (("--share-password-file", "x"), "share-password-file: needs share"),
+        (("--share-tls-key", "x"), "share-tls-key: needs share"),
     ],
 )
 def test_a_bad_address_ends_the_start(words, said):

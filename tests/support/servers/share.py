@@ -18,9 +18,11 @@ START_SECONDS = 60.0
 
 
 class ShareServer:
-    """One server on one port; it can be killed and started again there. tls: its certificate; None for plain text. It asks for no client's."""
+    """One server on one port; it can be killed and started again there.
 
-    def __init__(self, folder: Path, tls: Files | None = None) -> None:
+    tls: its certificate; None for plain text. asks: refuses clients without a certificate of the same authority, for which its own does too."""
+
+    def __init__(self, folder: Path, tls: Files | None = None, asks: bool = False) -> None:
         require("redis-server")
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self._log = free_port(), folder / "log"
@@ -36,10 +38,9 @@ class ShareServer:
             "--appendonly",
             "yes",
         ]
-        self._command += _tls_words(self.port, tls) if tls else ["--port", str(self.port)]
+        self._command += _tls_words(self.port, tls, asks) if tls else ["--port", str(self.port)]
         self._child: Child | None = None
-        trusted = {"ssl": True, "ssl_ca_certs": str(tls.ca), "ssl_check_hostname": False} if tls else {}
-        self.client = Redis(HOST, self.port, **trusted)
+        self.client = Redis(HOST, self.port, **(_client_words(tls) if tls else {}))
 
     def start(self) -> ShareServer:
         self._child = Child("share", self._command, {}, self._log, show=False)
@@ -65,15 +66,26 @@ class ShareServer:
             return False
 
     def __enter__(self) -> ShareServer:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
+        """Whatever became of it."""
         self.client.close()
         if self._child is not None and self._child.status is None:
             self.kill()
 
 
-def _tls_words(port: int, tls: Files) -> list[str]:
+def _tls_words(port: int, tls: Files, asks: bool) -> list[str]:
     files = {"cert": tls.certificate, "key": tls.key, "ca-cert": tls.ca}
     words = [word for name, path in files.items() for word in (f"--tls-{name}-file", str(path))]
-    return ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no", *words]
+    return ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "yes" if asks else "no", *words]
+
+
+def _client_words(tls: Files) -> dict:
+    """Those of the client that looks after it."""
+    files = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+    return {"ssl": True, "ssl_check_hostname": False} | {name: str(path) for name, path in files.items()}

@@ -29,6 +29,7 @@ EVERYTHING = {
         "url": "valkeys://specstore@valkey.example:6379/1",
         "password": {"secretName": "valkey", "key": "password"},
         "caSecretName": "valkey-ca",
+        "clientSecretName": "valkey-client",
     },
     "options": {
         "vocabSize": 2147483648,

@@ -70,6 +70,8 @@ def test_serve_takes_the_words(values, tmp_path):
     assert given["tls_client_ca"] == (Path("/tls/ca.crt") if values else None)
     assert given["share"] == values.get("share", {}).get("url", "")
     assert given["share_tls_ca"] == (Path("/share/ca.crt") if values else None)
+    assert given["share_tls_certificate"] == (Path("/share-client/tls.crt") if values else None)
+    assert given["share_tls_key"] == (Path("/share-client/tls.key") if values else None)
     assert given["identities"] == (Path("/identities/identities.toml") if values else None)
     assert list(given["tenant_prior"]) == (["a customer=/prior/customers/a"] if values else [])
 
@@ -129,6 +131,7 @@ WRONG = [
     ({"share": {"url": "http://valkey"}}, "url"),
     ({"share": {"url": "valkeys://specstore:secret@valkey"}}, "url"),
     ({"share": {"url": "valkey://valkey", "caSecretName": "ca"}}, "url"),
+    ({"share": {"url": "valkey://valkey", "clientSecretName": "client"}}, "url"),
     ({"metrics": {"prometheusRule": {"enabled": True, "runbook": ""}}}, "runbook"),
     ({"networkPolicy": {"engines": []}}, "engines"),
     ({"metrics": {"port": 9090}}, "port"),
@@ -257,6 +260,8 @@ def test_a_service_with_the_pod_s_words_answers_its_probe(tmp_path):
     here = {
         "/identities/identities.toml": str(table),
         "/share/ca.crt": str(files.ca),
+        "/share-client/tls.crt": str(files.certificate),
+        "/share-client/tls.key": str(files.key),
         "valkey.example:6379": f"127.0.0.1:{free_port()}",  # nobody listens there
         "/tls/tls.crt": str(files.certificate),
         "/tls/tls.key": str(files.key),

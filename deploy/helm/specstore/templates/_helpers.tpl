@@ -58,6 +58,10 @@ securityContext:
 {{- if .Values.share.caSecretName }}
 - --share-tls-ca=/share/ca.crt
 {{- end }}
+{{- if .Values.share.clientSecretName }}
+- --share-tls-certificate=/share-client/tls.crt
+- --share-tls-key=/share-client/tls.key
+{{- end }}
 {{- /* Numbers of values are floating-point: without int64 a large one would be written with an exponent. */}}
 {{- range $option, $value := .Values.options }}
 - --{{ kebabcase $option }}={{ if kindIs "float64" $value }}{{ if eq $value (floor $value) }}{{ int64 $value }}{{ else }}{{ $value }}{{ end }}{{ else }}{{ $value }}{{ end }}
