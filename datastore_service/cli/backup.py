@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn
 
-from datastore_service.cli.options import AsJson
+from datastore_service.cli.options import AsJson, EncryptionKeys, operator_keys
 from datastore_service.cli.output import progress, table_of, tables
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="what `specstore backup` has written to")]
@@ -92,6 +92,7 @@ def restore_backup(
         Path, typer.Argument(metavar="DATA_DIR", help="an empty directory, or one that is not there yet")
     ],
     name: Annotated[str, typer.Option("--backup", metavar="NAME", help="which one; else the newest")] = "",
+    encryption_keys: EncryptionKeys = None,
     as_json: AsJson = False,
 ) -> None:
     """Makes a data directory of a backup. Everything is compared with its checksums before a service can open it."""
@@ -99,6 +100,7 @@ def restore_backup(
     from datastore_service.storage.backup_store import BackupStore
     from datastore_service.storage.restore import restore
 
+    keys = operator_keys(encryption_keys)
     store = BackupStore(source)
     names = [name] if name else backup_names(store)
     if not names:
@@ -107,7 +109,11 @@ def restore_backup(
     with progress(BarColumn(), DownloadColumn()) as bar:
         task = bar.add_task("reading", total=chosen.nbytes)
         vocab_size = restore(
-            store, chosen, directory, lambda file: bar.update(task, advance=file.size, description=file.path)
+            store,
+            chosen,
+            directory,
+            lambda file: bar.update(task, advance=file.size, description=file.path),
+            keys,
         )
     if as_json:
         print(

@@ -38,10 +38,12 @@ from datastore_service.cli.options import (
     SHARE_PASSWORD_VARIABLE,
     TOKEN_VARIABLE,
     AsJson,
+    EncryptionKeys,
     TokenizerArgument,
     TokenizerFolder,
     admin_token,
     expand_groups,
+    operator_keys,
     share_address,
 )
 from datastore_service.cli.output import errors, visible, write_what_the_terminal_lacks_as_escapes
@@ -215,6 +217,7 @@ def serve(
             rich_help_panel="Data",
         ),
     ] = None,
+    encryption_keys: EncryptionKeys = None,
     prior: Annotated[
         Path | None,
         typer.Option(
@@ -386,6 +389,8 @@ def serve(
     tls = watched_tls(tls_certificate, tls_key, tls_client_ca)
     table = _table(identities, token)
     shared = share_address(share, share_password_file, share_tls_ca, share_tls_certificate, share_tls_key)
+    if encryption_keys and not data:
+        raise ValueError("encryption-keys: needs data")
 
     # After the checks: kernels may be compiled now, which takes a while.
     from datastore_service.engine.fusion import FusionWeights, Policy
@@ -420,7 +425,7 @@ def serve(
     of_tenants = _tenant_priors(tenant_prior or ())
     named = read_priors(priors) if priors else {}
     maker = engine_factory(_prior_in(data, prior), vocab_size, limits, weights, of_tenants, named)
-    directory = DataDirectory(data, vocab_size) if data else None
+    directory = DataDirectory(data, vocab_size, operator_keys(encryption_keys)) if data else None
     corpora = data / "corpora" if data else None
     service_limits = ServiceLimits(
         grace=grace,

@@ -25,6 +25,7 @@ from datastore_service.tls import Tls, client_tls
 
 if TYPE_CHECKING:
     from datastore_service.server.sharing.address import ShareAddress
+    from datastore_service.storage.encryption_keys import OperatorKeys
 
 TOKEN_VARIABLE = "SPECSTORE_ADMIN_TOKEN"
 SHARE_PASSWORD_VARIABLE = "SPECSTORE_SHARE_PASSWORD"
@@ -66,6 +67,14 @@ TokenFile = Annotated[
         metavar="FILE",
         help=f"holds the token or the JWT to show; else {TOKEN_VARIABLE}",
         envvar="SPECSTORE_TOKEN_FILE",
+    ),
+]
+EncryptionKeys = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="keys that encrypt the texts in a data directory: a name and 32 bytes in base64 per line, the one that encrypts first",
+        rich_help_panel="Data",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -187,6 +196,13 @@ def share_address(
     else:
         password = os.environ.get(SHARE_PASSWORD_VARIABLE, "")
     return parse_share(url, password, ShareFiles(ca, certificate, key))
+
+
+def operator_keys(file: Path | None) -> OperatorKeys:
+    """The keys that encrypt texts, none without a file. Raises OSError, ValueError naming the line at fault."""
+    from datastore_service.storage.encryption_keys import NO_KEYS, read_keys
+
+    return read_keys(file) if file else NO_KEYS
 
 
 def namespace_of(model: str, tokenizer: str, tenant: str) -> Namespace:

@@ -38,8 +38,8 @@ _CHUNK = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The file that a segment is mapped from. checksums: CRC-32 of each of PARTS when the file was written. device, inode, length: of the
-    file when it was mapped; another one may have got its name since."""
+    """The file that a segment is mapped from, or was decrypted from. checksums: CRC-32 of each of PARTS when the file was written. device,
+    inode, length: of the file when it was mapped; another one may have got its name since. length: 0 if it is not mapped."""
 
     path: str
     checksums: tuple[int, ...]

@@ -19,10 +19,12 @@ from datastore_service.protocol.types import Namespace
 from datastore_service.storage.atomic import TEMPORARY, remove_tree, sync_directory
 from datastore_service.storage.directory_file import read_name, write_name
 from datastore_service.storage.directory_lock import DirectoryLock
+from datastore_service.storage.encryption_keys import NO_KEYS, OperatorKeys
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.folder_store import FolderStore, create_folder
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest, read_live_manifest
 from datastore_service.storage.quota_file import QUOTAS, Quota, read_quotas, write_quotas
+from datastore_service.storage.rewriting import encrypt_folders
 from datastore_service.storage.share_file import SHARE, ShareState, read_share, write_share
 from datastore_service.storage.snapshots import (
     SnapshotInfo,
@@ -47,16 +49,22 @@ class DataDirectory:
     Opening it takes the lock and removes what interrupted services left in `live/`. Raises StorageError if another
     process writes here or if a file or folder cannot be used, OSError if the disk refuses.
 
-    vocab_size: of every namespace; ids are smaller.
+    vocab_size: of every namespace; ids are smaller. keys: encrypt the texts. Opening encrypts what is not, or with an earlier key.
     namespaces: those that were stored here at the start. quotas: by tenant, at the start."""
 
-    def __init__(self, path: Path, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, path: Path, vocab_size: int, keys: OperatorKeys = NO_KEYS) -> None:
+        self._vocab_size, self._keys = vocab_size, keys
         self._live, self._snapshots, self._quotas = path / LIVE, path / SNAPSHOTS, path / QUOTAS
         self._share = path / SHARE
         self._lock = DirectoryLock(path)
-        if (path / RESTORING).exists():
+        try:
+            self._open_directory(path)
+        except BaseException:
             self._lock.close()
+            raise
+
+    def _open_directory(self, path: Path) -> None:
+        if (path / RESTORING).exists():
             raise StorageError(path / RESTORING, "restore", "not finished: repeat `specstore restore-backup`")
         for folder in (self._live, self._snapshots):
             folder.mkdir(exist_ok=True)
@@ -66,6 +74,7 @@ class DataDirectory:
             write_name(path, secrets.token_hex(8))
         self.quotas = read_quotas(self._quotas)
         self.namespaces = [store.manifest.namespace for store in self._open_stores()]
+        self._encrypt()
 
     def open(self, namespace: Namespace) -> FolderStore:
         """The namespace's store, created if it is new. Raises ValueError for a tokenizer that is no fingerprint."""
@@ -92,7 +101,7 @@ class DataDirectory:
 
     def snapshots(self, namespace: Namespace) -> list[SnapshotInfo]:
         """The namespace's snapshots, oldest first, even if it was dropped."""
-        return list_snapshots(self._snapshots / folder_name(namespace))
+        return list_snapshots(self._snapshots / folder_name(namespace), self._keys.of(namespace))
 
     def has_snapshot(self, namespace: Namespace, name: str) -> bool:
         """Raises ValueError for a name that no snapshot can have."""
@@ -113,7 +122,7 @@ class DataDirectory:
     def snapshot_namespaces(self) -> set[Namespace]:
         """The namespaces that have snapshots, dropped ones too. Whose a snapshot is that cannot be read, nobody knows."""
         found = set()
-        for path in (path for folder in self._snapshots.iterdir() for path in snapshot_folders(folder)):
+        for path in self._snapshot_folders():
             try:
                 found.add(read_live_manifest(path).namespace)
             except StorageError as error:
@@ -130,6 +139,14 @@ class DataDirectory:
         """Releases the lock."""
         self._lock.close()
 
+    def _snapshot_folders(self) -> list[Path]:
+        return [path for folder in self._snapshots.iterdir() for path in snapshot_folders(folder)]
+
+    def _encrypt(self) -> None:
+        folders = [self._live / folder_name(namespace) for namespace in self.namespaces]
+        if files := encrypt_folders(folders, self._snapshot_folders(), self._keys):
+            log.info("files encrypted with the first key", extra={"files": files})
+
     def _open_stores(self) -> list[FolderStore]:
         stores = []
         for folder in sorted(self._live.iterdir()):
@@ -142,7 +159,7 @@ class DataDirectory:
         return stores
 
     def _open_store(self, folder: Path) -> FolderStore:
-        store = FolderStore(folder, self._snapshots / folder.name)
+        store = FolderStore(folder, self._snapshots / folder.name, self._keys)
         namespace, vocab_size = store.manifest.namespace, store.manifest.vocab_size
         if folder_name(namespace) != folder.name:
             raise StorageError(

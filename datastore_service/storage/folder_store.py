@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -22,6 +21,7 @@ from datastore_service.engine.live.store import Document, Found, LogStats, Recov
 from datastore_service.engine.provenance import Selection, Subject
 from datastore_service.engine.segment import Segment
 from datastore_service.storage.atomic import TEMPORARY, remove_tree, sync_directory
+from datastore_service.storage.encryption_keys import NO_KEYS, OperatorKeys
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import (
     FORMAT,
@@ -40,22 +40,22 @@ from datastore_service.storage.live_segment import (
     write_live_segment,
     write_provenance,
 )
-from datastore_service.storage.log import LOG_NAME, LogWriter, log_name, read_log
+from datastore_service.storage.log import LOG_NAME, LogWriter, log_name, read_log, warn_of_torn
 from datastore_service.storage.search import search
 from datastore_service.storage.segment_file import SUFFIX
 from datastore_service.storage.snapshots import snapshot_folders, snapshot_path, thin_snapshot
-
-log = logging.getLogger(__name__)
 
 
 class FolderStore:
     """`LiveStore` describes the methods, and which of them may run at the same time.
 
-    folder: has a manifest. snapshots: folder of this namespace's snapshots, each a folder."""
+    folder: has a manifest. snapshots: folder of this namespace's snapshots, each a folder. keys: of the operator; those of the namespace
+    encrypt what is written."""
 
-    def __init__(self, folder: Path, snapshots: Path) -> None:
+    def __init__(self, folder: Path, snapshots: Path, keys: OperatorKeys = NO_KEYS) -> None:
         """Raises StorageError if the manifest cannot be used."""
         self.manifest = read_live_manifest(folder)
+        self._keys = keys.of(self.manifest.namespace)
         self._folder, self._snapshots = folder, snapshots
         self._file_names: dict[Segment, str] = {}
         # Names that the manifest on the disk may list: a save that failed may have replaced the manifest nevertheless.
@@ -81,7 +81,7 @@ class FolderStore:
     def append(self, number: int, tokens: np.ndarray, provenance: np.ndarray) -> None:
         if number not in self._logs:
             path, manifest = self._log_path(number), self.manifest
-            self._logs[number] = LogWriter(path, manifest.tokenizer, manifest.vocab_size)
+            self._logs[number] = LogWriter(path, manifest.tokenizer, manifest.vocab_size, self._keys)
         self._logs[number].append(tokens, provenance)
 
     def sync(self) -> None:
@@ -96,7 +96,8 @@ class FolderStore:
 
     def keep(self, segment: Segment) -> Segment:
         name = self._new_name()
-        return self._register(name, write_live_segment(self._folder / name, segment, self.manifest.tokenizer))
+        written = write_live_segment(self._folder / name, segment, self.manifest.tokenizer, self._keys)
+        return self._register(name, written)
 
     def discard(self, segment: Segment) -> None:
         name = self._file_names.get(segment)
@@ -127,7 +128,8 @@ class FolderStore:
         try:
             names = self._names(segments)
             for segment_name in names:
-                link_live_segment(self._folder / segment_name, temporary / segment_name, self.manifest)
+                source, linked = self._folder / segment_name, temporary / segment_name
+                link_live_segment(source, linked, self.manifest, self._keys)
             kept = replace(self.manifest, segments=names, first_log=1, forgetting=frozenset())
             write_live_manifest(temporary, replace(kept, created=time.time()))
             temporary.rename(target)
@@ -145,17 +147,17 @@ class FolderStore:
         if manifest.namespace != self.manifest.namespace:
             raise StorageError(source / MANIFEST, "namespace", f"of {manifest.namespace}, not this one's")
         for segment in manifest.segments:
-            open_live_segment(source / segment, manifest)
+            open_live_segment(source / segment, manifest, self._keys)
         return self._link_files(source, manifest)
 
     def thin_snapshots(self, leaving: Selection) -> list[np.ndarray]:
         removed = []
         for snapshot in snapshot_folders(self._snapshots):
-            removed += thin_snapshot(snapshot, leaving)
+            removed += thin_snapshot(snapshot, leaving, self._keys)
         return removed
 
     def search(self, wanted: Selection, texts: Sequence[np.ndarray]) -> Found:
-        return search((self._folder, self._snapshots), self.manifest, wanted, texts)
+        return search((self._folder, self._snapshots), self.manifest, self._keys, wanted, texts)
 
     def stats(self) -> LogStats:
         writers = list(self._logs.values())
@@ -177,9 +179,9 @@ class FolderStore:
 
     def _open_verified(self, name: str) -> Segment:
         """A segment that an earlier process left. One of an earlier format gets the file that it lacks."""
-        segment = open_live_segment(self._folder / name, self.manifest)
+        segment = open_live_segment(self._folder / name, self.manifest, self._keys)
         if self.manifest.format != FORMAT:
-            write_provenance(self._folder / name, segment.provenance)
+            write_provenance(self._folder / name, segment.provenance, self._keys)
         return self._register(name, segment)
 
     def _register(self, name: str, segment: Segment) -> Segment:
@@ -198,9 +200,8 @@ class FolderStore:
             if number < self.manifest.first_log:
                 continue
             path = self._log_path(number)
-            contents = read_log(path, self.manifest.tokenizer, self.manifest.vocab_size)
-            if contents.torn:
-                log.warning("live tier: dropped %d bytes of an unfinished record: %s", contents.torn, path)
+            contents = read_log(path, self.manifest.tokenizer, self.manifest.vocab_size, self._keys)
+            warn_of_torn(path, contents)
             if contents.documents:
                 _sync_file(path)
                 logs[number] = contents.documents
@@ -224,9 +225,9 @@ class FolderStore:
         try:
             for stored in manifest.segments:
                 name = self._new_name()
-                link_live_segment(source / stored, self._folder / name, manifest)
+                link_live_segment(source / stored, self._folder / name, manifest, self._keys)
                 opened = open_live_segment(
-                    self._folder / name, replace(manifest, format=FORMAT), verify=False
+                    self._folder / name, replace(manifest, format=FORMAT), self._keys, verify=False
                 )
                 segments.append(self._register(name, opened))
             sync_directory(self._folder)

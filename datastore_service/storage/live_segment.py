@@ -16,7 +16,8 @@ from isal.isal_zlib import crc32
 from datastore_service.engine.provenance import PROVENANCE, UNNUMBERED, provenance_of, unnumbered
 from datastore_service.engine.segment import Segment
 from datastore_service.protocol.types import Opening
-from datastore_service.storage.atomic import atomic_write
+from datastore_service.storage.encrypted_file import read_whole, writing
+from datastore_service.storage.encryption_keys import UNENCRYPTED, TextKeys
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import LiveManifest
 from datastore_service.storage.segment_file import DAMAGED, SegmentFile, open_verified, write_segment
@@ -30,28 +31,30 @@ _COUNT = struct.Struct("<Q")
 _UNNAMED_FORMAT = 1  # of a manifest whose segments have no such files
 
 
-def write_live_segment(path: Path, segment: Segment, tokenizer: str) -> Segment:
+def write_live_segment(path: Path, segment: Segment, tokenizer: str, keys: TextKeys = UNENCRYPTED) -> Segment:
     """Writes both files, each atomically and durably; returns the segment as it is mapped. Raises as `write_segment`."""
-    write_provenance(path, segment.provenance)
-    write_segment(path, segment, tokenizer)
-    return replace(SegmentFile(path, tokenizer).segment, provenance=segment.provenance)
+    write_provenance(path, segment.provenance, keys)
+    write_segment(path, segment, tokenizer, keys)
+    return replace(SegmentFile(path, tokenizer, keys).segment, provenance=segment.provenance)
 
 
-def open_live_segment(path: Path, manifest: LiveManifest, verify: bool = True) -> Segment:
+def open_live_segment(
+    path: Path, manifest: LiveManifest, keys: TextKeys = UNENCRYPTED, verify: bool = True
+) -> Segment:
     """A segment of a folder with that manifest. Raises StorageError for a damaged file and for another tokenizer or vocabulary.
 
     verify: reads all of the segment file."""
     if verify:
-        segment = open_verified(path, manifest.tokenizer, manifest.vocab_size).segment
+        segment = open_verified(path, manifest.tokenizer, manifest.vocab_size, keys).segment
     else:
-        segment = SegmentFile(path, manifest.tokenizer).segment
-    return replace(segment, provenance=_read(path, segment.documents, manifest))
+        segment = SegmentFile(path, manifest.tokenizer, keys).segment
+    return replace(segment, provenance=_read(path, segment.documents, manifest, keys))
 
 
-def link_live_segment(source: Path, target: Path, manifest: LiveManifest) -> None:
+def link_live_segment(source: Path, target: Path, manifest: LiveManifest, keys: TextKeys) -> None:
     """Gives both files a second name. manifest: of the source's folder."""
     if manifest.format == _UNNAMED_FORMAT:
-        write_provenance(target, open_live_segment(source, manifest, verify=False).provenance)
+        write_provenance(target, open_live_segment(source, manifest, keys, verify=False).provenance, keys)
     else:
         os.link(provenance_path(source), provenance_path(target))
     os.link(source, target)
@@ -67,20 +70,16 @@ def provenance_path(segment: Path) -> Path:
     return segment.with_suffix(SUFFIX)
 
 
-def write_provenance(segment: Path, provenance: np.ndarray) -> None:
+def write_provenance(segment: Path, provenance: np.ndarray, keys: TextKeys = UNENCRYPTED) -> None:
     """Writes the file beside a segment file. provenance: PROVENANCE [documents]."""
     content = _COUNT.pack(len(provenance)) + provenance.tobytes()
-    with atomic_write(provenance_path(segment)) as file:
+    with writing(provenance_path(segment), keys, _HEADER.size + len(content)) as file:
         file.write(_HEADER.pack(MAGIC, VERSION, crc32(content)) + content)
 
 
-def read_provenance(path: Path) -> np.ndarray:
+def read_provenance(path: Path, keys: TextKeys = UNENCRYPTED) -> np.ndarray:
     """The contents of such a file, PROVENANCE [documents]. Raises StorageError."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StorageError(path, "file", error.strerror or str(error)) from error
-    return parse_provenance(path, data)
+    return parse_provenance(path, read_whole(path, keys))
 
 
 def parse_provenance(path: Path, data: bytes) -> np.ndarray:
@@ -101,11 +100,11 @@ def parse_provenance(path: Path, data: bytes) -> np.ndarray:
     return np.frombuffer(rows, PROVENANCE) if version == VERSION else unnumbered(rows)
 
 
-def _read(path: Path, documents: int, manifest: LiveManifest) -> np.ndarray:
+def _read(path: Path, documents: int, manifest: LiveManifest, keys: TextKeys) -> np.ndarray:
     """The provenance of a segment. A segment without such a file is nobody's, and as old as itself."""
     if manifest.format == _UNNAMED_FORMAT:
         return provenance_of(Opening(), path.stat().st_mtime, documents)
-    provenance = read_provenance(provenance_path(path))
+    provenance = read_provenance(provenance_path(path), keys)
     if len(provenance) != documents:
         raise StorageError(
             provenance_path(path), "documents", f"{len(provenance)}, the segment has {documents}"

@@ -1,11 +1,13 @@
-"""Write-ahead logs of the live tier, format version 3; docs/storage-format.md describes every byte."""
+"""Write-ahead logs of the live tier, format version 3, and 4 where they are encrypted; docs/storage-format.md describes every byte."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,18 +18,26 @@ from datastore_service.engine.live.store import Document
 from datastore_service.engine.provenance import PROVENANCE, UNNUMBERED, provenance_of, unnumbered
 from datastore_service.engine.segment import token_dtype
 from datastore_service.protocol.types import Opening
-from datastore_service.storage.atomic import sync_directory
+from datastore_service.storage.atomic import atomic_write, sync_directory
+from datastore_service.storage.encryption_keys import UNENCRYPTED, TextKeys
 from datastore_service.storage.errors import StorageError
+from datastore_service.storage.file_cipher import HEADER_BYTES as CIPHER_BYTES
+from datastore_service.storage.file_cipher import FileCipher, key_of, new_cipher, read_cipher
+
+log = logging.getLogger(__name__)
 
 MAGIC = b"SPECLOG\x00"
 VERSION = 3
 _UNNAMED_VERSION = 1  # its records do not say whose they are
 _UNNUMBERED_VERSION = 2  # nor do these say where they were published
-_VERSIONS = (_UNNAMED_VERSION, _UNNUMBERED_VERSION, VERSION)
+ENCRYPTED_VERSION = 4
+_VERSIONS = (_UNNAMED_VERSION, _UNNUMBERED_VERSION, VERSION, ENCRYPTED_VERSION)
 LOG_NAME = re.compile(r"(\d{8,})\.log")
 _HEADER = struct.Struct("<8sIIQ32s")  # without its own checksum, which follows as u32
 _RECORD = struct.Struct("<III")
 HEADER_BYTES = 64
+_ENCRYPTED_HEADER_BYTES = HEADER_BYTES + CIPHER_BYTES
+_NUMBER = struct.Struct("<Q")  # of an encrypted record, and its offset
 _PAGE = 4096  # bytes that the system writes at a time
 
 
@@ -36,16 +46,15 @@ def log_name(number: int) -> str:
 
 
 class LogWriter:
-    """Appends documents to one log; the first one creates the file.
+    """Appends documents to one log; the first one creates the file. keys: encrypt it.
 
     size: bytes of complete records, header included. synced: how many of them would survive a power failure.
 
     `append` and `sync` may run at the same time, but two calls of one of them may not."""
 
-    def __init__(self, path: Path, tokenizer: str, vocab_size: int) -> None:
+    def __init__(self, path: Path, tokenizer: str, vocab_size: int, keys: TextKeys = UNENCRYPTED) -> None:
         self._path = path
-        self._header = _header(tokenizer, vocab_size)
-        self._dtype = _payload_dtype(vocab_size)
+        self._records = _Records(path, tokenizer, vocab_size, keys)
         self._descriptor: int | None = None
         self._torn = False  # the file may end with part of a record
         self._sync_failed = False
@@ -56,8 +65,7 @@ class LogWriter:
     def append(self, tokens: np.ndarray, provenance: np.ndarray) -> None:
         """Writes one record with one system call, so only a full disk or a power failure can tear it. Raises OSError and
         then has added nothing: the next append, or the reader, cuts off what is left of the record."""
-        record = _record(provenance.tobytes() + tokens.astype(self._dtype).tobytes())
-        data = record if self.size else self._header + record
+        data = self._records.formed(self.size, tokens, provenance)
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         if self._torn:
@@ -101,33 +109,110 @@ class LogContents:
     torn: int
 
 
-def read_log(path: Path, tokenizer: str, vocab_size: int) -> LogContents:
+class _Records:
+    """Forms what a log gets next.
+
+    A record that could not be written gets another number when it is formed again: two texts under one would betray both."""
+
+    def __init__(self, path: Path, tokenizer: str, vocab_size: int, keys: TextKeys) -> None:
+        self._dtype = _payload_dtype(vocab_size)
+        self._cipher = new_cipher(keys, path.name) if keys.newest else None
+        self._header = _header(tokenizer, vocab_size, ENCRYPTED_VERSION if self._cipher else VERSION)
+        self._header += self._cipher.header if self._cipher else b""
+        self._number = 0
+
+    def formed(self, size: int, tokens: np.ndarray, provenance: np.ndarray) -> bytes:
+        """A document's record, after the header if the log has none yet. size: bytes of the log."""
+        payload = provenance.tobytes() + tokens.astype(self._dtype).tobytes()
+        if self._cipher:
+            self._number += 1
+            place = _NUMBER.pack(size or len(self._header))
+            payload = _NUMBER.pack(self._number) + self._cipher.encrypt(self._number, payload, place)
+        return (b"" if size else self._header) + _record(payload)
+
+
+def read_log(path: Path, tokenizer: str, vocab_size: int, keys: TextKeys = UNENCRYPTED) -> LogContents:
     """Reads the documents of a log.
 
     A killed process or a power failure may leave a torn record at the end: the file ends within it, or its last pages
     are zero. A torn record is dropped. A complete record that does not match its checksum is damaged.
 
     Documents of a log of version 1 are nobody's, and as old as the log. Raises StorageError naming the offset of a damaged
-    record, and for a log of another tokenizer, vocabulary or version."""
+    record, and for a log of another tokenizer, vocabulary or version. keys: as of `read_cipher`, and it raises what that raises."""
     try:
         data, written = path.read_bytes(), path.stat().st_mtime
     except OSError as error:
         raise StorageError(path, "file", error.strerror or str(error)) from error
-    return parse_log(path, data, written, tokenizer, vocab_size)
-
-
-def parse_log(path: Path, data: bytes, written: float, tokenizer: str, vocab_size: int) -> LogContents:
-    """The same of a log's bytes. path: what the errors name. written: when it was last, in seconds since 1970."""
     if _is_torn_header(data, tokenizer, vocab_size):
         return LogContents([], len(data))
     version = _check_header(path, data, tokenizer, vocab_size)
+    cipher = (
+        read_cipher(path, _cipher_header(data), keys, path.name) if version == ENCRYPTED_VERSION else None
+    )
     documents: list[Document] = []
-    offset = HEADER_BYTES
-    while (payload := _payload(path, data, offset)) is not None:
-        provenance, text = _split(path, offset, payload, version, written)
+    end = _begin(version)
+    for offset, payload in _payloads(path, data, end):
+        end = offset + _RECORD.size + len(payload)
+        plain = _decrypted(path, offset, payload, cipher) if cipher else payload
+        provenance, text = _split(path, offset, plain, version, written)
         documents.append((_tokens(path, offset, text, vocab_size), provenance))
-        offset += _RECORD.size + len(payload)
-    return LogContents(documents, len(data) - offset)
+    return LogContents(documents, len(data) - end)
+
+
+def complete_bytes(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> int:
+    """How many bytes of a log are complete records, with what precedes them. Needs no key. Raises StorageError as `read_log`, but looks at
+    checksums alone."""
+    if _is_torn_header(data, tokenizer, vocab_size):
+        return 0
+    version = _check_header(path, data, tokenizer, vocab_size)
+    if version == ENCRYPTED_VERSION:
+        key_of(path, _cipher_header(data))
+    end = _begin(version)
+    for offset, payload in _payloads(path, data, end):
+        end = offset + _RECORD.size + len(payload)
+    return end
+
+
+def log_cipher(path: Path, keys: TextKeys) -> FileCipher | None:
+    """The cipher of a log, None for one that is not encrypted or has no record. Raises StorageError as `read_cipher`, OSError."""
+    with open(path, "rb") as file:
+        data = file.read(_ENCRYPTED_HEADER_BYTES)
+    encrypted = data.startswith(MAGIC + struct.pack("<I", ENCRYPTED_VERSION))
+    if not encrypted or len(data) < _ENCRYPTED_HEADER_BYTES:
+        return None
+    return read_cipher(path, _cipher_header(data), keys, path.name)
+
+
+def rewrite_log(path: Path, tokenizer: str, vocab_size: int, keys: TextKeys) -> None:
+    """Replaces a log by one of the newest key with the same documents, atomically and durably. Raises as `read_log`, OSError."""
+    records = _Records(path, tokenizer, vocab_size, keys)
+    contents = read_log(path, tokenizer, vocab_size, keys)
+    warn_of_torn(path, contents)
+    with atomic_write(path) as file:
+        for tokens, provenance in contents.documents:
+            file.write(records.formed(file.tell(), tokens, provenance))
+
+
+def warn_of_torn(path: Path, contents: LogContents) -> None:
+    """Logs a line about an unfinished record that a log has ended with."""
+    if contents.torn:
+        log.warning("live tier: dropped %d bytes of an unfinished record: %s", contents.torn, path)
+
+
+def _begin(version: int) -> int:
+    """Finds where the first record of a log of that version begins."""
+    return _ENCRYPTED_HEADER_BYTES if version == ENCRYPTED_VERSION else HEADER_BYTES
+
+
+def _cipher_header(data: bytes) -> bytes:
+    return data[HEADER_BYTES:_ENCRYPTED_HEADER_BYTES]
+
+
+def _decrypted(path: Path, offset: int, payload: bytes, cipher: FileCipher) -> bytes:
+    if len(payload) < _NUMBER.size:
+        raise StorageError(path, f"offset {offset}", f"{len(payload)} bytes, too few for an encrypted record")
+    (number,) = _NUMBER.unpack_from(payload)
+    return cipher.decrypt(path, offset, number, payload[_NUMBER.size :], _NUMBER.pack(offset))
 
 
 def _header(tokenizer: str, vocab_size: int, version: int = VERSION) -> bytes:
@@ -147,7 +232,9 @@ def _record(payload: bytes) -> bytes:
 
 def _is_torn_header(data: bytes, tokenizer: str, vocab_size: int) -> bool:
     """Whether the first record was never completed: the file has (part of) a header and no more, or only zeros."""
-    return not any(data) or any(_header(tokenizer, vocab_size, v).startswith(data) for v in _VERSIONS)
+    headers = [_header(tokenizer, vocab_size, version) for version in _VERSIONS]
+    within = len(data) < _ENCRYPTED_HEADER_BYTES and data.startswith(headers[-1])
+    return not any(data) or within or any(header.startswith(data) for header in headers)
 
 
 def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> int:
@@ -161,7 +248,7 @@ def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> i
         raise StorageError(
             path,
             "version",
-            f"{version}, this program reads 1 to {VERSION}: start the specstore that wrote it",
+            f"{version}, this program reads 1 to {ENCRYPTED_VERSION}: start the specstore that wrote it",
         )
     (checksum,) = struct.unpack_from("<I", data, _HEADER.size)
     if checksum != crc32(data[: _HEADER.size]) or any(data[_HEADER.size + 4 : HEADER_BYTES]):
@@ -173,6 +260,13 @@ def _check_header(path: Path, data: bytes, tokenizer: str, vocab_size: int) -> i
             path, "vocab_size", f"{found_vocab} in {width} bytes a token, the namespace has {vocab_size}"
         )
     return version
+
+
+def _payloads(path: Path, data: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
+    """The offset and the payload of each complete record from `offset` on."""
+    while (payload := _payload(path, data, offset)) is not None:
+        yield offset, payload
+        offset += _RECORD.size + len(payload)
 
 
 def _payload(path: Path, data: bytes, offset: int) -> bytes | None:

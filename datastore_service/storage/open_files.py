@@ -17,10 +17,12 @@ from typing import BinaryIO
 
 from datastore_service.storage.atomic import TEMPORARY
 from datastore_service.storage.data_directory import LIVE, NAMESPACE_FOLDER, PRIOR, SNAPSHOTS
+from datastore_service.storage.encrypted_file import verify_encrypted
 from datastore_service.storage.errors import StorageError
+from datastore_service.storage.file_cipher import MAGIC, is_encrypted
 from datastore_service.storage.live_manifest import MANIFEST, LiveManifest, read_live_manifest
 from datastore_service.storage.live_segment import parse_provenance, provenance_path
-from datastore_service.storage.log import LOG_NAME, parse_log
+from datastore_service.storage.log import LOG_NAME, complete_bytes
 from datastore_service.storage.manifest import read_manifest
 from datastore_service.storage.quota_file import QUOTAS, read_quotas
 from datastore_service.storage.segment_file import verify_content
@@ -132,17 +134,28 @@ def _whole(file: BinaryIO, path: Path) -> BinaryIO:
 
 
 def _segment(file: BinaryIO, path: Path) -> BinaryIO:
-    verify_content(file, path)
+    if _is_encrypted(file):
+        verify_encrypted(file, path)
+    else:
+        verify_content(file, path)
     return file
 
 
 def _provenance(file: BinaryIO, path: Path) -> BinaryIO:
-    parse_provenance(path, file.read())
+    if _is_encrypted(file):
+        verify_encrypted(file, path)
+    else:
+        parse_provenance(path, file.read())
     return file
+
+
+def _is_encrypted(file: BinaryIO) -> bool:
+    encrypted = is_encrypted(file.read(len(MAGIC)))
+    file.seek(0)
+    return encrypted
 
 
 def _log(manifest: LiveManifest, file: BinaryIO, path: Path) -> BinaryIO:
     """The complete records: another may be in the middle of its writing."""
-    data, written = file.read(), os.fstat(file.fileno()).st_mtime
-    contents = parse_log(path, data, written, manifest.tokenizer, manifest.vocab_size)
-    return io.BytesIO(data[: len(data) - contents.torn])
+    data = file.read()
+    return io.BytesIO(data[: complete_bytes(path, data, manifest.tokenizer, manifest.vocab_size)])

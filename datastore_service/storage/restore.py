@@ -18,6 +18,7 @@ from datastore_service.storage.backup_store import CHUNK, OBJECTS, BackupStore
 from datastore_service.storage.data_directory import LIVE, PRIOR, RESTORING, SNAPSHOTS, DataDirectory
 from datastore_service.storage.directory_file import DIRECTORY, write_name
 from datastore_service.storage.directory_lock import LOCK, DirectoryLock
+from datastore_service.storage.encryption_keys import NO_KEYS, OperatorKeys
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import MANIFEST, read_live_manifest
 from datastore_service.storage.live_segment import open_live_segment
@@ -34,11 +35,13 @@ def restore(
     backup: Backup,
     directory: Path,
     progress: Callable[[StoredFile], None] = lambda _: None,
+    keys: OperatorKeys = NO_KEYS,
 ) -> int:
     """Fetches a backup into a directory that is empty or not there, or in which a restore was interrupted. Each file is compared with
     its SHA-256, and read as the start of a service reads it. Returns the vocabulary's size, which a service must be started with.
 
-    progress is called with each file before it is fetched. Raises StorageError, OSError."""
+    progress is called with each file before it is fetched. keys: with which a service will open the directory. Raises StorageError, also
+    naming a key that is missing, OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     sync_directory(directory.parent)
     with DirectoryLock(directory):
@@ -49,7 +52,7 @@ def restore(
         _fetch(store, backup, staged, progress)
         if backup.directory:
             write_name(staged, backup.directory)
-        vocab_size = _verify(staged)
+        vocab_size = _verify(staged, keys)
         for folder in (staged, *filter(Path.is_dir, staged.rglob("*"))):
             sync_directory(folder)
         for part in (staged / name for name in _PARTS if (staged / name).exists()):
@@ -97,11 +100,11 @@ def _fetch_file(store: BackupStore, file: StoredFile, path: Path) -> None:
     os.utime(path, ns=(file.modified, file.modified))
 
 
-def _verify(staged: Path) -> int:
+def _verify(staged: Path, keys: OperatorKeys) -> int:
     """Reads all as a service does at its start."""
     manifests = sorted((staged / LIVE).glob(f"*/{MANIFEST}"))
     vocab_size = read_live_manifest(manifests[0].parent).vocab_size if manifests else MAX_VOCAB
-    data = DataDirectory(staged, vocab_size)
+    data = DataDirectory(staged, vocab_size, keys)
     try:
         for namespace in data.namespaces:
             store = data.open(namespace)
@@ -112,7 +115,7 @@ def _verify(staged: Path) -> int:
     for snapshot in (path for folder in (staged / SNAPSHOTS).iterdir() for path in snapshot_folders(folder)):
         manifest = read_live_manifest(snapshot)
         for name in manifest.segments:
-            open_live_segment(snapshot / name, manifest)
+            open_live_segment(snapshot / name, manifest, keys.of(manifest.namespace))
     if has_manifest(staged / PRIOR):
         open_segments(staged / PRIOR)
     return vocab_size

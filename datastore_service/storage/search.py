@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from datastore_service.engine.live.store import Found
 from datastore_service.engine.provenance import NO_PROVENANCE, Selection
 from datastore_service.engine.segment import token_dtype
-from datastore_service.storage import live_segment
+from datastore_service.storage import live_segment, segment_file
+from datastore_service.storage.encrypted_file import read_whole
+from datastore_service.storage.encryption_keys import TextKeys
+from datastore_service.storage.file_cipher import is_encrypted
 from datastore_service.storage.live_manifest import LiveManifest
-from datastore_service.storage.log import LOG_NAME, read_log
+from datastore_service.storage.log import LOG_NAME, log_cipher, read_log
 
 SHORTEST = 32  # bytes of a text that is looked for: fewer occur in any file
 _WIDTH = 16
@@ -21,12 +25,16 @@ _TABLE_BITS = 22
 
 
 def search(
-    folders: Iterable[Path], manifest: LiveManifest, wanted: Selection, texts: Sequence[np.ndarray]
+    folders: Iterable[Path],
+    manifest: LiveManifest,
+    keys: TextKeys,
+    wanted: Selection,
+    texts: Sequence[np.ndarray],
 ) -> Found:
-    """Reads every file below the folders. Raises StorageError for one that cannot be understood, OSError.
+    """Reads every file below the folders, and what encrypted ones hold. Raises StorageError for one that cannot be understood, OSError.
 
     wanted: which documents are counted. texts: int32, looked for as the bytes that a file has of them."""
-    dtype = token_dtype(manifest.vocab_size).newbyteorder("<")
+    dtype = _stored(manifest)
     patterns = {pattern for text in texts if len(pattern := text.astype(dtype).tobytes()) >= SHORTEST}
     finder, found = Finder(patterns), set[bytes]()
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
@@ -34,8 +42,9 @@ def search(
     for path in files:
         data = path.read_bytes()
         nbytes += len(data)
-        found |= finder.found_in(data)
-        documents += int(wanted(_provenance_in(path, manifest)).sum())
+        content = _content(path, data, manifest, keys)
+        found |= finder.found_in(data) | finder.found_in(content.decrypted)
+        documents += int(wanted(content.provenance).sum())
     return Found(len(files), nbytes, documents, len(patterns), len(found))
 
 
@@ -83,11 +92,28 @@ def _is_at(pattern: bytes, data: bytes, middle: int) -> bool:
     return start >= 0 and data.startswith(pattern, start)
 
 
-def _provenance_in(path: Path, manifest: LiveManifest) -> np.ndarray:
-    """What a file says of documents, PROVENANCE."""
+class _Content(NamedTuple):
+    """What a file says of documents, PROVENANCE, and what of it only a key shows."""
+
+    provenance: np.ndarray = NO_PROVENANCE
+    decrypted: bytes = b""
+
+
+def _content(path: Path, data: bytes, manifest: LiveManifest, keys: TextKeys) -> _Content:
     if path.suffix == live_segment.SUFFIX:
-        return live_segment.read_provenance(path)
+        return _Content(live_segment.read_provenance(path, keys))
+    if path.suffix == segment_file.SUFFIX and is_encrypted(data):
+        return _Content(decrypted=read_whole(path, keys))
     if not LOG_NAME.fullmatch(path.name):
-        return NO_PROVENANCE
-    documents = read_log(path, manifest.tokenizer, manifest.vocab_size).documents
-    return np.concatenate([NO_PROVENANCE, *(provenance for _, provenance in documents)])
+        return _Content()
+    documents = read_log(path, manifest.tokenizer, manifest.vocab_size, keys).documents
+    provenance = np.concatenate([NO_PROVENANCE, *(whose for _, whose in documents)])
+    if not log_cipher(path, keys):
+        return _Content(provenance)
+    dtype = _stored(manifest)
+    records = (whose.tobytes() + tokens.astype(dtype).tobytes() for tokens, whose in documents)
+    return _Content(provenance, b"".join(records))
+
+
+def _stored(manifest: LiveManifest) -> np.dtype:
+    return token_dtype(manifest.vocab_size).newbyteorder("<")

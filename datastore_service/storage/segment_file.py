@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +22,8 @@ from datastore_service.engine.segment import (
     token_dtype,
 )
 from datastore_service.protocol.types import MAX_VOCAB
-from datastore_service.storage.atomic import atomic_write
+from datastore_service.storage.encrypted_file import find_encrypted, writing
+from datastore_service.storage.encryption_keys import UNENCRYPTED, TextKeys
 from datastore_service.storage.errors import StorageError
 
 MAGIC = b"SPECSEG\x00"
@@ -36,53 +38,70 @@ _CHUNK = 1 << 20
 
 
 class SegmentFile:
-    """An open segment file: header fields as attributes, the arrays mapped read-only.
+    """An open segment file: header fields as attributes, the arrays mapped read-only. Those of an encrypted file are in memory.
 
     Opening reads and verifies the header and the file's length, which takes microseconds. `verify` reads the rest. A
     file must be verified before anything is drafted from it or merged from it.
     """
 
-    def __init__(self, path: Path | str, tokenizer: str | None = None) -> None:
+    def __init__(self, path: Path | str, tokenizer: str | None = None, keys: TextKeys = UNENCRYPTED) -> None:
         """Opens a segment file and checks its header and length. Raises StorageError.
 
-        tokenizer: the fingerprint the file must have been built with, None for any."""
+        tokenizer: the fingerprint the file must have been built with, None for any. keys: of the file's namespace."""
         self.path = Path(path)
-        fields = read_header(self.path)
+        self._encrypted = find_encrypted(self.path, keys)
+        header = self._encrypted.head(HEADER_BYTES) if self._encrypted else _header_bytes(self.path)
+        fields = _parsed(self.path, header, VERSION)
         self.vocab_size, self.separator, self.tokenizer, self._sizes, self._checksums = fields
         if tokenizer is not None and tokenizer != self.tokenizer:
             raise StorageError(self.path, "tokenizer", f"built with {self.tokenizer}, not {tokenizer}")
-        self.segment = self._map()
+        self._layout, self._end = _layout(self.vocab_size, *self._sizes)
+        self._status = self.path.stat()
+        self._check_length()
+
+    def __len__(self) -> int:
+        """Tokens of all documents."""
+        size, documents, _ = self._sizes
+        return size - documents
+
+    @cached_property
+    def segment(self) -> Segment:
+        """Raises StorageError for a file that does not hold what its header says."""
+        # One mapping for all parts: each holds a file descriptor.
+        whole = self._encrypted.whole() if self._encrypted else np.memmap(self.path, np.uint8, "r")
+        tokens, suffixes, offsets, keys = (_part(whole, *part) for part in self._layout)
+        size, _, _ = self._sizes
+        if offsets[0] != 0 or offsets[-1] != size:
+            raise StorageError(self.path, "offsets", f"do not reach from 0 to {size}")
+        mapped = 0 if self._encrypted else self._end
+        origin = Origin(str(self.path), self._checksums, self._status.st_dev, self._status.st_ino, mapped)
+        return Segment(tokens, suffixes, offsets, keys, self.vocab_size, self.separator, origin)
 
     def verify(self) -> None:
         """Compares every byte after the header with its checksum, and checks the bounds that queries rely on: a checksum says nothing of
         who wrote the file. Raises StorageError naming the part that differs.
 
-        It first reads the file and not the mapping: a read error in a mapping would end the process."""
-        try:
-            with open(self.path, "rb", buffering=0) as file:
-                verify_content(file, self.path)  # type: ignore[arg-type]
-        except OSError as error:
-            raise StorageError(self.path, "file", error.strerror or str(error)) from error
+        It first reads the file and not the mapping: a read error in a mapping would end the process. What was decrypted is as it was
+        written."""
+        if not self._encrypted:
+            self._verify_content()
         try:
             self.segment.check_bounds()
         except ValueError as error:
             field, _, reason = str(error).partition(": ")
             raise StorageError(self.path, field, reason) from None
 
-    def _map(self) -> Segment:
-        size, documents, blocks = self._sizes
-        layout, end = _layout(self.vocab_size, size, documents, blocks)
-        status = self.path.stat()
-        if status.st_size != end:
-            raise StorageError(self.path, "length", f"{status.st_size} bytes, the header says {end}")
-        whole = np.memmap(
-            self.path, dtype=np.uint8, mode="r"
-        )  # one for all parts: each mapping holds a file descriptor
-        tokens, suffixes, offsets, keys = (_part(whole, *part) for part in layout)
-        if offsets[0] != 0 or offsets[-1] != size:
-            raise StorageError(self.path, "offsets", f"do not reach from 0 to {size}")
-        origin = Origin(str(self.path), self._checksums, status.st_dev, status.st_ino, end)
-        return Segment(tokens, suffixes, offsets, keys, self.vocab_size, self.separator, origin)
+    def _verify_content(self) -> None:
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                verify_content(file, self.path)  # type: ignore[arg-type]
+        except OSError as error:
+            raise StorageError(self.path, "file", error.strerror or str(error)) from error
+
+    def _check_length(self) -> None:
+        found = self._encrypted.length if self._encrypted else self._status.st_size
+        if found != self._end:
+            raise StorageError(self.path, "length", f"{found} bytes, the header says {self._end}")
 
 
 def verify_content(file: BinaryIO, path: Path) -> None:
@@ -117,9 +136,9 @@ def shortened(segment: Segment) -> bool:
     return (status.st_dev, status.st_ino) == (origin.device, origin.inode) and status.st_size < origin.length
 
 
-def open_verified(path: Path, tokenizer: str, vocab_size: int) -> SegmentFile:
+def open_verified(path: Path, tokenizer: str, vocab_size: int, keys: TextKeys = UNENCRYPTED) -> SegmentFile:
     """Opens and verifies a file. Raises StorageError for a damaged one and for another tokenizer or vocabulary."""
-    file = SegmentFile(path, tokenizer)
+    file = SegmentFile(path, tokenizer, keys)
     if file.vocab_size != vocab_size:
         raise StorageError(path, "vocab_size", f"{file.vocab_size}, the manifest says {vocab_size}")
     file.verify()
@@ -143,8 +162,8 @@ def _read_checksum(file: BinaryIO, size: int) -> int:
     return checksum
 
 
-def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
-    """Writes a segment atomically and durably. tokenizer: fingerprint, 64 hexadecimal digits.
+def write_segment(path: Path | str, segment: Segment, tokenizer: str, keys: TextKeys = UNENCRYPTED) -> None:
+    """Writes a segment atomically and durably. tokenizer: fingerprint, 64 hexadecimal digits. keys: encrypt it.
 
     Raises ValueError for what is no fingerprint, OSError if the disk refuses."""
     if len(tokenizer) != 64:
@@ -162,7 +181,7 @@ def write_segment(path: Path | str, segment: Segment, tokenizer: str) -> None:
         *sizes,
         *map(checksum_of, arrays),
     )
-    with atomic_write(Path(path)) as file:
+    with writing(Path(path), keys, end) as file:
         file.write(header + struct.pack("<I", crc32(header)))
         for (start, dtype, _), array in zip(layout, arrays, strict=True):
             file.write(bytes(start - file.tell()))

@@ -13,6 +13,7 @@ import numpy as np
 from datastore_service.engine.provenance import Selection
 from datastore_service.engine.segment import part_of
 from datastore_service.storage.atomic import TEMPORARY, remove_tree, sync_directory
+from datastore_service.storage.encryption_keys import UNENCRYPTED, TextKeys
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.live_manifest import (
     FORMAT,
@@ -60,9 +61,10 @@ def snapshot_path(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def list_snapshots(folder: Path) -> list[SnapshotInfo]:
+def list_snapshots(folder: Path, keys: TextKeys = UNENCRYPTED) -> list[SnapshotInfo]:
     """The snapshots of one namespace, oldest first."""
-    return sorted(map(_snapshot_info, snapshot_folders(folder)), key=lambda snapshot: snapshot.created)
+    found = (_snapshot_info(path, keys) for path in snapshot_folders(folder))
+    return sorted(found, key=lambda snapshot: snapshot.created)
 
 
 def snapshot_folders(folder: Path) -> list[Path]:
@@ -72,7 +74,7 @@ def snapshot_folders(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.is_dir() and path.suffix != TEMPORARY]
 
 
-def thin_snapshot(folder: Path, leaving: Selection) -> list[np.ndarray]:
+def thin_snapshot(folder: Path, leaving: Selection, keys: TextKeys = UNENCRYPTED) -> list[np.ndarray]:
     """Takes documents out of a snapshot; returns them. A kill leaves the snapshot as it was or as it shall be, and files that a
     repeated call removes. Raises StorageError for a snapshot that is damaged."""
     manifest = read_live_manifest(folder)
@@ -80,15 +82,15 @@ def thin_snapshot(folder: Path, leaving: Selection) -> list[np.ndarray]:
     removed: list[np.ndarray] = []
     names = []
     for name in manifest.segments:
-        gone = leaving(open_live_segment(folder / name, manifest, verify=False).provenance)
+        gone = leaving(open_live_segment(folder / name, manifest, keys, verify=False).provenance)
         if not gone.any():
             names.append(name)
             continue
-        segment = open_live_segment(folder / name, manifest)  # what is damaged would pass for intact
+        segment = open_live_segment(folder / name, manifest, keys)  # what is damaged would pass for intact
         removed += segment.chosen(gone)
         if not gone.all():
             names.append(f"{next(numbers):08d}{SUFFIX}")
-            write_live_segment(folder / names[-1], part_of(segment, ~gone), manifest.tokenizer)
+            write_live_segment(folder / names[-1], part_of(segment, ~gone), manifest.tokenizer, keys)
     if removed:
         thinned = replace(manifest, segments=tuple(names), created=_created(folder, manifest), format=FORMAT)
         write_live_manifest(folder, thinned)
@@ -128,18 +130,18 @@ def _created(folder: Path, manifest: LiveManifest) -> float:
     return manifest.created or (folder / MANIFEST).stat().st_mtime
 
 
-def _snapshot_info(folder: Path) -> SnapshotInfo:
+def _snapshot_info(folder: Path, keys: TextKeys) -> SnapshotInfo:
     try:
-        return _intact_info(folder)
+        return _intact_info(folder, keys)
     except StorageError as error:
         log.warning("damaged snapshot: %s", error)
         damage = f"{error.path.name}: {error.field}: {error.reason}"
         return SnapshotInfo(folder.name, 0, 0, folder.stat().st_mtime, damage)
 
 
-def _intact_info(folder: Path) -> SnapshotInfo:
+def _intact_info(folder: Path, keys: TextKeys) -> SnapshotInfo:
     manifest = read_live_manifest(folder)
-    files = [SegmentFile(folder / name, manifest.tokenizer) for name in manifest.segments]
+    files = [SegmentFile(folder / name, manifest.tokenizer, keys) for name in manifest.segments]
     nbytes = sum(path.stat().st_size for path in folder.iterdir())
-    tokens = sum(len(file.segment) for file in files)
+    tokens = sum(map(len, files))
     return SnapshotInfo(folder.name, tokens, nbytes, _created(folder, manifest))

@@ -747,5 +747,75 @@ OTHERS = (
         'Right.READ: ("SetQuota",),',
         "server/test_identity_calls.py",
     ),
+    Mutant(
+        "number-used-twice",  # what a full disk has of a record is encrypted as the record after it
+        "datastore_service/storage/log.py",
+        "            self._number += 1\n            place",
+        "            self._number = size + 1\n            place",
+        "storage/test_encrypted_files.py",
+    ),
+    Mutant(
+        "file-anywhere",  # a log can take another's place
+        "datastore_service/storage/file_cipher.py",
+        'b"file " + kind.encode()',
+        'b"file " + kind.encode()[:1]',
+        "storage/test_encrypted_files.py",
+    ),
+    Mutant(
+        "one-salt",  # two files have one key and the same nonces
+        "datastore_service/storage/file_cipher.py",
+        "os.urandom(_SALT_BYTES)",
+        "bytes(_SALT_BYTES)",
+        "storage/test_encrypted_files.py",
+    ),
+    Mutant(
+        "one-tenant",  # two tenants have one key
+        "datastore_service/storage/encryption_keys.py",
+        "namespace.tokenizer, namespace.tenant]",
+        "namespace.tokenizer]",
+        "storage/test_encrypted_files.py",
+    ),
+    Mutant(
+        "earlier-key-stays",
+        "datastore_service/storage/rewriting.py",
+        "_key_of(path, own) != own.newest",
+        "not _key_of(path, own) and own.newest",
+        "storage/test_encryption.py",
+    ),
+    Mutant(
+        "written-through-a-link",  # a start after a kill empties the live tier's segment
+        "datastore_service/storage/rewriting.py",
+        "    _temporary(due.path).unlink(missing_ok=True)\n",
+        "",
+        "storage/test_encryption.py",
+    ),
+    Mutant(
+        "damage-encrypted",  # as if it were whole
+        "datastore_service/storage/rewriting.py",
+        "    if find_encrypted(path, keys) is None:\n        _verify(path, content)\n",
+        "",
+        "storage/test_encryption.py",
+    ),
+    Mutant(
+        "snapshot-without-its-key",  # a start goes on without it
+        "datastore_service/storage/rewriting.py",
+        'if error.field == "key":',
+        "if False:",
+        "storage/test_encryption.py",
+    ),
+    Mutant(
+        "found-unencrypted-alone",  # a search for forgotten text finds nothing in what is encrypted
+        "datastore_service/storage/search.py",
+        "finder.found_in(data) | finder.found_in(content.decrypted)",
+        "finder.found_in(data)",
+        "storage/test_encryption.py",
+    ),
+    Mutant(
+        "provenance-unencrypted",
+        "datastore_service/storage/live_segment.py",
+        "with writing(provenance_path(segment), keys, ",
+        "with writing(provenance_path(segment), UNENCRYPTED, ",
+        "storage/test_encryption.py",
+    ),
 )
 MUTANTS = SURVIVORS + OTHERS

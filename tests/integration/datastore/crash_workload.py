@@ -41,6 +41,7 @@ from datastore_service.engine.session import SessionIndex
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
 from datastore_service.storage.data_directory import DataDirectory, folder_name
+from datastore_service.storage.encryption_keys import NO_KEYS, SECRET_BYTES, OperatorKeys, TextKeys
 from datastore_service.storage.live_manifest import MANIFEST, read_live_manifest
 from datastore_service.storage.log import log_name
 from datastore_service.storage.segment_file import SegmentFile
@@ -172,6 +173,10 @@ WORKLOADS: dict[str, list[tuple]] = {
         *published(*range(19, 22)), ("forget", "user 1"), *published(*range(22, 28)), ("snapshot", "b"), ("sync",),
         *published(28, 29), ("forget", "user 2", "user 3"), ("forget", "user 2"), *published(32),
     ],
+    "encrypting": [
+        *published(*range(20)), ("snapshot", "a"), *published(20, 21), ("sync",), ("start_with", "first"), *published(22, 23),
+        ("sync",), ("start_with", "second", "first"), *published(24),
+    ],
 }  # fmt: skip
 
 
@@ -257,39 +262,62 @@ def after_power_failure(mirror: Path, root: Path, target: Path) -> None:
 # The two kinds of children
 
 
+def keys_of(*names: str) -> OperatorKeys:
+    return OperatorKeys({name: name.encode().ljust(SECRET_BYTES) for name in names})
+
+
+def keys_after(workload: str) -> OperatorKeys:
+    """With which the directory is opened that a kill has left."""
+    return keys_of("second", "first") if workload == "encrypting" else NO_KEYS
+
+
 def limit_of(workload: str) -> int:
     return EVICTING_LIMIT if workload == "evicting" else 1 << 16
 
 
 def open_engine(root: Path, limit: int) -> Engine:
-    directory = DataDirectory(root, VOCAB)
+    return engine_in(DataDirectory(root, VOCAB), limit)
+
+
+def open_again(root: Path, workload: str) -> Engine:
+    return engine_in(DataDirectory(root, VOCAB, keys_after(workload)), limit_of(workload))
+
+
+def engine_in(directory: DataDirectory, limit: int) -> Engine:
     return Engine(VOCAB, limits=Limits(live_tokens=limit), store=directory.open(NAMESPACE))
 
 
 def run_workload(root: Path, operations: list[tuple], limit: int, acknowledge: Callable[[int], None]) -> None:
-    workload = Workload(open_engine(root, limit))
+    directory = DataDirectory(root, VOCAB)
+    workload = Workload(engine_in(directory, limit))
     for number, (name, *arguments) in enumerate(operations, start=1):
-        getattr(workload, name)(*arguments)
+        if name == "start_with":
+            workload.engine.close()
+            directory.close()
+            directory = DataDirectory(root, VOCAB, keys_of(*arguments))
+            workload = Workload(engine_in(directory, limit))
+        else:
+            getattr(workload, name)(*arguments)
         acknowledge(number)
 
 
-def recover(root: Path, limit: int) -> None:
-    engine = open_engine(root, limit)
+def recover(root: Path, workload: str) -> None:
+    engine = open_again(root, workload)
     engine.settle()
     engine.close()
 
 
-def show(root: Path, mirror: Path, limit: int) -> None:
+def show(root: Path, mirror: Path, workload: str) -> None:
     """Opens what was left, and stops before the merges that are due."""
     disk = Disk(root, kill_at=0, mirror=mirror)
-    open_engine(root, limit)
+    open_again(root, workload)
     disk.stop()
 
 
 def check(root: Path, texts: list[Documents], snapshots: list[dict[str, Documents]], workload: str) -> None:
     """texts: what the tier may hold. snapshots: what must be kept, before and after the operation that was interrupted."""
     evicting, forgetting = workload == "evicting", workload == "forgetting"
-    engine = open_engine(root, limit_of(workload))
+    engine, keys = open_again(root, workload), keys_after(workload).of(NAMESPACE)
     if forgetting:  # a start goes on with what had begun
         engine.settle()
     found = documents_of(engine)
@@ -306,8 +334,8 @@ def check(root: Path, texts: list[Documents], snapshots: list[dict[str, Document
     settled = documents_of(engine)
     assert settled == (found[len(found) - len(settled) :] if evicting else found)
     folder = root / "live" / folder_name(NAMESPACE)
-    check_files(folder)
-    kept = check_snapshots(root / "snapshots" / folder.name, snapshots)
+    check_files(folder, keys)
+    kept = check_snapshots(root / "snapshots" / folder.name, snapshots, keys)
     if forgetting:
         check_bytes(root, [text for documents in (settled, *kept.values()) for text in documents])
     engine.step([Entry("t", 0, np.array([VOCAB - 1], np.int32), opening=Opening(), closing=True)])
@@ -318,14 +346,14 @@ def _first(documents: Documents) -> list[int]:
     return [document[0] for document in documents]
 
 
-def check_files(folder: Path) -> None:
+def check_files(folder: Path, keys: TextKeys) -> None:
     manifest = read_live_manifest(folder)
     names = {path.name for path in folder.iterdir()}
     logs = {name for name in names if name.endswith(".log")}
     assert names - logs == {MANIFEST, *with_provenance(manifest.segments)}, "orphans"
     assert all(name >= log_name(manifest.first_log) for name in logs), "logs that no longer count"
     for name in manifest.segments:
-        file = SegmentFile(folder / name, NAMESPACE.tokenizer)
+        file = SegmentFile(folder / name, NAMESPACE.tokenizer, keys)
         file.verify()
         file.segment.check_integrity()
 
@@ -339,12 +367,14 @@ def check_bytes(root: Path, kept: Documents) -> None:
         assert not any(text in data for text in gone), f"{path} has forgotten text"
 
 
-def check_snapshots(folder: Path, expected: list[dict[str, Documents]]) -> dict[str, Documents]:
+def check_snapshots(
+    folder: Path, expected: list[dict[str, Documents]], keys: TextKeys
+) -> dict[str, Documents]:
     """Those that were answered are there, and whatever is there is whole. Returns them."""
     found = {}
     for snapshot in folder.iterdir() if folder.exists() else ():
         files = [
-            SegmentFile(snapshot / name, NAMESPACE.tokenizer)
+            SegmentFile(snapshot / name, NAMESPACE.tokenizer, keys)
             for name in read_live_manifest(snapshot).segments
         ]
         for file in files:
@@ -436,10 +466,10 @@ class Trial:
         lost = self.folder / "power"
         after_power_failure(mirror, root, lost)
         if number % 3 == 0:  # the recovery is killed too, at changing points
-            child(lambda _: (Disk(root, 1 + number % 23), recover(root, self.limit)))
+            child(lambda _: (Disk(root, 1 + number % 23), recover(root, self.workload)))
         shown = self.folder / "shown"
         if number % 3 == 1:
-            must_succeed((number, torn), lambda _: show(root, mirror, self.limit))
+            must_succeed((number, torn), lambda _: show(root, mirror, self.workload))
             after_power_failure(mirror, root, shown)
 
         def act(_):

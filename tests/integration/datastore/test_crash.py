@@ -25,7 +25,7 @@ NAME = ("--model", "m", "--tokenizer", "ab" * 32)
 ANSWER_SECONDS = 60.0
 
 
-@pytest.mark.parametrize("workload", ["mixed", "evicting", "forgetting"])
+@pytest.mark.parametrize("workload", ["mixed", "evicting", "forgetting", "encrypting"])
 def test_killed_at_every_call(workload, tmp_path, pytestconfig):
     """At every call in the long run, else at every fifth and at the first of each kind."""
     every = 1 if pytestconfig.getoption("--long") else 5

@@ -40,6 +40,7 @@ def test_version():
         (["fingerprint", "/none"], 2, "specstore: tokenizer: /none is neither a folder with tokenizer.json nor that file\n"),
         (["serve", "--listen", "x"], 2, "specstore: listen: 'x' is not HOST:PORT or unix:PATH\n"),
         (["serve", "--listen", "127.0.0.1:0", "--tls-key", "/none"], 2, "specstore: tls-key: needs tls-certificate\n"),
+        (["serve", "--encryption-keys", "/none"], 2, "specstore: encryption-keys: needs data\n"),
         (["serve", "--listen", "127.0.0.1:0", "--metrics-host", "0.0.0.0"], 2, "specstore: metrics-host: 0.0.0.0 is reachable from other machines; --allow-remote permits that\n"),
         (["serve", "--sessions", "0"], 2, "specstore: sessions: 0 is below 1\n"),
         (["serve", "--tokens", "0"], 2, "specstore: tokens: 0 is below 1\n"),

@@ -18,7 +18,7 @@ from datastore_service.engine.live import compactor, fresh_writer, merge_policy
 from datastore_service.engine.segment import build_segment
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening, Status
-from datastore_service.storage import folder_store
+from datastore_service.storage import log
 from datastore_service.storage.atomic import TEMPORARY
 from datastore_service.storage.checksummed_json import write_checksummed
 from datastore_service.storage.errors import StorageError
@@ -169,7 +169,7 @@ def test_a_torn_record_is_dropped_with_a_line(folder, caplog):
     with (folder / log_name(1)).open("ab") as file:
         file.write(b"\x08\x00")
     assert documents_of(opened(folder)) == of([1, 2])
-    (warning,) = [record for record in caplog.records if record.name == folder_store.__name__]
+    (warning,) = [record for record in caplog.records if record.name == log.__name__]
     assert warning.levelname == "WARNING"
     assert "dropped 2 bytes of an unfinished record" in warning.message
 

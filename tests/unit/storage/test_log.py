@@ -134,7 +134,7 @@ def test_blocks_that_were_added_and_never_written_are_dropped(path):
     ("at", "value", "message"),
     [
         (0, b"X", "magic: "),
-        (8, b"\x04", "version: 4, this program reads 1 to 3: start the specstore that wrote it"),
+        (8, b"\x05", "version: 5, this program reads 1 to 4: start the specstore that wrote it"),
         (12, b"\x04", "header: checksum does not match"),
         (60, b"\x01", "header: checksum does not match"),
     ],

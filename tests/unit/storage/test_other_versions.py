@@ -62,7 +62,7 @@ def set_version(path):
     ("suffix", "change", "message"),
     [
         (".json", set_format, f"{MANIFEST}: format: 9, this program reads 1 to 2: start the specstore that wrote it"),
-        (".log", set_version, "version: 9, this program reads 1 to 3: start the specstore that wrote it"),
+        (".log", set_version, "version: 9, this program reads 1 to 4: start the specstore that wrote it"),
         (".prov", set_version, "version: 9, this program reads 1 to 2"),
         (".seg", set_version, "version: 9, this program reads 2"),
     ],

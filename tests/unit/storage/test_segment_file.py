@@ -91,8 +91,8 @@ def descriptors_of(path):
 def test_an_open_file_takes_one_descriptor(tmp_path):
     path, _ = written(tmp_path)
     assert descriptors_of(path) == 0
-    files = [SegmentFile(path) for _ in range(20)]
-    assert descriptors_of(path) == len(files)
+    segments = [SegmentFile(path).segment for _ in range(20)]
+    assert descriptors_of(path) == len(segments)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
