@@ -2,7 +2,8 @@
 
 Build: `build_segment` against pydivsufsort's raw time on the same tokens, in turns. Merging: the same replay with the
 live tier at rest and while another thread adds text without pause, so that segments are sorted and merged all the
-time. Sessions: bytes per token while open, and the process's resident size as thousands are opened and closed. Backup: a live tier written to a folder, once more after one output, restored, and opened as a start does.
+time. Sessions: bytes per token while open, and the process's resident size as thousands are opened and closed. Backup: a live tier written to a folder, once more after one output, restored, and opened as a start does. Encryption: what logs and segments take with a key, as ratios to
+what they take without, in turns.
 """
 
 from __future__ import annotations
@@ -30,15 +31,20 @@ from benchmarks.report.records import finish
 from benchmarks.sources import source_documents
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.limits import Limits
-from datastore_service.engine.segment import build_segment
+from datastore_service.engine.provenance import provenance_of
+from datastore_service.engine.segment import Segment, build_segment
 from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Namespace, Opening
 from datastore_service.storage.backup import back_up
 from datastore_service.storage.backup_store import BackupStore
 from datastore_service.storage.data_directory import DataDirectory
+from datastore_service.storage.encryption_keys import SECRET_BYTES, UNENCRYPTED, OperatorKeys, TextKeys
+from datastore_service.storage.log import LogWriter, read_log
 from datastore_service.storage.restore import restore
+from datastore_service.storage.segment_file import open_verified, write_segment
 
 BUILDS = 3
+TURNS = 9
 SESSIONS = 20_000
 SESSION_TOKENS = 600
 OPEN_AT_ONCE = 200
@@ -89,6 +95,47 @@ def measure_backup(documents: Sequence[np.ndarray], vocab_size: int) -> dict:
             "second_bytes": second.new, "second_seconds": second_seconds, "restore_seconds": restore_seconds,
             "start_seconds": start_seconds,
         }  # fmt: skip
+
+
+def measure_encryption(documents: Sequence[np.ndarray], vocab_size: int) -> dict:
+    """Ratios of the processor time that files take with a key to the time without: median, lowest and highest of TURNS turns."""
+    segment = build_segment(documents, vocab_size)
+    encrypting = OperatorKeys({"key": bytes(range(SECRET_BYTES))}).of(NAMESPACE)
+    seconds: dict[str, list[list[float]]] = {}
+    for turn in range(TURNS):
+        both = [(keys, {}) for keys in (UNENCRYPTED, encrypting)]
+        for keys, spent in both if turn % 2 else reversed(both):
+            spent |= _file_seconds(documents, segment, keys)
+        for name in both[0][1]:
+            seconds.setdefault(name, []).append([spent[name] for _, spent in both])
+    ratios = {name: np.array([b / a for a, b in pairs]) for name, pairs in seconds.items()}
+    return {
+        name: {"ratio": float(np.median(r)), "from": float(r.min()), "to": float(r.max()), "seconds": seconds[name]}
+        for name, r in ratios.items()
+    }  # fmt: skip
+
+
+def _file_seconds(documents: Sequence[np.ndarray], segment: Segment, keys: TextKeys) -> dict[str, float]:
+    """Processor seconds to append the documents to a log and to read it, to write the segment, and to open it as a start does."""
+    names = NAMESPACE.tokenizer, segment.vocab_size
+    provenance = provenance_of(Opening(), 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        log, path = Path(folder, "00000001.log"), Path(folder, "00000001.seg")
+        writer = LogWriter(log, *names, keys)
+        seconds = {
+            "append": _worked(lambda: [writer.append(document, provenance) for document in documents]),
+            "read": _worked(lambda: read_log(log, *names, keys)),
+            "write": _worked(lambda: write_segment(path, segment, NAMESPACE.tokenizer, keys)),
+            "open": _worked(lambda: open_verified(path, *names, keys)),
+        }
+        writer.close()
+    return seconds
+
+
+def _worked(call: Callable[[], Any]) -> float:
+    started = time.process_time()
+    call()
+    return time.process_time() - started
 
 
 def _stored(root: Path, vocab_size: int) -> Engine:
@@ -197,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         given,
         sessions=measure_sessions(np.concatenate(load.replayed), vocab_size),
         backup=measure_backup(load.prior, vocab_size),
+        encryption=measure_encryption(load.prior, vocab_size),
         merging=measure_merging(load.prior, load.live, load.replayed, vocab_size),
         build=measure_build(load.prior, vocab_size),
     )
