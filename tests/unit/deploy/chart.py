@@ -23,7 +23,7 @@ EVERYTHING = {
         "issuer": {"name": "ca", "kind": "ClusterIssuer"},
     },
     "identities": {"secretName": "specstore-identities"},
-    "persistence": {"size": "200Gi", "storageClassName": "fast"},
+    "persistence": {"size": "200Gi", "storageClassName": "fast", "encryptionSecretName": "keys"},
     "prior": {"claimName": "prior", "tenants": {"a customer": "customers/a"}},
     "share": {
         "url": "valkeys://specstore@valkey.example:6379/1",

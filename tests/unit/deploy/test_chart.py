@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import re
@@ -72,6 +73,7 @@ def test_serve_takes_the_words(values, tmp_path):
     assert given["share_tls_ca"] == (Path("/share/ca.crt") if values else None)
     assert given["share_tls_certificate"] == (Path("/share-client/tls.crt") if values else None)
     assert given["share_tls_key"] == (Path("/share-client/tls.key") if values else None)
+    assert given["encryption_keys"] == (Path("/encryption/keys") if values else None)
     assert given["identities"] == (Path("/identities/identities.toml") if values else None)
     assert list(given["tenant_prior"]) == (["a customer=/prior/customers/a"] if values else [])
 
@@ -128,6 +130,7 @@ WRONG = [
     ({"prior": {"claimName": "prior", "tenants": {"a": "../other"}}}, "tenants"),
     ({"tls": {"issuer": {"name": "ca", "kind": "Issuer"}}}, "secretName"),
     ({"persistence": {"size": "10 GB"}}, "size"),
+    ({"persistence": {"enabled": False, "encryptionSecretName": "keys"}}, "enabled"),
     ({"share": {"url": "http://valkey"}}, "url"),
     ({"share": {"url": "valkeys://specstore:secret@valkey"}}, "url"),
     ({"share": {"url": "valkey://valkey", "caSecretName": "ca"}}, "url"),
@@ -254,11 +257,14 @@ def test_a_service_with_the_pod_s_words_answers_its_probe(tmp_path):
     spec = pod(render(tmp_path, EVERYTHING | {"prior": {"claimName": "", "tenants": {}}}))
     files = issue(tmp_path / "files", trustme.CA(), "localhost")
     (tmp_path / "data").mkdir()
+    keys = tmp_path / "keys"
+    keys.write_text(f"k1 {base64.b64encode(bytes(32)).decode()}\n")
     table = tmp_path / "table"
     table.write_text('[identities.engine]\ncertificates = ["dns:engine"]\ndraft = ["*"]\n')
     port = str(free_port())
     here = {
         "/identities/identities.toml": str(table),
+        "/encryption/keys": str(keys),
         "/share/ca.crt": str(files.ca),
         "/share-client/tls.crt": str(files.certificate),
         "/share-client/tls.key": str(files.key),

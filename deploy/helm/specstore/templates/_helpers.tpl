@@ -36,6 +36,9 @@ securityContext:
 {{- if .Values.persistence.enabled }}
 - --data=/data
 {{- end }}
+{{- if .Values.persistence.encryptionSecretName }}
+- --encryption-keys=/encryption/keys
+{{- end }}
 {{- if .Values.prior.claimName }}
 - --prior=/prior
 {{- end }}
