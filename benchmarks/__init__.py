@@ -2,7 +2,6 @@
 
     python -m benchmarks.replay         tokens per step of every drafting method, on recorded answers
     python -m benchmarks.serve          throughput and latency of real servers, against plain decoding
-    python -m benchmarks.edits          an agent's edits of files, with what a request can say
     python -m benchmarks.engine         time of a draft by the size of the prior
     python -m benchmarks.rpc            time of a draft over gRPC
     python -m benchmarks.load           sessions and steps that one datastore service carries, and where its limit is

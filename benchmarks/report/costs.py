@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.report.markdown import columns, interval, table
+from benchmarks.report.markdown import columns, table
 from benchmarks.report.statistics import Interval, ratio_of_sums
 
 MIB = 1 << 20
@@ -175,21 +175,6 @@ def roofline(record: dict) -> list[str]:
     }
     cost = {length: lambda row, length=length: f"{row['cost'][length]:.2f}" for length in rows[0]["cost"]}
     return ["## What verification costs on a GPU", "", text, "", *columns(rows, cells | cost)]
-
-
-def edits(record: dict) -> list[str]:
-    settings, results = record["manifest"]["settings"], record["results"]
-    text = (
-        f"Two edits of each of {settings['tasks']} {settings['kind']} files at most, up to {settings['max_tokens']} tokens of each answer, one"
-        f" request at a time, {settings['dtype']}. The prompt shows the file as the edit left it, and the model says that. The prediction is the file"
-        " before the edit."
-    )
-    shown = {"": "{way}", "tokens per step": lambda row: interval(row["tokens_per_step"])} | {
-        f"throughput over {name}": lambda row, name=name: interval(row[f"over_{name}"])
-        for name in ("plain", "session")
-        if f"over_{name}" in results[0]
-    }
-    return ["## An agent's edits", "", text, "", *columns(results, shown)]
 
 
 def rollouts(record: dict) -> list[str]:

@@ -22,7 +22,7 @@ from benchmarks.serve import tables as serving
 # By the benchmark; those whose record is more than one plot put the pictures into their tables.
 COSTS = {
     "engine": costs.engine, "rpc": costs.rpc, "strangers": costs.strangers, "load": costs.load, "upkeep": costs.upkeep,
-    "sharing": costs.sharing, "host_time": costs.host_time, "edits": costs.edits, "roofline": costs.roofline,
+    "sharing": costs.sharing, "host_time": costs.host_time, "roofline": costs.roofline,
     "rows": costs.rows, "rollouts": costs.rollouts,
 }  # fmt: skip
 TABLES = {
@@ -33,7 +33,6 @@ QUESTIONS = {  # of the runs that docs/ shows
     "two-cores": "What does it gain on two cores?",
     "two-cores-avx2": "What does it gain without bfloat16 instructions?",
     "kinds-of-text": "How many tokens do drafts bring on other kinds of text?",
-    "edits": "What do an agent's edits gain?",
     "load": "What does one datastore service carry?",
     "beside-emulated": "What does a draft model gain beside an emulated target?",
     "beside-simulated": "What do the papers' curves look like, simulated?",
