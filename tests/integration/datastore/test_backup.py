@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from datastore_service.client.remote import GrpcDatastore
+from datastore_service.protocol.tree import Tier
 from datastore_service.protocol.types import Budget, Entry, Opening
 from tests.integration.datastore.conftest import VOCAB, specstore
 from tests.integration.datastore.test_crash import ANSWER_SECONDS, NAMESPACE, Publisher, is_proposed, run
@@ -31,8 +32,15 @@ def connected(service):
     return datastore
 
 
+def sealed(service) -> bool:
+    """Whether a service that has started has made a segment of what its logs held."""
+    tiers = [tier for namespace in service.stats().namespaces for tier in namespace.tiers]
+    return any(tier.tier == Tier.LIVE and tier.segments for tier in tiers)
+
+
 def drafts(service, contexts):
-    """The tree after each context."""
+    """The tree after each context. Ties fall otherwise until the text is a segment, which is made in the background."""
+    eventually(lambda: sealed(service), "the logs' text is no segment")
     datastore = connected(service)
     opening = Opening(publish=False, prompt_length=contexts.shape[1])
     trees = []
