@@ -18,6 +18,7 @@ from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Entry, Namespace, Opening, Status
 from sglang_patches.launch.processes import free_port
 from tests.support.servers.datastore import DatastoreService
+from tests.support.servers.pausing import pause
 from tests.waiting import eventually
 
 FILES = 256  # a service may open, so many strangers are more than it has descriptors for
@@ -133,7 +134,7 @@ def test_the_stream_of_a_stopped_worker_ends_in_ten_seconds(tmp_path):
         try:
             assert stopped.stdout.readline() == b"connected\n"
             eventually(lambda: service.stats().streams == 2)
-            os.kill(stopped.pid, signal.SIGSTOP)
+            pause(stopped.pid)
             # Every tenth of a second; fewer where the machine is busy, as the service is too.
             looks = itertools.count()
             while service.stats().streams == 2:

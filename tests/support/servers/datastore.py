@@ -14,6 +14,7 @@ from proto_gen.specstore.v1 import admin_pb2
 from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from sglang_patches.launch.serve import HOST, SPECSTORE, datastore_healthy
+from tests.support.servers.pausing import pause
 
 START_SECONDS = 120.0
 CALL_SECONDS = 60.0
@@ -61,7 +62,10 @@ class DatastoreService:
         return self._started.wait(seconds)
 
     def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            pause(self.pid)
+        else:
+            os.kill(self.pid, number)
 
     def pause(self) -> None:
         self.signal(signal.SIGSTOP)

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from sglang_patches.launch.processes import Child, free_port, wait_until
 from sglang_patches.launch.serve import HOST
+from tests.support.servers.pausing import pause
 from tests.support.system import require
 from tests.unit.certificates import Files
 
@@ -53,7 +54,7 @@ class ShareServer:
 
     def pause(self) -> None:
         assert self._child is not None
-        os.kill(self._child.pid, signal.SIGSTOP)
+        pause(self._child.pid)
 
     def resume(self) -> None:
         assert self._child is not None
