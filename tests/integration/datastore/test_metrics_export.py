@@ -1,10 +1,8 @@
 """A real service sends the metrics of its page to a collector that the environment names."""
 
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-import grpc
 import numpy as np
 import pytest
 import requests
@@ -18,6 +16,7 @@ from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
 from sglang_patches.launch.processes import PROXIES, free_port
 from tests.integration.datastore.conftest import specstore
 from tests.support.servers.datastore import DatastoreService
+from tests.support.servers.otlp import collecting
 from tests.waiting import eventually
 
 # Of the process, which goes on living between a look at the page and the next message.
@@ -48,12 +47,8 @@ class Collector(metrics_service_pb2_grpc.MetricsServiceServicer):
 
 @pytest.fixture
 def collector():
-    collector, server = Collector(), grpc.server(ThreadPoolExecutor(2))
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(collector, server)
-    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield collector
-    server.stop(0).wait()
+    with collecting(Collector(), metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server) as collector:
+        yield collector
 
 
 @pytest.fixture

@@ -1,15 +1,14 @@
 """A real service sends its spans to a collector that the environment names."""
 
 import signal
-from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
 from tests.integration.datastore.conftest import specstore
 from tests.support.servers.datastore import DatastoreService
+from tests.support.servers.otlp import collecting
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -28,12 +27,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 @pytest.fixture
 def collector():
-    collector, server = Collector(), grpc.server(ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield collector
-    server.stop(0).wait()
+    with collecting(Collector(), trace_service_pb2_grpc.add_TraceServiceServicer_to_server) as collector:
+        yield collector
 
 
 def test_spans_reach_the_collector_before_the_service_ends(collector, tmp_path, monkeypatch):
