@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.report.markdown import columns, table
+from benchmarks.report.markdown import columns, interval, table
 from benchmarks.report.statistics import Interval, ratio_of_sums
 
 MIB = 1 << 20
@@ -175,6 +175,19 @@ def roofline(record: dict) -> list[str]:
     }
     cost = {length: lambda row, length=length: f"{row['cost'][length]:.2f}" for length in rows[0]["cost"]}
     return ["## What verification costs on a GPU", "", text, "", *columns(rows, cells | cost)]
+
+
+def predictions(record: dict) -> list[str]:
+    settings = record["manifest"]["settings"]
+    text = (
+        f"{settings['texts']} texts of {settings['tokens']} tokens, one request at a time, {settings['dtype']}. The prediction is the answer with"
+        " words changed, or another answer."
+    )
+    shown = {
+        "prediction": "{way}", "tokens per step": lambda row: interval(row["tokens_per_step"]),
+        "throughput over none": lambda row: interval(row["over_none"]),
+    }  # fmt: skip
+    return ["## Predictions", "", text, "", *columns(record["results"], shown)]
 
 
 def rollouts(record: dict) -> list[str]:

@@ -81,7 +81,7 @@ def steady_load(
                 if place is None:
                     ended.append(time.perf_counter())
                     return
-            answers[place] = _answer(server, prompts[place], sampling)
+            answers[place] = answer(server, prompts[place], sampling)
 
     started = time.perf_counter()
     with ThreadPoolExecutor(batch) as pool:
@@ -91,7 +91,7 @@ def steady_load(
     return Load(in_order, min(ended) - started, sum(answer.count_at(min(ended)) for answer in in_order))
 
 
-def _answer(server: SglangServer, prompt: Sequence[int], sampling: dict[str, object]) -> Answer:
+def answer(server: SglangServer, prompt: Sequence[int], sampling: dict[str, object]) -> Answer:
     times, counts = [time.perf_counter()], [0]
     last: dict = {}
     for last in server.stream(prompt, **sampling):
