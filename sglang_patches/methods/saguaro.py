@@ -122,8 +122,7 @@ class GeometricFanOut(OutcomePredictor):
     """Learns how often the target's own token is the draft model's f-th choice.
 
     Every token that a verification emits is one observation, whether it was drafted or not: the path came to its node because
-    of the tokens before it. The rate of the first choice is the paper's acceptance rate a. What the datastore proposes at a node
-    is a choice too, with a rate of its own.
+    of the tokens before it. The rate of the first choice is the paper's acceptance rate a.
     """
 
     def __init__(self) -> None:

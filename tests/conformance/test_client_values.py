@@ -106,12 +106,14 @@ REFUSED = {
     "lora_id: Expected": {"lora_id": ["a"]},
     "positional_embed_overrides: not from a client": {"positional_embed_overrides": ""},
     "custom_labels: 'nobody s' is none of": {"custom_labels": {"nobody s": "x"}},
-    "sampling_params.is_normalized: not from a client": {"sampling_params": {"is_normalized": True}},
+    (OWN_NOTE := "sampling_params.is_normalized: not from a client"): {
+        "sampling_params": {"is_normalized": True}
+    },
 }
 # By version, SGLang's own refusal.
 OF_SGLANG = {
     ("0.5.17", "prompt: it has no tokens"): "texts cannot be empty",
-    ("0.5.23", "sampling_params.is_normalized: not from a client"): "unknown field `is_normalized`",
+    **{(version, OWN_NOTE): "unknown field `is_normalized`" for version in ("0.5.22", "0.5.23")},
 }
 
 
