@@ -233,7 +233,7 @@ def forget(
     service: ServiceOptions,
 ) -> None:
     """Removes what users or conversations of a tenant have written: from conversations, live tiers, logs and snapshots. Empties the tenant's
-    workspaces."""
+    workspaces and groups."""
     request = pb.ForgetRequest(namespace=Namespace(tenant=tenant), verify=verify)
     names = {"user": request.users, "conversation": request.conversations}
     for kind, _, name in (given.partition(":") for given in subject):
