@@ -49,10 +49,7 @@ ALGORITHMS = {
 }  # fmt: skip
 WITH_DRAFT = ("saguaro", "standalone", "standalone_beside")
 WITH_HEAD = ("eagle3", "eagle3_beside")
-ALONE = (
-    "standalone",
-    "eagle3",
-)  # HEAD_STEPS tokens per step; seven take longer than they gain (docs/optimisations.md)
+ALONE = ("standalone", "eagle3")  # with HEAD_STEPS tokens per step, as beside retrieval
 BESIDE = ("standalone_beside", "eagle3_beside")
 CONTROLS = ("control", "control_adaptive")
 OURS = (
