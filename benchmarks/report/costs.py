@@ -24,6 +24,10 @@ RESOURCES = {
     "resident MiB: first": lambda row: f"{row['resident_first'] / MIB:.0f}",
     "last": lambda row: f"{row['resident_last'] / MIB:.0f}", "most": lambda row: f"{row['resident_most'] / MIB:.0f}",
 }  # fmt: skip
+REBUILT = {
+    "outputs in the backup": "{outputs}", "and after it": "{later}", "tokens": "{tokens:,}", "restored, s": "{restored:.2f}",
+    "serving after, s": "{serving:.2f}", "all of it after, s": "{caught_up:.2f}",
+}  # fmt: skip
 OVER_TIME = {
     "minute": lambda sample: f"{sample['seconds'] / 60:.1f}",
     "resident MiB": lambda sample: f"{sample['resident_bytes'] / MIB:.0f}",
@@ -137,7 +141,8 @@ def sharing(record: dict) -> list[str]:
     return [
         "## Several services, one memory", "", *columns(record["drafts"], drafts), "",
         text.format(float(np.median(seconds)), max(seconds), len(seconds)), "",
-        *table(("of a step", "not sharing, µs", "sharing, µs", "ratio"), cells),
+        *table(("of a step", "not sharing, µs", "sharing, µs", "ratio"), cells), "",
+        *(columns(record["rebuilt"], REBUILT) if "rebuilt" in record else ()),
     ]  # fmt: skip
 
 
