@@ -141,7 +141,12 @@ def test_damage_that_may_hide_the_text_is_told(folder, kind):
     else:
         publish(engine, *range(20, 60))
         engine.compact()  # the snapshot's files are its own
-        path = next((folder.parent / "snapshots" / "a").glob("*.seg"))
+        named = np.array(
+            text(1), "<u2"
+        ).tobytes()  # another segment has nothing of the subject, and is not opened
+        path = next(
+            path for path in (folder.parent / "snapshots" / "a").glob("*.seg") if named in path.read_bytes()
+        )
         overwrite(path, 128, b"\xff")
         with pytest.raises(StorageError, match="tokens: checksum does not match"):
             engine.forget([USERS[1]])
