@@ -25,8 +25,9 @@ from benchmarks.strangers import measure
 from benchmarks.traces import SHIPPED, SHIPPED_PRIOR, Trace, load_traces
 from datastore_service.client.remote import GrpcDatastore
 from datastore_service.protocol.types import Budget, Entry, Namespace, Opening
-from datastore_service.storage.backup import back_up, restore
+from datastore_service.storage.backup import back_up
 from datastore_service.storage.backup_store import BackupStore
+from datastore_service.storage.restore import restore
 from tests.support.servers.datastore import DatastoreService
 from tests.support.servers.share import ShareServer
 
