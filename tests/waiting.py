@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable
 
 
-def eventually(condition: Callable[[], bool], what: str = "", seconds: float = 60.0) -> None:
-    """Returns once it is true; fails if it is not in time. what: said of the failure."""
+def eventually(
+    condition: Callable[[], bool], what: str | Callable[[], str] = "", seconds: float = 60.0
+) -> None:
+    """Returns once it is true; fails if it is not in time. what: said of the failure, or what says it then."""
     limit = time.monotonic() + seconds
     while True:
         in_time = time.monotonic() < limit  # before it is looked at: the machine may stand still in between
         if condition():
             return
-        assert in_time, what
+        assert in_time, what() if callable(what) else what
         time.sleep(0.05)
 
 
