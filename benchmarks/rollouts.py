@@ -155,7 +155,7 @@ def replayed(epochs: Epochs, text: str, group: bool, nodes: int, vocab_size: int
             for place, tree, width in zip(places, trees, chosen.tolist(), strict=True):
                 verified = tree.first(width - 1)
                 accepted = place.accepted(verified)
-                policy.acceptance.of("").observe(verified.probs, verified.sources, accepted)
+                policy.acceptance.observe("", [verified], accepted)
                 counts["tokens"] += place.advance(int(accepted.sum()) + 1)
             took = seconds(size, float(chosen.mean()))
             policy.times.observe(size, int(chosen.sum()), took)

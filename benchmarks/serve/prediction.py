@@ -273,7 +273,7 @@ class Simulation:
             verified = tree.first(width - 1)
             accepted = place.accepted(verified)
             if width > 1:
-                policy.acceptance.of("").observe(verified.probs, verified.sources, accepted)
+                policy.acceptance.observe("", [verified], accepted)
             gained += place.advance(int(accepted.sum()) + 1)
         took = self._time(float(widths.mean()), float(np.mean([place.known for place in places])))
         policy.times.observe(batch, int(widths.sum()), took * self._pace())

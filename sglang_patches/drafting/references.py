@@ -8,7 +8,6 @@ the tokens that were refused, which end with their session.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,41 +18,36 @@ from sglang_patches.ledger.reference import SEPARATOR, Reference
 from sglang_patches.ledger.requests import RequestState
 
 
-@dataclass(frozen=True)
-class References:
-    """What drafts from references.
+def compile_references(budget: Budget) -> None:
+    """Compiles what a step runs, or loads it from Numba's cache, so that no step waits for it."""
+    reference = Reference(np.array([0, SEPARATOR], np.int32))
+    tree = reference.tree(1)
+    reference.follow(np.zeros(1, np.int32))
+    unions([[Part(tree)]], [tree], np.ones(1), budget.nodes, budget.children)
 
+
+def with_references(
+    trees: Sequence[DraftTree], states: Sequence[RequestState], estimate: Estimate, budget: Budget
+) -> list[DraftTree]:
+    """A tree for each request, its reference's nodes among them.
+
+    trees: what other sources propose.
     estimate: of the trees' acceptance.
     budget: of a tree.
     """
+    made = list(trees)
+    rows = [row for row, state in enumerate(states) if _proposes(state, budget.nodes)]
+    parts = [[Part(states[row].predicted), Part(trees[row])] for row in rows]
+    best = united(parts, [states[row].tenant for row in rows], estimate, budget)
+    for row, tree in zip(rows, best, strict=True):
+        made[row] = tree
+    return made
 
-    estimate: Estimate
-    budget: Budget
 
-    def __post_init__(self) -> None:
-        """Compiles what a step runs, or loads it from Numba's cache, so that no step waits for it."""
-        reference = Reference(np.array([0, SEPARATOR], np.int32))
-        tree = reference.tree(1)
-        reference.follow(np.zeros(1, np.int32))
-        unions([[Part(tree)]], [tree], np.ones(1), self.budget.nodes, self.budget.children)
-
-    def beside(self, trees: Sequence[DraftTree], states: Sequence[RequestState]) -> list[DraftTree]:
-        """A tree for each request, its reference's nodes among them.
-
-        trees: what other sources propose.
-        """
-        made = list(trees)
-        rows = [row for row, state in enumerate(states) if self._proposes(state)]
-        parts = [[Part(states[row].predicted), Part(trees[row])] for row in rows]
-        best = united(parts, [states[row].tenant for row in rows], self.estimate, self.budget)
-        for row, tree in zip(rows, best, strict=True):
-            made[row] = tree
-        return made
-
-    def _proposes(self, state: RequestState) -> bool:
-        """Reads on in the request's output, and whether its reference has a proposal."""
-        if state.reference is None or state.ended:
-            return False
-        state.reference.follow(state.text.after(state.opening.prompt_length))
-        state.predicted = state.reference.tree(self.budget.nodes)
-        return len(state.predicted) > 0
+def _proposes(state: RequestState, nodes: int) -> bool:
+    """Reads on in the request's output, and whether its reference has a proposal."""
+    if state.reference is None or state.ended:
+        return False
+    state.reference.follow(state.text.after(state.opening.prompt_length))
+    state.predicted = state.reference.tree(nodes)
+    return len(state.predicted) > 0

@@ -19,63 +19,41 @@ _BINS = 10
 _BIN_WEIGHT = 20.0  # pseudo-observations behind the drafter's own estimate
 
 
-class AcceptanceModel:
-    """Turns a drafter's path probabilities into acceptance rates, per source and probability bin, from what was seen."""
-
-    def __init__(self) -> None:
-        centres = (np.arange(_BINS) + 0.5) / _BINS
-        self._rates = RateTable(np.tile(centres, (SOURCES, 1)), _BIN_WEIGHT)
-
-    def estimate(self, probs: np.ndarray, sources: np.ndarray) -> np.ndarray:
-        """float64 [nodes]: estimated chance that each node is on the accepted path. The arguments are a DraftTree's fields, or
-        those of several one after the other."""
-        return self._rates.rates((sources, self._bins(probs)))
-
-    def observe(self, probs: np.ndarray, sources: np.ndarray, accepted: np.ndarray) -> None:
-        """Learns which verified nodes were accepted.
-
-        accepted: bool [nodes], which verified nodes were on the accepted path.
-        """
-        self._rates.learn((sources, self._bins(probs)), accepted)
-
-    def doubt(self) -> None:
-        """Has what was learned count no more than the drafter's own estimate did at first."""
-        self._rates.doubt(_BIN_WEIGHT)
-
-    @staticmethod
-    def _bins(probs: np.ndarray) -> np.ndarray:
-        return np.clip((probs * _BINS).astype(np.int64), 0, _BINS - 1)
-
-
 class Acceptance:
-    """A model a tenant: what one tenant's texts teach says nothing of another's, and tells nothing of them. of: the model of the
-    tenant with that name."""
+    """Turns drafters' path probabilities into acceptance rates, from what was seen: a table per tenant, by source and bin of probability.
+    What one tenant's texts teach says nothing of another's, and tells nothing of them."""
 
     def __init__(self) -> None:
-        self._models: WeakSet[AcceptanceModel] = WeakSet()
-        self.of = per_tenant(self._made)
-
-    def weights_changed(self) -> None:
-        """The target says other things from now on, and older text may be right no more. Where that is so, it is found out in a few steps
-        and not in as many as taught that it was right."""
-        for model in self._models:
-            model.doubt()
-
-    def _made(self) -> AcceptanceModel:
-        model = AcceptanceModel()
-        self._models.add(model)
-        return model
+        self._tables: WeakSet[RateTable] = WeakSet()
+        self._of = per_tenant(self._made)
 
     def estimate(self, trees: Sequence[DraftTree], tenants: Sequence[str]) -> np.ndarray:
-        """float64, as `AcceptanceModel.estimate`, all trees' nodes one after the other. tenants: whose each tree is."""
+        """float64, all trees' nodes one after the other: estimated chance that each is on the accepted path.
+
+        tenants: whose each tree is.
+        """
         if len(set(tenants)) > 1:
             parts = [
-                self.of(tenant).estimate(tree.probs, tree.sources)
+                self._of(tenant).rates(_cells(tree.probs, tree.sources))
                 for tree, tenant in zip(trees, tenants, strict=True)
             ]
             return np.concatenate(parts)
         probs = np.concatenate([tree.probs for tree in trees])
-        return self.of(tenants[0]).estimate(probs, np.concatenate([tree.sources for tree in trees]))
+        return self._of(tenants[0]).rates(_cells(probs, np.concatenate([tree.sources for tree in trees])))
+
+    def observe(self, tenant: str, trees: Sequence[DraftTree], accepted: np.ndarray) -> None:
+        """Learns which verified nodes were accepted.
+
+        accepted: bool, all trees' nodes one after the other: whether each was on the accepted path.
+        """
+        probs = np.concatenate([tree.probs for tree in trees])
+        self._of(tenant).learn(_cells(probs, np.concatenate([tree.sources for tree in trees])), accepted)
+
+    def weights_changed(self) -> None:
+        """The target says other things from now on, and older text may be right no more. Where that is so, it is found out in a few steps
+        and not in as many as taught that it was right: what was learned counts no more than the drafters' own estimates did at first."""
+        for table in self._tables:
+            table.doubt(_BIN_WEIGHT)
 
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         """Learns from the steps that verified a tree."""
@@ -84,11 +62,20 @@ class Acceptance:
             if len(outcome.tree):
                 drafted[outcome.request.tenant].append(outcome)
         for tenant, of_tenant in drafted.items():
-            self.of(tenant).observe(
-                np.concatenate([outcome.tree.probs for outcome in of_tenant]),
-                np.concatenate([outcome.tree.sources for outcome in of_tenant]),
-                np.concatenate([outcome.accepted for outcome in of_tenant]),
-            )
+            accepted = np.concatenate([outcome.accepted for outcome in of_tenant])
+            self.observe(tenant, [outcome.tree for outcome in of_tenant], accepted)
+
+    def _made(self) -> RateTable:
+        """A table that believes the drafters' own estimates."""
+        centres = (np.arange(_BINS) + 0.5) / _BINS
+        table = RateTable(np.tile(centres, (SOURCES, 1)), _BIN_WEIGHT)
+        self._tables.add(table)
+        return table
+
+
+def _cells(probs: np.ndarray, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The cells of nodes in a tenant's table."""
+    return sources, np.clip((probs * _BINS).astype(np.int64), 0, _BINS - 1)
 
 
 class Learning(Follower):

@@ -20,7 +20,6 @@ from sglang_patches.draft_process.arguments import given_of
 from sglang_patches.draft_process.settings import DraftSettings, draft_settings
 from sglang_patches.drafting.channel import ProcessChannel
 from sglang_patches.drafting.datastore import DatastoreFeed
-from sglang_patches.drafting.references import References
 from sglang_patches.drafting.seams import DraftChannel
 from sglang_patches.drafting.speculation import Speculation
 from sglang_patches.early_exit.tap import Tap
@@ -145,14 +144,11 @@ class MethodWorker(TreeWorker[Launch]):
             budget.nodes,
         )
         estimate = self.policy.acceptance.estimate
-        references = References(estimate, budget)
         if parts.channel is None:
-            return DatastoreSource(feed, parts.fallback, references)
+            return DatastoreSource(feed, parts.fallback, estimate, budget)
         speculation = Speculation(parts.channel, budget.nodes, self._sampling_of, vocabulary=self.vocab_size)
         courier = make_courier(self.device)
-        return DraftSideSource(
-            feed, parts.fallback, references, parts.channel, speculation, courier, estimate, budget
-        )
+        return DraftSideSource(feed, parts.fallback, estimate, budget, parts.channel, speculation, courier)
 
     def _open_datastore(self, texts: Texts) -> Datastore:
         return open_datastore(

@@ -12,7 +12,7 @@ import torch
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import NO_DRAFT, Budget
 from sglang_patches.drafting.datastore import DatastoreFeed
-from sglang_patches.drafting.references import References
+from sglang_patches.drafting.references import compile_references, with_references
 from sglang_patches.drafting.seams import DraftChannel, Fallback
 from sglang_patches.drafting.speculation import Choices, Speculation
 from sglang_patches.drafting.union import Estimate, Part, best_trees, first_trees
@@ -61,11 +61,16 @@ class Sources:
 
 class DatastoreSource(Sources):
     """The datastore, and beside it the requests' own references. The datastore hears nothing of a step that needs nothing of it: the next
-    entries carry the step's tokens."""
+    entries carry the step's tokens.
 
-    def __init__(self, feed: DatastoreFeed, fallback: Fallback, references: References) -> None:
-        self.feed, self.fallback, self.references = feed, fallback, references
+    estimate: of acceptance, by what was seen.
+    budget: of a tree.
+    """
+
+    def __init__(self, feed: DatastoreFeed, fallback: Fallback, estimate: Estimate, budget: Budget) -> None:
+        self.feed, self.fallback, self._estimate, self._budget = feed, fallback, estimate, budget
         self.followers = [feed, fallback]
+        compile_references(budget)
 
     def propose(
         self, batch: ScheduleBatch, states: States, depths: Sequence[int], wanted: bool
@@ -73,7 +78,7 @@ class DatastoreSource(Sources):
         if not wanted and self.feed.has_news(states):
             self.feed.step(states, [NO_DRAFT] * len(states))
         trees = self._drafted(states, depths) if wanted else super().propose(batch, states, depths, wanted)
-        return self.references.beside(trees, states)
+        return with_references(trees, states, self._estimate, self._budget)
 
     def step_took(self, seconds: float) -> None:
         self.fallback.step_took(seconds)
@@ -86,25 +91,22 @@ class DraftSideSource(DatastoreSource):
     """A draft side's speculation cache, and what the method adds to its trees. Each request gets the best tree of both.
 
     courier: of an accelerator, None for a CPU.
-    estimate: of acceptance, by what was seen.
-    budget: of a tree.
     """
 
     def __init__(
         self,
         feed: DatastoreFeed,
         fallback: Fallback,
-        references: References,
+        estimate: Estimate,
+        budget: Budget,
         channel: DraftChannel,
         speculation: Speculation,
         courier: Courier | None,
-        estimate: Estimate,
-        budget: Budget,
     ) -> None:
-        super().__init__(feed, fallback, references)
+        super().__init__(feed, fallback, estimate, budget)
         self.followers = [feed, speculation, fallback]
         self.channel, self.speculation = channel, speculation
-        self._courier, self._estimate, self._budget = courier, estimate, budget
+        self._courier = courier
 
     @property
     def looked_up(self) -> bool:  # type: ignore[override]

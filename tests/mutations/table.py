@@ -442,8 +442,8 @@ OTHERS = (
     Mutant(
         "tenants-learned",
         "sglang_patches/step/acceptance.py",
-        "self.of(tenant).observe(",
-        'self.of("").observe(',
+        "self.observe(tenant, ",
+        'self.observe("", ',
         "step/test_length.py",
     ),
     Mutant(

@@ -20,7 +20,7 @@ def test_a_step_learns_between_its_launch_and_its_verification(plugin, length):
 
     with configured(7, length):
         load = Load(load_traces(SHIPPED), 3, Engine(VOCABULARY), Marks())
-        load.worker.policy.acceptance.of("").observe = noted("learn", lambda *_: None)
+        load.worker.policy.acceptance.observe = noted("learn", lambda *_: None)
         target = load.target
         with (
             mock.patch.object(

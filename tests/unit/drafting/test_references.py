@@ -4,7 +4,7 @@ import numpy as np
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree
 from datastore_service.protocol.types import Budget
-from sglang_patches.drafting.references import References
+from sglang_patches.drafting.references import compile_references, with_references
 from sglang_patches.drafting.union import _unite
 from sglang_patches.ledger.reference import _follow
 from sglang_patches.ledger.requests import REFERENCE_TOKENS, Step
@@ -26,7 +26,7 @@ def state_of(text, output=(), **wishes):
 
 
 def beside(trees, states, nodes=4, children=4):
-    return References(by_probability, Budget(nodes, children=children)).beside(trees, states)
+    return with_references(trees, states, by_probability, Budget(nodes, children=children))
 
 
 def chain(*tokens, chance=0.5):
@@ -88,7 +88,7 @@ def test_tokens_that_are_drawn_again_are_followed_anew():
 
 
 def test_no_step_waits_for_a_compiler():
-    References(by_probability, Budget(4))
+    compile_references(Budget(4))
     before = [len(kernel.signatures) for kernel in (_follow, _unite)]
     beside([chain(7)], [state_of(range(10, 40), range(10, 20))])
     assert [len(kernel.signatures) for kernel in (_follow, _unite)] == before != [0, 0]

@@ -226,7 +226,7 @@ def make_worker(
 
 def acceptance(worker) -> list:
     """Per tier and bin of probability: how many nodes were verified, how many of them accepted."""
-    rates = worker.policy.acceptance.of("")._rates
+    rates = worker.policy.acceptance._of("")
     return [counts[: max(Tier) + 1].tolist() for counts in (rates._seen, rates._came)]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from datastore_service.protocol.tree import EMPTY_TREE, DraftTree, Tier
-from sglang_patches.step.acceptance import Acceptance, AcceptanceModel
+from sglang_patches.step.acceptance import Acceptance
 from sglang_patches.step.length import (
     PLAIN_STREAK,
     PROBE_STEPS,
@@ -248,11 +248,11 @@ def test_one_tenants_outcomes_say_nothing_of_anothers():
 
 
 def test_acceptance_follows_the_outcomes():
-    model, tree = AcceptanceModel(), _chain([0.95])
-    before = model.estimate(tree.probs, tree.sources)[0]
+    acceptance, tree = Acceptance(), _chain([0.95])
+    before = acceptance.estimate([tree], [""])[0]
     for _ in range(500):
-        model.observe(tree.probs, tree.sources, np.array([False]))
-    assert before > 0.9 and model.estimate(tree.probs, tree.sources)[0] < 0.1
+        acceptance.observe("", [tree], np.array([False]))
+    assert before > 0.9 and acceptance.estimate([tree], [""])[0] < 0.1
 
 
 def test_a_batchs_expected_tokens_are_those_of_each_tree_added():
@@ -261,7 +261,7 @@ def test_a_batchs_expected_tokens_are_those_of_each_tree_added():
     policy = LengthPolicy(WIDTHS, lambda rows: 1.0)
     trees = [_chain(rng.random(size)) for size in (3, 0, 15, 1, 7)]
     for tree in trees:
-        policy.acceptance.of("").observe(tree.probs, tree.sources, rng.random(len(tree)) < 0.5)
+        policy.acceptance.observe("", [tree], rng.random(len(tree)) < 0.5)
     gains = np.zeros(16)
     gains[0] = len(trees)
     for tree in trees:
