@@ -100,9 +100,9 @@ class Engine:
         the step has more queries than a step may have."""
         if not entries:
             return []
-        epoch = max([entry.opening.epoch for entry in entries if entry.opening is not None], default=0)
-        if epoch > self.epoch:
-            self._live.begin_epoch(epoch)
+        epochs = [entry.opening.epoch for entry in entries if entry.opening is not None]
+        if epochs and max(epochs) > self.epoch:
+            self._live.begin_epoch(max(epochs))
         try:
             queries = check_entries(entries, self.vocab_size)
             tokens = joined_tokens(entries, queries, self.vocab_size)
