@@ -58,7 +58,7 @@ class RpcServer:
     def stop(self, grace: float, timeout: float) -> bool:
         """Takes no further call, cancels those that have not ended after `grace` seconds, and waits until they have; False after `timeout`
         seconds more."""
-        stopping = asyncio.run_coroutine_threadsafe(self._server.stop(grace), self._loop)
+        stopping = asyncio.run_coroutine_threadsafe(self._stop(grace), self._loop)
         try:
             stopping.result(grace + timeout)
         except TimeoutError:
@@ -68,6 +68,15 @@ class RpcServer:
         self._loop.close()
         self._calls.shutdown(wait=False)
         return True
+
+    async def _stop(self, grace: float) -> None:
+        """Ends what the server leaves on the loop, too: a call's task that is pending when it is collected is logged as an error, from
+        whatever code runs then."""
+        await self._server.stop(grace)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _make(self, add_servicers, interceptors, options) -> grpc.aio.Server:
         server = grpc.aio.server(self._calls, interceptors=interceptors, options=options)

@@ -440,6 +440,13 @@ OTHERS = (
         "step/test_length.py",
     ),
     Mutant(
+        "tasks-left",  # a stopped service leaves its calls' tasks pending
+        "datastore_service/server/rpc_server.py",
+        "            task.cancel()\n",
+        "            pass\n",
+        "server/test_service.py",
+    ),
+    Mutant(
         "tenants-learned",
         "sglang_patches/step/acceptance.py",
         "self.observe(tenant, ",

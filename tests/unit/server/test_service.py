@@ -1,5 +1,6 @@
 """The service over real gRPC: the stream's rules, admin, limits, health, reflection, drain."""
 
+import asyncio
 import functools
 import queue
 import threading
@@ -19,6 +20,7 @@ from datastore_service.server import drafting
 from datastore_service.server.admission import ADMIN, DRAFTING
 from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.limits import ServiceLimits
+from datastore_service.server.rpc_server import RpcServer
 from datastore_service.server.service import Service
 from datastore_service.server.warmup import MAX_OPEN_CALLS
 from proto_gen.specstore.v1 import admin_pb2, admin_pb2_grpc, drafting_pb2_grpc
@@ -567,3 +569,14 @@ def test_metrics(service, stream):
     typed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE specstore_")}
     assert described == typed
     assert all(len(line.split(maxsplit=3)) == 4 for line in text.splitlines() if line.startswith("# HELP"))
+
+
+def test_a_stop_ends_what_is_left_on_the_loop():
+    """A call's task that is still pending when it is collected is logged with the frames of whatever code runs then."""
+
+    async def left() -> asyncio.Task:
+        return asyncio.get_running_loop().create_task(asyncio.Event().wait())
+
+    server = RpcServer(lambda server: None, (), ())
+    task = server.run(left())
+    assert server.stop(grace=0, timeout=60) and task.cancelled()
