@@ -135,15 +135,16 @@ def test_a_reference_drafts_for_its_own_request_alone(method, workbench, lags, d
     start = 100 + 200 * lags
     text, said = list(range(start + 1, start + 61)), 10
     counting, prompt = Counting(512), [start - 1, start]
-    own = {"max_new_tokens": said} | expecting(text, conversation="c", tenant="mine")
-    others = [{"conversation": "c", "tenant": "mine"}, {"tenant": "mine"}, {"tenant": "other"}]
+    tenant, other = f"{method.name}, mine", f"{method.name}, other"  # the datastore is that of all methods
+    own = {"max_new_tokens": said} | expecting(text, conversation="c", tenant=tenant)
+    others = [{"conversation": "c", "tenant": tenant}, {"tenant": tenant}, {"tenant": other}]
 
     def asking(wishes: dict) -> Req:
         return request(prompt, 512, max_new_tokens=60, custom_params={"specstore": wishes})
 
     place = {"endpoint": datastore.endpoint, "tenant": f"{method.name}-reference"}
     with workbench.scheduler(counting, lags=lags, request_tenant="custom_params", **place) as scheduler:
-        mine, beside = request(prompt, 512, **own), asking({"tenant": "mine", "publish": False})
+        mine, beside = request(prompt, 512, **own), asking({"tenant": tenant, "publish": False})
         assert scheduler.answers([mine, beside]) == [text[:said], text]
         after = [asking(wishes | {"publish": False}) for wishes in others]
         assert [scheduler.answers([req]) for req in after] == [[text]] * len(after)
