@@ -102,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sampling = {
         "temperature": 0, "repetition_penalty": PENALTY, "max_new_tokens": given.tokens, "ignore_eos": True, "stream_interval": CHUNK,
     }  # fmt: skip
-    specs = {
-        PLAIN: ServerSpec(PLAIN, model, None, given.dtype, max_running_requests=1),
+    specs = {  # with overlap scheduling SGLang's own penalties lag a token behind
+        PLAIN: ServerSpec(PLAIN, model, None, given.dtype, max_running_requests=1, overlap=False),
         NONE: ServerSpec("sssd", model, "SSSD", given.dtype, given.nodes, flags=("--specstore-publish", "off"), max_running_requests=1),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
