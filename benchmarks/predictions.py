@@ -1,6 +1,6 @@
 """`python -m benchmarks.predictions`: what a `prediction` saves by the number of its edits, and what one of another text costs.
 
-The demo model cannot edit a file. So it writes a text of its own, greedily and with a penalty of repetition that keeps it from looping, and the
+The demo model cannot edit a file. So it writes a text of its own, greedily, with a repetition penalty that keeps it from looping. The
 prediction is that text with words replaced, left out and put in: the answer is the edit of the prediction. The server's datastore is
 empty and remembers no answer. One request at a time; times are from the first tokens that come to the last.
 """
