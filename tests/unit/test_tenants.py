@@ -201,7 +201,7 @@ KEYS = {
     "folders": lambda: folder_on_any_disk,
     "namespaces": namespaces_of_a_service,
     "embedded engines": embedded_engines,
-    "learned acceptance": lambda: Acceptance().of,
+    "learned acceptance": lambda: Acceptance()._of,
     "learned gains of waiting": lambda: (
         fallback_of("datastore", DatastoreFallback(None, Budget(4)), 4)._learned
     ),
