@@ -503,6 +503,20 @@ OTHERS = (
         "engine/test_live.py",
     ),
     Mutant(
+        "evicted-late",
+        "datastore_service/engine/live/compactor.py",
+        "            self._evict()  #",
+        "            pass  #",
+        "engine/test_live.py",
+    ),
+    Mutant(
+        "limit-exceeded-at-rest",
+        "datastore_service/engine/live/compactor.py",
+        "        self._attempt(self._evict)\n",
+        "",
+        "engine/test_live.py",
+    ),
+    Mutant(
         "conversation-stays",
         "datastore_service/engine/conversations.py",
         "or next(iter(self._kept.values()))[0] < oldest_allowed",

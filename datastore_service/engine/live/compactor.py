@@ -1,4 +1,4 @@
-"""Seals fresh texts, merges segments and evicts the oldest text, in the background."""
+"""Evicts the oldest text, seals fresh texts and merges segments, in the background."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Compactor:
         """The same for a caller that holds `lock`. What fails is logged and counted; it is due again the next time."""
         self._attempt(self.forget)
         self._attempt(self._expire)
-        self._attempt(self._seal_and_merge)
         self._attempt(self._evict)
+        self._attempt(self._seal_and_merge)
 
     def compact(self) -> None:
         """Makes the full fresh texts and the segments as few segments as the policy permits, in the caller's thread. Raises
@@ -141,7 +141,7 @@ class Compactor:
     def _seal_and_merge(self) -> None:
         self._view.retry_save()
         while self._merge(self._policy.next_merge) or self._seal_oldest():
-            pass
+            self._evict()  # callers may publish for as long as this goes on, and what leaves need not be merged
 
     def _seal_oldest(self) -> bool:
         """Turns the oldest full fresh text into a segment; False if there is none."""

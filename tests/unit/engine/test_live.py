@@ -1,4 +1,5 @@
 import threading
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -202,6 +203,55 @@ def test_the_oldest_text_leaves_first(small_fresh_text):
     kept = [document[0] for document in documents_in(views[-1])]
     assert kept == list(range(kept[0], 1000))
     assert 500 <= views[-1].tokens <= 1000
+
+
+def test_a_flood_does_not_take_the_tier_over_its_limit(small_fresh_text, monkeypatch):
+    """As much is published while a text is sealed as the seal takes away, so that the run has always more to do."""
+    views = []
+    tier = LiveTier(10_000, 1000, views.append)
+    numbers = iter(range(700))
+
+    def publish_one_text():
+        for number in islice(numbers, 7):  # documents of a fresh text
+            tier.publish(np.full(9, number, dtype=np.int32))
+
+    def built_meanwhile(documents, vocab_size):
+        publish_one_text()
+        return build_segment(documents, vocab_size)
+
+    monkeypatch.setattr(compactor, "build_segment", built_meanwhile)
+    publish_one_text()
+    publish_one_text()
+    tier.settle()
+    assert next(numbers, None) is None
+    assert max(view.tokens for view in views) < 1500
+    assert 500 <= views[-1].tokens <= 1000
+
+
+def test_what_leaves_at_once_is_not_sorted(no_merges, monkeypatch):
+    sorted_tokens = []
+    monkeypatch.setattr(fresh_writer, "MOST_FRESH_TOKENS", 1 << 20)
+    monkeypatch.setattr(
+        compactor,
+        "build_segment",
+        lambda documents, size: (
+            sorted_tokens.append(sum(map(len, documents))) or build_segment(documents, size)
+        ),
+    )
+    tier = LiveTier(10_000, 1000, lambda view: None)
+    for number in range(1000):
+        tier.publish(np.full(9, number, dtype=np.int32))
+    no_merges.set()
+    tier.settle()
+    assert sum(sorted_tokens) < 3 * 1000  # each token once for each size class
+
+
+def test_text_that_comes_sorted_makes_the_oldest_leave():
+    """No text is to be sealed or merged then."""
+    tier = LiveTier(10_000, 1000, lambda view: None)
+    for number in range(3):
+        tier.warmup(build_segment([np.full(599, number, dtype=np.int32)], 10_000))
+    assert documents_in(tier.view) == [[2] * 599]
 
 
 def test_a_document_larger_than_a_fresh_text(small_fresh_text):
