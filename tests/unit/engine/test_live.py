@@ -154,8 +154,9 @@ def test_a_merge_that_fails_loses_nothing_and_is_tried_again(small_fresh_text, m
 def no_merges(small_fresh_text, monkeypatch):
     """Nothing is sealed while the event is not set, as during a long merge of another namespace."""
     monkeypatch.setattr(fresh_writer, "MOST_FRESH_TOKENS", 640)
-    go_on = threading.Event()
-    compactor._background.submit(go_on.wait)
+    begun, go_on = threading.Event(), threading.Event()
+    compactor._background.submit(lambda: begun.set() or go_on.wait())
+    begun.wait()
     yield go_on
     go_on.set()
 

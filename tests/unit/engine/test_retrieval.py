@@ -23,7 +23,6 @@ from datastore_service.engine.segment import build_segment
 from tests.unit.engine.oracles import match_length, occurrences
 
 ENOUGH = 24
-documents_of_few_ids = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=6)
 contexts = st.lists(st.integers(0, 3), min_size=1, max_size=MAX_MATCH)
 
 
@@ -57,18 +56,20 @@ def expected_places(documents, segment, context, gram):
     return places
 
 
-@given(documents_of_few_ids, contexts)
-def test_unsampled_retrieval_is_the_back_off_of_algorithm_2(documents, context):
-    segment = build_segment(map(np.array, [np.array(d, dtype=np.int64) for d in documents]), 4)
-    if sum(map(len, documents)) > SAMPLES:
-        documents = documents[:1]
-        segment = build_segment([np.array(d, dtype=np.int64) for d in documents], 4)
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=SAMPLES // 2), max_size=2),
+    contexts,
+    st.integers(1, SAMPLES),
+)
+def test_unsampled_retrieval_is_the_back_off_of_algorithm_2(documents, context, enough):
+    """The documents have no more tokens than are looked at."""
+    segment = build_segment([np.array(document, dtype=np.int64) for document in documents], 4)
     places = {}
     for gram in range(min(PREFIXES[FIRST_PREFIX], len(context)), 0, -1):
         places = expected_places(documents, segment, context, gram)
-        if len(places) >= ENOUGH:
+        if len(places) >= enough:
             break
-    found = retrieve([segment], context)
+    found = retrieve([segment], context, enough)
     assert {cursor: match for _, cursor, match, _ in found} == places
     assert len(found) == len(places)
     assert all(step == 1 for *_, step in found)
