@@ -14,6 +14,7 @@
     python -m benchmarks.rows           rows by request against one width, on a virtual clock
     python -m benchmarks.rollouts       steps saved in a GRPO-like loop, and what text of older weights does
     python -m benchmarks.predictions    what a prediction saves by its edits, and what a wrong one costs
+    python -m benchmarks.agent          an agent's loop over stock SGLang, NGRAM and SSSD
     python -m benchmarks.roofline       cost of verification on a GPU that is not at hand, by calculation
     python -m benchmarks.record         answers of a served model, which replay and serve need
     python -m benchmarks.report         page and plots from what the others wrote

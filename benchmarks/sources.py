@@ -35,7 +35,7 @@ def source_documents(
     """int32 documents, a file each, in a random order that is the same on every machine with the lock file's packages; as many as
     it takes for `tokens` in all. kind: of SUFFIXES. Raises ValueError if there is less text."""
     documents, size = [], 0
-    for document in tokenize(_texts(seed, kind), tokenizer):
+    for document in tokenize(texts(kind, seed), tokenizer):
         documents.append(document.astype(np.int32))
         size += len(document)
         if size >= tokens:
@@ -56,7 +56,8 @@ def digest(documents: Sequence[np.ndarray]) -> str:
     return whole.hexdigest()
 
 
-def _texts(seed: int, kind: str) -> Iterator[str]:
+def texts(kind: str = "python", seed: int = 0) -> Iterator[str]:
+    """The files of a kind, in a random order."""
     packages = Path(np.__file__).parents[1]  # a checkout's own site-packages hold its code alone
     files = sorted(
         path

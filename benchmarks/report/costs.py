@@ -195,6 +195,20 @@ def predictions(record: dict) -> list[str]:
     return ["## Predictions", "", text, "", *columns(record["results"], shown)]
 
 
+def agent(record: dict) -> list[str]:
+    settings = record["manifest"]["settings"]
+    text = (
+        f"{settings['tasks']} tasks of {settings['turns']} turns, answers of at most {settings['tokens']} tokens, one request at a time,"
+        f" {settings['dtype']}. Brackets are 95% intervals over tasks."
+    )
+    shown = {
+        "way": "{way}", "tokens per step": lambda row: interval(row["tokens_per_step"]),
+        "decoding over plain": lambda row: interval(row["decoding"]), "answers over plain": lambda row: interval(row["answers"]),
+        "tasks with plain's tokens": "{same:.0%}",
+    }  # fmt: skip
+    return ["## An agent's loop", "", text, "", *columns(record["results"], shown)]
+
+
 def rollouts(record: dict) -> list[str]:
     text = "Steps of real servers, then replays on a virtual clock: tokens per step, verified rows a token, speed over plain decoding."
     served = {

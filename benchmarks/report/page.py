@@ -23,7 +23,7 @@ from benchmarks.serve import tables as serving
 COSTS = {
     "engine": costs.engine, "rpc": costs.rpc, "strangers": costs.strangers, "load": costs.load, "upkeep": costs.upkeep,
     "sharing": costs.sharing, "host_time": costs.host_time, "roofline": costs.roofline,
-    "rows": costs.rows, "rollouts": costs.rollouts, "predictions": costs.predictions,
+    "rows": costs.rows, "rollouts": costs.rollouts, "predictions": costs.predictions, "agent": costs.agent,
 }  # fmt: skip
 TABLES = {
     "replay": replaying.tables, "pipeline": pipelining.tables, "beside": beside.tables, "beside.loads": beside.loads,
