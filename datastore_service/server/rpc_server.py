@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from datastore_service.server.credentials import server_credentials
 from datastore_service.server.reloading import Reloading
 from datastore_service.tls import Tls
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 CALL_THREADS = 16  # for calls that are no coroutines: admin calls, warm-ups
 
@@ -76,7 +78,9 @@ class RpcServer:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(error, Exception):
+                log.error("a call failed while the server stopped", exc_info=error)
 
     async def _make(self, add_servicers, interceptors, options) -> grpc.aio.Server:
         server = grpc.aio.server(self._calls, interceptors=interceptors, options=options)

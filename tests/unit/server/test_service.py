@@ -5,6 +5,7 @@ import functools
 import queue
 import threading
 import time
+from collections.abc import Coroutine
 from urllib.request import urlopen
 
 import grpc
@@ -571,12 +572,21 @@ def test_metrics(service, stream):
     assert all(len(line.split(maxsplit=3)) == 4 for line in text.splitlines() if line.startswith("# HELP"))
 
 
-def test_a_stop_ends_what_is_left_on_the_loop():
+def test_a_stop_ends_what_is_left_on_the_loop(caplog):
     """A call's task that is still pending when it is collected is logged with the frames of whatever code runs then."""
 
-    async def left() -> asyncio.Task:
-        return asyncio.get_running_loop().create_task(asyncio.Event().wait())
+    async def fails() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise KeyError("session")
+
+    async def left(*coroutines: Coroutine) -> list[asyncio.Task]:
+        tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+        await asyncio.sleep(0)  # they begin
+        return tasks
 
     server = RpcServer(lambda server: None, (), ())
-    task = server.run(left())
-    assert server.stop(grace=0, timeout=60) and task.cancelled()
+    waits, failed = server.run(left(asyncio.Event().wait(), fails()))
+    assert server.stop(grace=0, timeout=60) and waits.cancelled() and failed.done()
+    assert ["KeyError: 'session'" in record.exc_text for record in caplog.records] == [True]
