@@ -75,8 +75,8 @@ LARGE = {name for name in RUNS | LONG if name.startswith("e2e")}
 SECONDS = {
     TEST: {"conformance-servers": 230, "conformance-in-process": 170, "e2e": 70, "e2e-demo-model": 120}
     | {"e2e-compose": 1, "units": 450, "units-with-sglang": 200, "integration": 230, CLOCK: 40},
-    REST: {"conformance-servers": 1000, "conformance-in-process": 600, "e2e": 900, "e2e-demo-model": 1}
-    | {"e2e-compose": 400, "units": 100, "units-with-sglang": 400, "integration": 150, CLOCK: 300},
+    REST: {"conformance-servers": 1300, "conformance-in-process": 600, "e2e": 1500, "e2e-demo-model": 180}
+    | {"e2e-compose": 350, "units": 130, "units-with-sglang": 450, "integration": 220, CLOCK: 250},
 }
 LONG_RUN = 600
 PARTS = {TEST: ["--part", TEST], REST: ["--part", REST], "long": ["--long"]}  # words of pytest
