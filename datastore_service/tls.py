@@ -3,6 +3,7 @@ only report a failed handshake."""
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
+log = logging.getLogger(__name__)
 File = Path | str | None
 
 SOON = timedelta(days=14)
@@ -28,9 +30,15 @@ class Tls:
     ca: bytes | None
     ends: datetime | None = None
 
-    def ends_soon(self, now: datetime) -> bool:
-        """Whether the own certificate has ended or is about to."""
-        return self.ends is not None and self.ends - now < SOON
+
+def warn_of_end(what: str, tls: Tls) -> None:
+    """Logs a warning if the own certificate has ended or is about to.
+
+    what: the certificate, in words."""
+    if tls.ends is not None and tls.ends - datetime.now(UTC) < SOON:
+        log.warning(
+            "%s ends soon: put a renewed one and its key in its place", what, extra={"ends": tls.ends}
+        )
 
 
 def server_tls(certificate: File, key: File, client_ca: File = None) -> Tls | None:

@@ -7,7 +7,6 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ from datastore_service.server.shutdown import ShutdownSignals
 from datastore_service.server.status_page import StatusPage
 from datastore_service.server.web import LOOPBACK, WebServer, application
 from datastore_service.storage.data_directory import DataDirectory
-from datastore_service.tls import Tls
+from datastore_service.tls import Tls, warn_of_end
 from proto_gen.specstore.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from proto_gen.specstore.v1.drafting_pb2_grpc import add_DraftingServicer_to_server
 
@@ -91,6 +90,7 @@ class Service:
         self.history = History(self.namespaces)
         self.page = StatusPage(self.namespaces, self.history, lambda: self.drafting.streams)
         self._health = health.aio.HealthServicer()
+        self._share = share
         self._sharing = self._shared_over(share) if share else None
         self._admin = Admin(self.namespaces, self.drafting, self._limits, Corpora(corpora), self._sharing)
         self._address, self._tls = address, tls
@@ -118,7 +118,7 @@ class Service:
         log.info("serving", extra={"endpoint": self.endpoint, "tls": self._tls is not None})
         if not self._tls and not self._address.local:
             log.warning("no TLS: texts and tokens cross the network readable")
-        self._warn_of_certificate()
+        self._warn_of_certificates()
         return self.endpoint
 
     def stop(self) -> None:
@@ -192,14 +192,13 @@ class Service:
     def _keep_checked(self) -> None:
         while not self._stopping.wait(CHECK_SECONDS):
             self.namespaces.check_segments()
-            self._warn_of_certificate()
+            self._warn_of_certificates()
 
-    def _warn_of_certificate(self) -> None:
-        if self._tls and self._tls.value.ends_soon(datetime.now(UTC)):
-            log.warning(
-                "the TLS certificate ends soon: put a renewed one and its key in its place",
-                extra={"ends": self._tls.value.ends},
-            )
+    def _warn_of_certificates(self) -> None:
+        if self._tls:
+            warn_of_end("the TLS certificate", self._tls.value)
+        if self._share:
+            self._share.files.warn()
 
 
 def serve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +14,9 @@ from redis.exceptions import ConnectionError as LostError
 from redis.retry import Retry
 
 from datastore_service.endpoint import Endpoint
-from datastore_service.tls import client_files
+from datastore_service.tls import Tls, client_files, warn_of_end
 
+log = logging.getLogger(__name__)
 SCHEMES = {
     "valkey": "redis",
     "redis": "redis",
@@ -38,9 +40,18 @@ class ShareFiles(NamedTuple):
     def given(self) -> list[str]:
         return [f"share-tls-{name}" for name, path in self._asdict().items() if path]
 
-    def check(self) -> None:
-        """Raises ValueError naming the option of a missing, unreadable or unsuitable file."""
-        client_files("share-tls", *self)
+    def check(self) -> Tls:
+        """What they hold. Raises ValueError naming the option of a missing, unreadable or unsuitable file."""
+        return client_files("share-tls", *self)
+
+    def warn(self) -> None:
+        """Logs what the next connection will meet: a file that no longer suits, or a certificate that ends soon."""
+        try:
+            tls = self.check()
+        except ValueError as error:
+            log.warning("share: %s", error)
+        else:
+            warn_of_end("the certificate of share-tls-certificate", tls)
 
 
 @dataclass(frozen=True, slots=True)
