@@ -6,8 +6,9 @@ Read the modules in this order:
 - `keys`: the names of a namespace's keys there;
 - `messages`: what a stream says, and what of it is believed;
 - `lease`: keeps a copy of a data directory from speaking under the name of the original;
-- `stream`: one namespace's stream: read, then written;
+- `places`: places in a stream, and the messages after one;
 - `forgetting`: takes a subject's text out of a tenant's streams, and has all services forget it;
+- `stream`: one namespace's stream: read, then written;
 - `thread`: the one thread that does all of this, beside the drafting;
 - `metrics`: what it counts.
 

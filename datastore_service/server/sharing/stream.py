@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import cast
@@ -16,17 +16,17 @@ from redis.exceptions import WatchError
 from datastore_service.engine.engine import Engine
 from datastore_service.engine.share import NoRoomError
 from datastore_service.server.namespaces import HostedNamespace, named
+from datastore_service.server.sharing.forgetting import Forgets
 from datastore_service.server.sharing.keys import digest_in, keys_of
 from datastore_service.server.sharing.lease import Lease
 from datastore_service.server.sharing.messages import Document, RefusedError, read_message, text_message
 from datastore_service.server.sharing.metrics import ShareMetrics
+from datastore_service.server.sharing.places import BATCH, START, last_id, messages_after, order
 
 log = logging.getLogger(__name__)
 
-BATCH = 64  # messages that are read or written at a time, and entries that a stream is cut by
 TOKEN_BYTES = 4
 SAMPLES = 5  # messages by which the server estimates what a stream takes
-START = "0-0"
 CUT = "cut"  # the field of `Keys.sent` that says up to where the stream was cut; services have 16 digits
 
 
@@ -42,17 +42,28 @@ class Self:
         return int(self.name, 16)
 
 
+class FullError(Exception):
+    """The live tier takes no text now: too much waits to be sorted, or the disk takes none. The engine logs and counts which."""
+
+
 class SharedStream:
     """Reads and writes one stream, for the thread that shares. Every method may raise RedisError.
 
-    positions: by stream, the last message that was read, and whose text is in the live tier. lease: only who holds it reads and writes
-    here."""
+    positions: by stream, the last message that was read, and whose text is in the live tier. forgets: of this service. save: has the
+    positions outlive the process. lease: only who holds it reads and writes here."""
 
     def __init__(
-        self, hosted: HostedNamespace, service: Self, positions: dict[str, str], metrics: ShareMetrics
+        self,
+        hosted: HostedNamespace,
+        service: Self,
+        positions: dict[str, str],
+        forgets: Forgets,
+        save: Callable[[], None],
+        metrics: ShareMetrics,
     ) -> None:
         self._hosted, self._keys, self._positions = hosted, keys_of(hosted.namespace), positions
         self._service, self._metrics = service, metrics
+        self._forgets, self._save = forgets, save
         self.lease = Lease(self._keys.lease + service.name, service.name)
         self._labels = hosted.namespace.model, hosted.namespace.tenant
         # Number of the newest output that the others were told of. None until an earlier process's is found out.
@@ -77,9 +88,12 @@ class SharedStream:
     def resume(self, client: Redis) -> None:
         """Finds out how things stand on the server, which may have lost what it was told last."""
         client.sadd(self._keys.namespaces, digest_in(self._keys))
-        last = _last_id(client, self._keys.texts)
-        if _order(last) < _order(self._position):
-            log.warning("share: the server has lost messages", extra=named(self._hosted.namespace))
+        last = last_id(client, self._keys.texts)
+        behind = order(last) < order(self._position)
+        if behind or self._told(client) < (self._sent or 0):
+            self._count_missed("the server has lost messages")
+            self._forgets.lost(self._keys.texts)
+        if behind:
             self._position = last.encode()
         self._look_for_a_gap(client)
         self.measure()
@@ -88,16 +102,13 @@ class SharedStream:
         self._waiting, self._sent_since = self._engine.waiting(self._sent, self._engine.published.last), 0
 
     def receive(self, client: Redis) -> bool:
-        """Takes what others have published, and forgets what they have forgotten; returns whether there is more. Raises OSError and
-        what storage raises: then the message is read again."""
+        """Takes what others have published, and forgets what they have forgotten; returns whether there is more. Raises FullError, OSError
+        and what storage raises: then the message is read again."""
         if self._told(client) < (self._sent or 0):  # it may have been away without our notice
             self.resume(client)
         messages = messages_after(client, self._keys.texts, self._position)
         for number, fields in messages:
-            if not self._apply(fields):
-                self._engine.settle()  # too much waits to be sorted, or the disk takes none: the next round tries again
-                return False
-            self._position = number
+            self._apply(number, fields)
         return len(messages) == BATCH
 
     def send(self, client: Redis) -> bool:
@@ -133,12 +144,14 @@ class SharedStream:
 
     def _look_for_a_gap(self, client: Redis) -> None:
         cut = cast("bytes | None", client.hget(self._keys.sent, CUT))
-        if cut and self._position != START and _order(self._position) < _order(cut.decode()):
-            self._metrics.missed.labels(*self._labels).inc()
-            log.warning(
-                "share: messages had left the stream before this service read them; repeat here each forget since then",
-                extra=named(self._hosted.namespace),
-            )
+        if cut and self._position != START and order(self._position) < order(cut.decode()):
+            self._count_missed("messages had left the stream before this service read them")
+
+    def _count_missed(self, what: str) -> None:
+        self._metrics.missed.labels(*self._labels).inc()
+        log.warning(
+            "share: %s; repeat here each forget since then", what, extra=named(self._hosted.namespace)
+        )
 
     def _add(self, client: Redis, texts: Sequence[Document]) -> bool:
         """False if there is something unread, or comes meanwhile, or the server has lost what it was told; then nothing was added."""
@@ -171,26 +184,36 @@ class SharedStream:
         if removed and (first := messages_after(client, stream, START, 1)):
             client.hset(self._keys.sent, CUT, first[0][0])
 
-    def _apply(self, fields: Mapping[bytes, bytes]) -> bool:
-        """False if the live tier cannot take a text now."""
+    def _apply(self, number: bytes, fields: Mapping[bytes, bytes]) -> None:
+        """Does what a message says, and goes on behind it."""
+        forgotten = False
         try:
             said = read_message(fields, self._engine.vocab_size, time.time())
-            if isinstance(said, frozenset):
+            if not isinstance(said, frozenset):
+                self._take(*said)
+            elif not self._forgets.is_own(self._keys.texts, number):
                 self._engine.forget(said)
-                return True
-            return self._take(*said)
+                forgotten = True
         except RefusedError as error:
             self._refuse(error.reason, str(error))
         except NoRoomError as error:
             self._refuse("room", str(error))
-        return True
+        self._position = number
+        self._forgets.passed(self._keys.texts, number.decode())
+        if forgotten:  # read again, it would take what is published from now on
+            self._save()
 
-    def _take(self, text: np.ndarray, provenance: np.ndarray) -> bool:
+    def _take(self, text: np.ndarray, provenance: np.ndarray) -> None:
         if provenance["origin"][0] == self._service.origin:
-            return True
-        taken = self._engine.take(text, provenance)
-        self._metrics.taken.labels(*self._labels).inc(taken)
-        return taken
+            return
+        with self._forgets.lock:
+            if self._forgets.covers(self._hosted.namespace.tenant, self._keys.texts, provenance):
+                return
+            taken = self._engine.take(text, provenance)
+        if not taken:
+            self._engine.settle()
+            raise FullError
+        self._metrics.taken.labels(*self._labels).inc()
 
     def _refuse(self, reason: str, words: str) -> None:
         self._metrics.refused.labels(*self._labels, reason).inc()
@@ -200,19 +223,3 @@ class SharedStream:
                 "a message of another service is refused, and no other of this namespace will be told for this reason",
                 extra=named(self._hosted.namespace) | {"reason": words},
             )
-
-
-def messages_after(
-    client: Redis, stream: str, position: str, count: int = BATCH
-) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """The next messages of a stream, each with its number there. Raises RedisError."""
-    return cast("list", client.xrange(stream, f"({position}", "+", count))
-
-
-def _last_id(client: Redis, stream: str) -> str:
-    """The number of the newest message that the stream ever had."""
-    return client.xinfo_stream(stream)["last-generated-id"].decode() if client.exists(stream) else START
-
-
-def _order(position: str) -> tuple[int, ...]:
-    return tuple(map(int, position.split("-")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection
 
 from redis import Redis
@@ -16,9 +15,10 @@ from redis.exceptions import TimeoutError as LateError
 from datastore_service.engine.provenance import Subject
 from datastore_service.server.namespaces import HostedNamespace, Namespaces, named
 from datastore_service.server.sharing.address import ShareAddress
-from datastore_service.server.sharing.forgetting import have_forgotten
+from datastore_service.server.sharing.forgetting import Forgets
+from datastore_service.server.sharing.keys import digest_in, keys_of
 from datastore_service.server.sharing.metrics import ShareMetrics
-from datastore_service.server.sharing.stream import Self, SharedStream
+from datastore_service.server.sharing.stream import FullError, Self, SharedStream
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.share_file import ShareState
 
@@ -49,6 +49,7 @@ class Sharing:
         self._failing: set[HostedNamespace] = set()  # of which the log has that their exchange fails
         self._untold: set[str] = set()  # tenants of which it has that their forgets are refused
         self._lock = threading.Lock()  # of the state and its file
+        self._forgets = Forgets(self._state, self._lock, self._write)
         self._saved = 0.0  # when the positions were saved, of time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="specstore-share", daemon=True)
@@ -67,9 +68,7 @@ class Sharing:
 
     def forget(self, tenant: str, subjects: Collection[Subject]) -> None:
         """Has the others forget subjects, soon: once this is noted, it outlives the process. Raises OSError."""
-        with self._lock:
-            self._state.forgetting |= {(tenant, subject) for subject in subjects}
-            self._write()
+        self._forgets.note(tenant, subjects)
 
     def _run(self) -> None:
         wait = ROUND_SECONDS
@@ -129,6 +128,8 @@ class Sharing:
             more = stream.lease.held(client) and (stream.receive(client) or stream.send(client))
         except (LostError, LateError):
             raise
+        except FullError:  # the next round tries again
+            return False
         except (RedisError, StorageError, OSError) as error:
             self._count_failure(hosted, error)
             return False
@@ -146,28 +147,23 @@ class Sharing:
     def _stream(self, hosted: HostedNamespace, client: Redis) -> SharedStream:
         """Its stream, which knows how things stand on the server."""
         if hosted not in self._streams:
-            self._streams[hosted] = SharedStream(hosted, self._service, self._positions, self._metrics)
+            self._streams[hosted] = SharedStream(
+                hosted, self._service, self._positions, self._forgets, self._save, self._metrics
+            )
         if hosted not in self._resumed:
             self._streams[hosted].resume(client)
             self._resumed.add(hosted)
         return self._streams[hosted]
 
     def _tell_forgets(self, client: Redis) -> None:
-        with self._lock:
-            forgetting = set(self._state.forgetting)
-        of_tenants = defaultdict(set)
-        for tenant, subject in forgetting:
-            of_tenants[tenant].add(subject)
-        for tenant, subjects in of_tenants.items():
+        for tenant, due in self._forgets.due().items():
+            hosted = [each.namespace for each in self._namespaces if each.namespace.tenant == tenant]
             try:
-                have_forgotten(client, tenant, subjects)
+                self._forgets.tell(client, tenant, due, [digest_in(keys_of(each)) for each in hosted])
             except ResponseError as error:
                 self._note_untold(tenant, error)
                 continue
             self._untold.discard(tenant)
-            with self._lock:
-                self._state.forgetting -= {(tenant, subject) for subject in subjects}
-                self._write()
 
     def _note_untold(self, tenant: str, error: Exception) -> None:
         """Notes a forget that the server refuses for one tenant. It stays due; other tenants' are told."""

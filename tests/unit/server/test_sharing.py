@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,10 +12,12 @@ from datastore_service.engine.engine import Engine
 from datastore_service.protocol.types import Entry, Namespace, Opening
 from datastore_service.server.namespaces import HostedNamespace
 from datastore_service.server.sharing import lease
+from datastore_service.server.sharing.forgetting import Forgets
 from datastore_service.server.sharing.keys import keys_of
 from datastore_service.server.sharing.lease import Lease, NameTakenError
 from datastore_service.server.sharing.metrics import ShareMetrics
 from datastore_service.server.sharing.stream import Self, SharedStream
+from datastore_service.storage.share_file import ShareState
 from tests.support.servers.share import ShareServer
 
 VOCAB = 1000
@@ -38,7 +42,9 @@ class Service:
     def __init__(self, name: str) -> None:
         self.engine = Engine(VOCAB)
         hosted = HostedNamespace(NAMESPACE, self.engine, prior=False, stored=False, grace=0.0)
-        self.stream = SharedStream(hosted, Self(name * 16, 0), {}, ShareMetrics(CollectorRegistry()))
+        forgets = Forgets(ShareState(), threading.Lock(), lambda: None)
+        metrics = ShareMetrics(CollectorRegistry())
+        self.stream = SharedStream(hosted, Self(name * 16, 0), {}, forgets, lambda: None, metrics)
 
     def publish(self, first: int) -> None:
         text = np.arange(first, first + 10, dtype=np.int32)
