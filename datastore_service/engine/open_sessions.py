@@ -119,17 +119,22 @@ class OpenSessions:
     def admit(
         self, entries: Sequence[Entry], sessions: Sequence[OpenSession | None]
     ) -> tuple[list[Status], list[tuple[int, int]]]:
-        """Each entry's status, and its new tokens as a range of the step's tokens (see `joined_tokens`), which are counted.
+        """Each entry's status, and its new tokens as a range of the step's tokens (see `joined_tokens`), which are counted. A client is
+        asked for text that is not here only where there is room for it: else it would send all of it again in each step.
         sessions: of `acquire`."""
         statuses, spans, end = [], [], 0
         with self._lock:
             for entry, session in zip(entries, sessions, strict=True):
                 begin, end = end, end + len(entry.tokens)
                 status = Status.OK
+                if session is not None and entry.withheld:
+                    self._withhold(session)
                 if session is None:
-                    status = Status.OVER_BUDGET if entry.opening else Status.UNKNOWN_SESSION
+                    full = entry.opening or not self._may_open()
+                    status = Status.OVER_BUDGET if full else Status.UNKNOWN_SESSION
                 elif (skipped := session.index.known - entry.start) < 0:
-                    status = Status.GAP
+                    fits = self._has_room(session, len(entry.tokens) - skipped)
+                    status = Status.GAP if fits else Status.OVER_BUDGET
                 else:
                     begin = min(begin + skipped, end)
                     if begin < end and not self._make_room(session, end - begin):
@@ -138,13 +143,13 @@ class OpenSessions:
                 spans.append((begin, end))
         return statuses, spans
 
-    def close(self, session: OpenSession, withheld: bool) -> bool:
-        """Ends a session, whose lock the caller holds, and keeps its conversation and, unless it is withheld, its output for its group.
-        False if it was flushed during the step, and its text with it."""
+    def close(self, session: OpenSession) -> bool:
+        """Ends a session, whose lock the caller holds, and keeps its conversation and its output for its group. False if it was flushed
+        during the step, and its text with it."""
         with self._lock:
             if self._open.get(session.name) is not session:
                 return False
-            self._remove(session, keeps_text=not withheld)
+            self._remove(session, keeps_text=True)
             session.ended = True
             self._closing.add(session)
             session.index.forget_drafting()
@@ -173,10 +178,8 @@ class OpenSessions:
             self._conversations.forget(subjects)
             for session in list(self._open.values()):
                 if subjects_of(session.opening) & subjects:
-                    session.opening = replace(
-                        session.opening, publish=False, conversation="", workspace="", group=""
-                    )
-                    self._leave_group(session, keeps_text=False)
+                    session.opening = replace(session.opening, conversation="")
+                    self._withhold(session)
                 elif session.earlier & subjects:
                     self._remove(session)
             under_way = [*self._open.values(), *self._closing]
@@ -245,7 +248,7 @@ class OpenSessions:
 
     def _opened(self, entry: Entry, opening: Opening) -> OpenSession:
         """A new session. Raises NoRoomError."""
-        if len(self._open) >= self._limits.sessions:
+        if self._is_full:
             raise NoRoomError(f"sessions: {len(self._open)} are open in the namespace, its limit")
         self._share.open_session()
         session = OpenSession(entry.session, opening, *self._begun_with(entry, opening))
@@ -254,6 +257,14 @@ class OpenSessions:
         self._open[entry.session] = session
         self._tokens += session.counted
         return session
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._open) >= self._limits.sessions
+
+    def _may_open(self) -> bool:
+        """Whether there is room for one more session."""
+        return not self._is_full and self._share.may_open_session()
 
     def _begun_with(self, entry: Entry, opening: Opening) -> tuple[SessionIndex, Subjects]:
         """The index of the session's conversation and whose text it has, or an empty one."""
@@ -267,17 +278,27 @@ class OpenSessions:
     def _make_room(self, session: OpenSession, extra: int) -> bool:
         """Counts `extra` tokens of a session and drops conversations for them; False if there is no room. Called under the
         table's lock."""
-        if len(session.index) + extra > self._limits.session_tokens:
+        if not self._has_room(session, extra):
             return False
         if self._open.get(session.name) is not session:
             return True  # flushed since it was found: it lives until this step ends and is no longer counted
-        if self._tokens + extra > self._limits.tokens:
-            return False
         session.counted += extra
         self._tokens += extra
         while self._tokens + self._conversations.tokens > self._limits.tokens:
             self._conversations.drop_oldest()
         return True
+
+    def _has_room(self, session: OpenSession, extra: int) -> bool:
+        """Whether a session may have `extra` tokens more. Called under the table's lock."""
+        counted = self._open.get(session.name) is session
+        return len(session.index) + extra <= self._limits.session_tokens and (
+            not counted or self._tokens + extra <= self._limits.tokens
+        )
+
+    def _withhold(self, session: OpenSession) -> None:
+        """Has a session leave nothing for others but its conversation. Called under the table's lock."""
+        session.opening = replace(session.opening, publish=False, workspace="", group="")
+        self._leave_group(session, keeps_text=False)
 
     def _remove(self, session: OpenSession, keeps_text: bool = False) -> None:
         """Takes a session off the table. keeps_text: what it has written stays for its group."""

@@ -17,6 +17,10 @@ class Share(Protocol):
         """Counts a session. Raises NoRoomError, and then has not counted it."""
         ...
 
+    def may_open_session(self) -> bool:
+        """Whether `open_session` would count one. Counts no refusal."""
+        ...
+
     def end_sessions(self, count: int) -> None:
         """Counts sessions of `open_session` no longer."""
         ...
@@ -33,6 +37,9 @@ class Unshared:
 
     def open_session(self) -> None:
         pass
+
+    def may_open_session(self) -> bool:
+        return True
 
     def end_sessions(self, count: int) -> None:
         pass

@@ -44,7 +44,7 @@ class StepRunner:
                 session = sessions[row]
                 if session is None:
                     replies[row].refusal = refusals.get(entry.session, "")
-                elif entry.closing and (failure := self._close(session, entry.withheld)):
+                elif entry.closing and (failure := self._close(session)):
                     status, refusal = failure
                     replies[row] = replace(replies[row], status=status, known=0, refusal=refusal)
         finally:
@@ -113,11 +113,11 @@ class StepRunner:
             if refused.position < index.known + new:
                 index.refuse(refused.position, refused.tokens, self._refusals)
 
-    def _close(self, session: OpenSession, withheld: bool) -> tuple[Status, str] | None:
-        """Ends a session, publishes its output and adds its text to its workspace, unless that is withheld. None, or the status and the
+    def _close(self, session: OpenSession) -> tuple[Status, str] | None:
+        """Ends a session, publishes its output and adds its text to its workspace, as far as they may be. None, or the status and the
         refusal that say why it is not published."""
-        output, shared = (EMPTY_TOKENS, EMPTY_TOKENS) if withheld else (session.output(), session.shared())
-        if not self._sessions.close(session, withheld):
+        output, shared = session.output(), session.shared()
+        if not self._sessions.close(session):
             return Status.UNKNOWN_SESSION, ""
         if len(shared):
             self._texts.workspaces.add(session.opening.workspace, shared)

@@ -122,7 +122,7 @@ class Entry:
     if it turns out to lack them.
     queries: each continues the entry's text. Another stream may have sent more of the session already: a query that agrees
     with that text is still answered, the tree of any other is empty.
-    withheld: with `closing`, the session's output is not published.
+    withheld: the session's output is not published, and from here on no workspace and no group gets its text.
     tenant: whose session it is, named by each of its entries; "" where the datastore has one tenant.
 
     Processing order: opening, tokens, rejected, draft, queries, closing.
@@ -141,8 +141,8 @@ class Entry:
     withheld: bool = False
 
     def end_of_session(self) -> Entry:
-        """The entry that ends this one's session as it is."""
-        return Entry(self.session, closing=True, tenant=self.tenant)
+        """The entry that ends this one's session where it is no longer needed: it goes on, and is published, elsewhere."""
+        return Entry(self.session, closing=True, tenant=self.tenant, withheld=True)
 
 
 @dataclass(slots=True, eq=False)

@@ -91,7 +91,10 @@ class _AuditFile(WatchedFileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._failed = False
-        super().emit(record)
+        try:
+            super().emit(record)
+        except OSError:  # it looks for a file that was moved away, and makes it anew, before it minds errors
+            self.handleError(record)
         if self._failing and not self._failed:
             log.warning("the audit is written again", extra={"file": self.baseFilename})
         self._failing = self._failed

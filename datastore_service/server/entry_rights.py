@@ -14,7 +14,8 @@ MOST_TOLD = 64  # tenants of a stream that the audit tells of: callers choose th
 
 class EntryRights:
     """An entry of a tenant for whom the caller may not draft is refused by itself, and the stream goes on. Where the caller may
-    draft and not publish, outputs are withheld from the live tier, and sessions have no workspace and no group and begin no epoch. The audit tells of each tenant once a stream."""
+    draft and not publish, whatever session it writes to stays out of the live tier, of workspaces and of groups, and begins no epoch. The
+    audit tells of each tenant once a stream."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -40,7 +41,7 @@ class EntryRights:
     def _permitted(self, entry: Entry, tenant: str, lacking: Mapping[Right, set[str]]) -> Entry | str:
         if tenant in lacking[Right.DRAFT]:
             return self._denial(Right.DRAFT, tenant)
-        if tenant in lacking[Right.PUBLISH] and (entry.opening or entry.closing):
+        if tenant in lacking[Right.PUBLISH] and (entry.opening or entry.closing or len(entry.tokens)):
             return self._withheld(entry, tenant)
         return entry
 

@@ -62,6 +62,10 @@ def _verify(
 
 
 def _tenant(request: pb.ForgetRequest, limits: ServiceLimits) -> str:
+    if not request.HasField(
+        "namespace"
+    ):  # its absence is no tenant, and the caller's right was not asked for the one without a name
+        raise invalid('namespace: missing; "" is the tenant without a name')
     for part in ("model", "tokenizer"):
         if getattr(request.namespace, part):
             raise invalid(f"namespace.{part}: must be empty, a subject is one of all the tenant's models")

@@ -48,6 +48,10 @@ class TenantUse:
             self._check("sessions", self._sessions + 1)
             self._sessions += 1
 
+    def may_open_session(self) -> bool:
+        limit = self.quota.sessions
+        return limit is None or self._sessions < limit
+
     def end_sessions(self, count: int) -> None:
         with self._lock:
             self._sessions -= count

@@ -61,15 +61,85 @@ SURVIVORS = (
     ),
     Mutant(
         "l07",  # what is withheld enters the workspace
-        "datastore_service/engine/step.py",
-        "(EMPTY_TOKENS, EMPTY_TOKENS) if withheld",
-        "(EMPTY_TOKENS, session.shared()) if withheld",
+        "datastore_service/engine/open_sessions.py",
+        'publish=False, workspace="", group="")',
+        'publish=False, group="")',
         "engine/test_workspaces.py",
+    ),
+    Mutant(
+        "guest-publishes",  # who may not publish writes into a session of who may
+        "datastore_service/server/entry_rights.py",
+        " or len(entry.tokens)):",
+        "):",
+        "server/test_entry_rights.py",
+    ),
+    Mutant(
+        "full-asks-again",  # a session for which there is no room is sent whole in every step
+        "datastore_service/engine/open_sessions.py",
+        "full = entry.opening or not self._may_open()",
+        "full = entry.opening",
+        "engine/test_engine.py",
+    ),
+    Mutant(
+        "gap-asks-again",
+        "datastore_service/engine/open_sessions.py",
+        "Status.GAP if fits else Status.OVER_BUDGET",
+        "Status.GAP",
+        "engine/test_engine.py",
+    ),
+    Mutant(
+        "moved-and-published",
+        "datastore_service/protocol/types.py",
+        "tenant=self.tenant, withheld=True)",
+        "tenant=self.tenant)",
+        "client/test_fleet.py",
+    ),
+    Mutant(
+        "forget-of-no-tenant",
+        "datastore_service/server/forgetting.py",
+        'if not request.HasField("namespace"):',
+        "if False:",
+        "server/test_forget.py",
+    ),
+    Mutant(
+        "called-again-dropped",  # a forget that is called for while it is told
+        "datastore_service/server/sharing/forgetting.py",
+        "if self._calls[tenant, subject] == calls:",
+        "if True:",
+        "server/test_share_forgets.py",
+    ),
+    Mutant(
+        "own-message-forgets",  # what was published after the answer is forgotten, too
+        "datastore_service/server/sharing/stream.py",
+        "elif not self._forgets.is_own(self._keys.texts, number):",
+        "else:",
+        "server/test_share_forgets.py",
+    ),
+    Mutant(
+        "taken-though-forgotten",
+        "datastore_service/server/sharing/stream.py",
+        "if self._forgets.covers(self._hosted.namespace.tenant, self._keys.texts, provenance):",
+        "if False:",
+        "server/test_share_forgets.py",
+    ),
+    Mutant(
+        "hosted-not-told",  # the server came back empty
+        "datastore_service/server/sharing/forgetting.py",
+        "for digest in known}.union(digests)",
+        "for digest in known}",
+        "server/test_share_forgets.py",
+    ),
+    Mutant(
+        "audit-made-anew",
+        "datastore_service/server/audit.py",
+        "except OSError:",
+        "except ZeroDivisionError:",
+        "server/test_audit.py",
     ),
     Mutant(
         "sibling-stays",  # what is withheld stays with its group
         "datastore_service/engine/open_sessions.py",
-        "keeps_text=not withheld)",
+        "keeps_text=False)",
         "keeps_text=True)",
         "engine/test_groups.py",
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from datastore_service.engine.limits import Limits
 from datastore_service.protocol.tree import DraftTree, Tier
@@ -128,7 +128,7 @@ class EngineModel:
         answers = [self._answer(*each) for each in zip(entries, opened, statuses, strict=True)]
         for entry, session in zip(entries, opened, strict=True):
             if entry.closing and session:
-                self._close(entry.session, entry.withheld)
+                self._close(entry.session)
         return answers
 
     def _find_or_open(self, entry: Entry) -> ModelSession | None:
@@ -153,13 +153,15 @@ class EngineModel:
 
     def _accept(self, entry: Entry, session: ModelSession | None) -> Status:
         if session is None:
-            return Status.OVER_BUDGET if entry.opening else Status.UNKNOWN_SESSION
+            full = len(self.sessions) >= self.limits.sessions
+            return Status.OVER_BUDGET if entry.opening or full else Status.UNKNOWN_SESSION
+        if entry.withheld:
+            session.opening = replace(session.opening, publish=False)
         if entry.start > len(session.text):
-            return Status.GAP
+            missing = entry.start + len(entry.tokens) - len(session.text)
+            return Status.GAP if self._fits(session, missing) else Status.OVER_BUDGET
         new = tuple(entry.tokens[len(session.text) - entry.start :].tolist())
-        if new and session.tokens + len(new) > self.limits.session_tokens:
-            return Status.OVER_BUDGET
-        if new and self.session_tokens + len(new) > self.limits.tokens:
+        if new and not self._fits(session, len(new)):
             return Status.OVER_BUDGET
         session.text += new
         for refused in entry.rejected:
@@ -167,6 +169,12 @@ class EngineModel:
         while new and self.session_tokens + self.conversation_tokens > self.limits.tokens:
             self.conversations.popitem(last=False)
         return Status.OK
+
+    def _fits(self, session: ModelSession, more: int) -> bool:
+        return (
+            session.tokens + more <= self.limits.session_tokens
+            and self.session_tokens + more <= self.limits.tokens
+        )
 
     def _refuse(self, session: ModelSession, position: int, tokens: Sequence[int]) -> None:
         last = session.refused[-1][0] if session.refused else -1
@@ -197,14 +205,14 @@ class EngineModel:
         texts = {Tier.SESSION: tuple(session.before), Tier.LIVE: self.live, Tier.PRIOR: self.prior}
         return Sight(text, texts, session.refused)
 
-    def _close(self, name: str, withheld: bool) -> None:
+    def _close(self, name: str) -> None:
         session = self.sessions.pop(name)
         session.refused = ()
         opening = session.opening
         if opening.conversation and session.tokens:
             self._keep(opening.conversation, session)
         output = session.text[opening.prompt_length :]
-        if opening.publish and not withheld and output and self.limits.live_tokens:
+        if opening.publish and output and self.limits.live_tokens:
             self.fresh += (output,)
 
     # Conversations

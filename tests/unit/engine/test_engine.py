@@ -177,6 +177,20 @@ def test_limits_on_sessions_and_tokens():
     assert step(engine, "c", 0, ids(1), opening=Opening()).status == Status.OK
 
 
+def test_text_is_asked_for_again_only_where_there_is_room_for_it():
+    """A client sends all of a session in answer to UNKNOWN_SESSION, what is missing to GAP; it would do so in every step."""
+    engine = Engine(100, limits=Limits(sessions=2, session_tokens=9, tokens=9))
+    opened([1, 2], "a", engine)
+    opened([1, 2], "b", engine)
+    assert step(engine, "c", 5, ids(1)).status == Status.OVER_BUDGET
+    assert step(engine, "a", 6, ids(1)).status == Status.GAP
+    assert step(engine, "a", 6, ids(1, 2)).status == Status.OVER_BUDGET, "6 missing and 4 are above 9"
+    step(engine, "b", closing=True)
+    assert step(engine, "a", 6, ids(1, 2)).status == Status.GAP
+    assert step(engine, "a", 6, ids(1, 2, 3, 4)).status == Status.OVER_BUDGET, "10 tokens of one session"
+    assert step(engine, "c", 5, ids(1)).status == Status.UNKNOWN_SESSION
+
+
 def test_conversation_text_is_found_again_and_positions_are_the_requests_own():
     engine = opened([1, 2, 3, 4], "a", conversation="talk")
     step(engine, "a", 4, ids(5), closing=True)

@@ -213,16 +213,21 @@ def test_a_file_that_was_moved_away_is_made_anew(service, audit):
     assert lines(moved) == first
 
 
+@pytest.mark.parametrize("failing", ["written", "made anew"])
 def test_a_file_that_cannot_be_written_is_told_of_once_and_refuses_no_call(
-    service, audit, caplog, monkeypatch
+    failing, service, audit, caplog, monkeypatch
 ):
     (handler,) = [each for each in logging.getLogger(AUDIT).handlers if isinstance(each, WatchedFileHandler)]
     with monkeypatch.context() as full:
 
-        def write(text: str) -> None:
+        def fail(*_: object) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        full.setattr(handler.stream, "write", write)
+        if failing == "written":
+            full.setattr(handler.stream, "write", fail)
+        else:
+            audit.rename(audit.with_name("audit.1"))
+            full.setattr(handler, "_open", fail)
         assert [call(service, "Stats") for _ in range(3)] == ["NOT_FOUND"] * 3
     assert call(service, "ListNamespaces") == "OK"
     eventually(lambda: "again" in caplog.text, "no line", SECONDS)

@@ -16,6 +16,7 @@ from datastore_service.server.limits import ServiceLimits
 from datastore_service.storage.data_directory import DataDirectory
 from datastore_service.storage.live_manifest import MANIFEST
 from proto_gen.specstore.v1 import admin_pb2 as pb
+from proto_gen.specstore.v1.admin_pb2_grpc import AdminStub
 from tests.unit.server.service import VOCAB, running
 from tests.unit.server.test_audit import audit, lines
 from tests.unit.server.test_durability import NAMESPACE, Client, clients
@@ -58,6 +59,17 @@ def test_a_query_finds_nothing_of_the_user_and_all_of_the_others(service, client
     assert client.drafted(ADA[:2]) == [] and client.drafted(BOB[:2]) == BOB[2:10]
     status, said = forget(service, "--subject", "user:ada", "--verify")
     assert (status, said.split("; ")[0]) == (0, "removed 0 documents, 0 tokens, from 1 namespaces")
+
+
+def test_a_call_names_its_tenant(service, clients):
+    """Its absence would be the tenant without a name, for which the caller's right was not asked."""
+    client = clients(service)
+    publish(client, ADA, "ada")
+    with grpc.insecure_channel(service.endpoint) as channel, pytest.raises(grpc.RpcError) as refused:
+        AdminStub(channel).Forget(pb.ForgetRequest(users=["ada"]), timeout=60)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details().startswith("namespace: missing")
+    assert client.drafted(ADA[:2])
 
 
 def test_a_subject_is_one_of_all_models_and_of_one_tenant(service, clients):

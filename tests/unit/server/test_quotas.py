@@ -94,6 +94,9 @@ def test_sessions_are_those_of_all_namespaces_of_the_tenant(service, acme, clien
         assert known.status == pb.STATUS_OK, "the session that was open is served"
     assert [reply.status for reply in neighbour.stream.ask(*map(opened, "abcd"))] == [pb.STATUS_OK] * 4
     assert parts_of(acme)["sessions"] == (2, 2, 2)
+    (later,) = acme.stream.ask({"session": "c", "start": 40, "tokens": [1]})
+    assert later.status == pb.STATUS_OVER_BUDGET, "its text is not asked for again"
+    assert parts_of(acme)["sessions"] == (2, 2, 2)
     other_model.stream.ask({"session": "a", "closing": True})
     assert acme.stream.ask(opened("c"))[0].status == pb.STATUS_OK
     assert parts_of(acme)["sessions"] == (2, 2, 2)
