@@ -11,7 +11,8 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,7 +97,8 @@ class FolderStore:
 
     def keep(self, segment: Segment) -> Segment:
         name = self._new_name()
-        written = write_live_segment(self._folder / name, segment, self.manifest.tokenizer, self._keys)
+        with self._removed_if_it_fails(name):
+            written = write_live_segment(self._folder / name, segment, self.manifest.tokenizer, self._keys)
         return self._register(name, written)
 
     def discard(self, segment: Segment) -> None:
@@ -225,10 +227,11 @@ class FolderStore:
         try:
             for stored in manifest.segments:
                 name = self._new_name()
-                link_live_segment(source / stored, self._folder / name, manifest, self._keys)
-                opened = open_live_segment(
-                    self._folder / name, replace(manifest, format=FORMAT), self._keys, verify=False
-                )
+                with self._removed_if_it_fails(name):
+                    link_live_segment(source / stored, self._folder / name, manifest, self._keys)
+                    opened = open_live_segment(
+                        self._folder / name, replace(manifest, format=FORMAT), self._keys, verify=False
+                    )
                 segments.append(self._register(name, opened))
             sync_directory(self._folder)
         except BaseException:
@@ -236,6 +239,17 @@ class FolderStore:
                 self.discard(segment)
             raise
         return tuple(segments)
+
+    @contextmanager
+    def _removed_if_it_fails(self, name: str) -> Iterator[None]:
+        """Surrounds the making of a segment's files. What is left of them would keep text that may be forgotten."""
+        try:
+            yield
+        except BaseException:
+            self._in_manifest.add(name)  # the next save removes what is still there
+            remove_live_segment(self._folder / name)
+            self._in_manifest.discard(name)
+            raise
 
     def _remove_segments(self, names: set[str]) -> None:
         for name in names:

@@ -64,17 +64,27 @@ class LogWriter:
 
     def append(self, tokens: np.ndarray, provenance: np.ndarray) -> None:
         """Writes one record with one system call, so only a full disk or a power failure can tear it. Raises OSError and
-        then has added nothing: the next append, or the reader, cuts off what is left of the record."""
+        then has added nothing: what is in the file of the record is cut off at once, or by the next append or the reader."""
         data = self._records.formed(self.size, tokens, provenance)
         if self._descriptor is None:
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         if self._torn:
-            os.ftruncate(self._descriptor, self.size)
+            self._cut()
         self._torn = True
-        if os.write(self._descriptor, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        try:
+            if os.write(self._descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        except OSError:
+            self._cut()  # it may be text that is forgotten before the next append
+            raise
         self._torn = False
         self.size += len(data)
+
+    def _cut(self) -> None:
+        """Cuts off what there is of a record that was not written whole."""
+        assert self._descriptor is not None
+        os.ftruncate(self._descriptor, self.size)
+        self._torn = False
 
     def sync(self) -> None:
         """Makes what was appended before the call survive a power failure.

@@ -573,10 +573,31 @@ OTHERS = (
         "engine/test_live.py",
     ),
     Mutant(
+        "run-without-end",  # a flood of one namespace holds up all others
+        "datastore_service/engine/live/compactor.py",
+        "        if len(self._view.current.fresh) > 1:\n            self.schedule()\n",
+        "        if len(self._view.current.fresh) > 1:\n            self._seal_and_go_on()\n",
+        "engine/test_live.py",
+    ),
+    Mutant(
+        "not-gone-on",
+        "datastore_service/engine/live/compactor.py",
+        "        if len(self._view.current.fresh) > 1:\n            self.schedule()\n",
+        "",
+        "engine/test_live.py",
+    ),
+    Mutant(
+        "oldest-is-first",
+        "datastore_service/engine/live/view.py",
+        "self.oldest = min(self.oldest, float(",
+        "self.oldest = min(self.oldest if self._provenance[40:] else math.inf, float(",
+        "engine/test_live.py",
+    ),
+    Mutant(
         "evicted-late",
         "datastore_service/engine/live/compactor.py",
-        "            self._evict()  #",
-        "            pass  #",
+        "            self._evict()\n",
+        "            pass\n",
         "engine/test_live.py",
     ),
     Mutant(
@@ -596,7 +617,7 @@ OTHERS = (
     Mutant(
         "torn-stays",
         "datastore_service/storage/log.py",
-        "        if self._torn:\n            os.ftruncate(self._descriptor, self.size)\n",
+        "        if self._torn:\n            self._cut()\n",
         "",
         "storage/test_log.py",
     ),

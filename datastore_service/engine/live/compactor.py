@@ -16,6 +16,7 @@ import numpy as np
 
 from datastore_service.engine.live.durable_view import DurableView
 from datastore_service.engine.live.merge_policy import MergePolicy
+from datastore_service.engine.live.view import FreshText
 from datastore_service.engine.provenance import Selection, belonging_to, published_before
 from datastore_service.engine.segment import Segment, build_segment, damaged, part_of
 
@@ -70,21 +71,26 @@ class Compactor:
         self._attempt(self.forget)
         self._attempt(self._expire)
         self._attempt(self._evict)
-        self._attempt(self._seal_and_merge)
+        self._attempt(self._seal_and_go_on)
 
     def compact(self) -> None:
         """Makes the full fresh texts and the segments as few segments as the policy permits, in the caller's thread. Raises
         what a merge raises, and then nothing is lost."""
         with self.lock:
             self._view.retry_save()
-            while self._seal_oldest() or self._merge(self._policy.next_full_merge):
+            self.seal_all()
+            while self._merge(self._policy.next_full_merge):
                 pass
 
     def seal_all(self) -> None:
-        """Seals every full fresh text and takes damaged segments out of the view. Called under `lock`. Raises what sealing
-        raises."""
-        while self._seal_oldest():
-            pass
+        """Seals the fresh texts that are full now, merges and evicts what is due, and takes damaged segments out of the view. Called
+        under `lock`. Raises what sealing and merging raise.
+
+        Callers may publish as fast as texts are sealed. What they fill meanwhile is not waited for: the call would have no end."""
+        self._merge_due()
+        for text in reversed(self._view.current.fresh[1:]):
+            self._seal(text)
+            self._merge_due()
         found = damaged(self._view.current.segments)
         self._view.change(lambda view: view.take_out(found))
 
@@ -138,19 +144,23 @@ class Compactor:
             self.failures += 1
             log.exception("live tier: a merge failed; its text stays as it was")
 
-    def _seal_and_merge(self) -> None:
+    def _seal_and_go_on(self) -> None:
+        """Does what is due now. What has become due meanwhile waits for another run, behind those of other namespaces."""
         self._view.retry_save()
-        while self._merge(self._policy.next_merge) or self._seal_oldest():
-            self._evict()  # callers may publish for as long as this goes on, and what leaves need not be merged
+        self.seal_all()
+        if len(self._view.current.fresh) > 1:
+            self.schedule()
 
-    def _seal_oldest(self) -> bool:
-        """Turns the oldest full fresh text into a segment; False if there is none."""
-        fresh = self._view.current.fresh
-        if len(fresh) < 2:
-            return False
-        stored = self._keep(fresh[-1].documents(), fresh[-1].provenance())
-        self._view.commit((stored,), lambda view: view.seal(fresh[-1], stored))
-        return True
+    def _seal(self, text: FreshText) -> None:
+        """Turns the oldest fresh text, which is full, into a segment. Does nothing if it is `text` no more."""
+        if self._view.current.fresh[-1:] == (text,):
+            stored = self._keep(text.documents(), text.provenance())
+            self._view.commit((stored,), lambda view: view.seal(text, stored))
+
+    def _merge_due(self) -> None:
+        self._evict()  # what leaves need not be merged
+        while self._merge(self._policy.next_merge):
+            self._evict()
 
     def _keep(self, documents: Iterable[np.ndarray], provenance: np.ndarray) -> Segment:
         segment = build_segment(documents, self._vocab_size)

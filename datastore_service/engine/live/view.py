@@ -16,31 +16,30 @@ from datastore_service.protocol.types import EMPTY_TOKENS
 
 
 class FreshText(SessionIndex):
-    """Outputs of closed sessions, a separator after each. log: number of the write-ahead log with the same text."""
+    """Outputs of closed sessions, a separator after each.
 
-    __slots__ = ("_provenance", "log")
+    log: number of the write-ahead log with the same text. oldest: when its oldest document was published, in seconds since 1970; infinite
+    without one. Others' documents do not come in the order in which they were published."""
+
+    __slots__ = ("_provenance", "log", "oldest")
 
     def __init__(self, log: int, capacity: int) -> None:
         super().__init__(capacity)
         self.log = log
         self._provenance = bytearray()  # of all documents
+        self.oldest = math.inf
 
     def add(self, document: np.ndarray, provenance: np.ndarray) -> None:
         """Appends a document and a separator.
 
         document: int32, without a separator. provenance: PROVENANCE [1]."""
         self._provenance += provenance.tobytes()
+        self.oldest = min(self.oldest, float(provenance["published"][0]))
         self.append(np.append(document, np.int32(SEPARATOR)).astype(np.int32))
 
     def provenance(self) -> np.ndarray:
         """PROVENANCE, of each of `documents`."""
         return np.frombuffer(bytes(self._provenance) or bytes(PROVENANCE.itemsize), PROVENANCE)
-
-    @property
-    def oldest(self) -> float:
-        """When the first document was published, in seconds since 1970; infinite without one."""
-        first = bytes(self._provenance[: PROVENANCE.itemsize])
-        return float(np.frombuffer(first, PROVENANCE)["published"][0]) if first else math.inf
 
     def documents(self) -> list[np.ndarray]:
         """The documents, int32, in the order in which they were added."""

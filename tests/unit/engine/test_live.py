@@ -12,6 +12,7 @@ from datastore_service.engine.limits import Limits
 from datastore_service.engine.live import compactor, fresh_writer, merge_policy
 from datastore_service.engine.live.merge_policy import FRESH_TOKENS, MergePolicy
 from datastore_service.engine.live.tier import LiveTier
+from datastore_service.engine.provenance import Subject, provenance_of
 from datastore_service.engine.retrieval import (
     CURSOR,
     FIRST_ROW,
@@ -223,10 +224,68 @@ def test_a_flood_does_not_take_the_tier_over_its_limit(small_fresh_text, monkeyp
     monkeypatch.setattr(compactor, "build_segment", built_meanwhile)
     publish_one_text()
     publish_one_text()
-    tier.settle()
+    while len(tier.view.fresh) > 1:
+        tier.settle()
     assert next(numbers, None) is None
     assert max(view.tokens for view in views) < 1500
     assert 500 <= views[-1].tokens <= 1000
+
+
+def test_a_flood_of_one_tier_holds_up_no_other_and_no_call(small_fresh_text, monkeypatch):
+    """A run does what was due when it began. While texts of the one tier are sorted, more of them are published."""
+    monkeypatch.setattr(fresh_writer, "MOST_FRESH_TOKENS", 640)
+    flooded, other = (LiveTier(10_000, 1 << 20, lambda view: None) for _ in range(2))
+    sealed, flooding = [], threading.Event()
+    flooding.set()
+
+    def publish_texts(tier):
+        for number in range(14):  # two fresh texts
+            tier.publish(np.full(9, number, dtype=np.int32))
+
+    def built_meanwhile(documents, vocab_size):
+        sealed.append(len(documents))
+        if len(sealed) == 3000:  # it has no end, or it held nobody up
+            flooding.clear()
+        if flooding.is_set():
+            publish_texts(flooded)
+        return build_segment(documents, vocab_size)
+
+    monkeypatch.setattr(compactor, "build_segment", built_meanwhile)
+    publish_texts(flooded)
+    publish_texts(other)
+    other.settle()
+    assert len(other.view.fresh) == 1
+    flooded.forget({Subject.named("user", "ada")})
+    flooded.compact()
+    assert flooding.is_set()
+    flooding.clear()
+    while len(flooded.view.fresh) > 1:
+        flooded.settle()
+    assert flooded.merge_failures == other.merge_failures == 0
+
+
+def test_many_texts_that_wait_are_no_more_segments_than_a_step_can_search(no_merges, monkeypatch):
+    monkeypatch.setattr(fresh_writer, "MOST_FRESH_TOKENS", 1 << 20)
+    tier = LiveTier(10_000, 1 << 20, lambda view: None)
+    for number in range(100):
+        tier.publish(np.full(63, number, dtype=np.int32))
+    assert len(tier.view.fresh) > MAX_SEGMENTS
+    assert tier.forget({Subject.named("user", "ada")}) == []
+    assert len(tier.view.fresh) == 1 and documents_in(tier.view) == [[number] * 63 for number in range(100)]
+
+
+def test_the_oldest_of_texts_that_came_in_any_order_is_known():
+    """Another service's text is taken behind one of this service that is younger."""
+    now = 1000.0
+    tier = LiveTier(10_000, 1 << 20, lambda view: None, max_age=100.0, clock=lambda: now)
+    tier.publish(np.full(9, 1, dtype=np.int32))
+    taken = provenance_of(Opening(), 910.0)
+    taken["origin"], taken["number"] = 7, 1
+    tier.take(np.full(9, 2, dtype=np.int32), taken)
+    now = 1020.0
+    tier.expire()
+    tier.settle()
+    assert documents_in(tier.view) == [[1] * 9]
 
 
 def test_what_leaves_at_once_is_not_sorted(no_merges, monkeypatch):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from datastore_service.engine.live import merge_policy
 from datastore_service.engine.provenance import Subject
 from datastore_service.protocol.types import Entry, Opening
-from datastore_service.storage import search, snapshots
+from datastore_service.storage import live_segment, search, snapshots
 from datastore_service.storage.checksummed_json import write_checksummed
 from datastore_service.storage.errors import StorageError
 from datastore_service.storage.folder_store import create_folder
@@ -310,3 +310,28 @@ def test_a_finder_looks_across_the_borders_of_what_it_reads_at_a_time(monkeypatc
         assert search.Finder([pattern]).found_in(text[:at] + pattern + text[at + 40 :]) == {pattern}
     assert search.Finder([pattern]).found_in(text) == set()
     assert search.Finder([]).found_in(text) == set()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_segment_that_cannot_be_kept_leaves_no_text(moment, folder, monkeypatch):
+    """Its documents are in the fresh text still, and may be forgotten there."""
+    engine = opened(folder)
+    for number in range(5):
+        text = np.arange(number, number + 50, dtype=np.int32)
+        engine.step([Entry("s", tokens=text, opening=Opening(user="ada"), closing=True)])
+    write = live_segment.write_segment
+
+    def fails(*words):
+        if moment == "after":
+            write(*words)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(live_segment, "write_segment", fails)
+        engine.settle()
+    assert engine.stats().merge_failures
+    assert not [path for path in folder.iterdir() if path.suffix in (".seg", SUFFIX)]
+    ada = {Subject.named("user", "ada")}
+    removed = engine.forget(ada)
+    found = engine.search(ada, removed)
+    assert (len(removed), found.documents, found.found) == (5, 0, 0)

@@ -84,6 +84,20 @@ def test_a_log_cut_anywhere_has_the_records_before_the_cut(path):
         assert torn == size - (ends[complete] if complete or size > HEADER_BYTES else 0)
 
 
+def test_what_a_full_disk_has_taken_of_a_record_is_cut_off_at_once(path, monkeypatch):
+    """It may be text that is forgotten before the next append. To cut needs no space."""
+    with monkeypatch.context() as full:
+        write = os.write
+        full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:-3]))
+        writer = LogWriter(path, FINGERPRINT, VOCAB)
+        with pytest.raises(OSError, match="No space left"):
+            writer.append(np.array([1, 2, 3], np.int32), provenance_of(Opening(), 0))
+        assert path.stat().st_size == 0
+    writer.append(np.array([4], np.int32), provenance_of(Opening(), 0))
+    writer.close()
+    assert read(path) == ([[4]], 0)
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     documents=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=1, max_size=9),
