@@ -62,9 +62,8 @@ def _verify(
 
 
 def _tenant(request: pb.ForgetRequest, limits: ServiceLimits) -> str:
-    if not request.HasField(
-        "namespace"
-    ):  # its absence is no tenant, and the caller's right was not asked for the one without a name
+    # Without it nobody has asked for the caller's right for the tenant without a name.
+    if not request.HasField("namespace"):
         raise invalid('namespace: missing; "" is the tenant without a name')
     for part in ("model", "tokenizer"):
         if getattr(request.namespace, part):

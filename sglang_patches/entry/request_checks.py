@@ -5,9 +5,10 @@ SGLang sends what a client wrote to its scheduler without a look at most of its 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -29,12 +30,18 @@ JSON = (str, int, float, list, dict)
 TOKENIZED = "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object"
 
 
+# What SGLang puts into a tensor of so many bits, or looks up with.
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+MOST_BIAS = 1e30  # divided by the least temperature it is a number still
+
+
 class SessionFields(msgspec.Struct):
     """The types of `session_params`."""
 
     id: str | None = None
     rid: str | None = None
-    offset: int | None = None
+    offset: Int64 | None = None
     replace: bool | None = None
     drop_previous_output: bool | None = None
 
@@ -42,27 +49,27 @@ class SessionFields(msgspec.Struct):
 class SamplingFields(msgspec.Struct):
     """The types of `sampling_params`. What is true or false may be anything."""
 
-    max_new_tokens: int | None = None
-    min_new_tokens: int = 0
+    max_new_tokens: Int32 | None = None
+    min_new_tokens: Int32 = 0
     stop_strs: list[str] | None = None
     stop_token_ids: set[int] | None = None
     stop_regex_strs: list[str] | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 1
+    top_k: Int32 = 1
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    n: int = 1
-    beam_width: int | None = None
+    n: Int32 = 1
+    beam_width: Int32 | None = None
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
-    stream_interval: int | None = None
+    stream_interval: Int32 | None = None
     logit_bias: dict[str | int, float] | None = None
-    sampling_seed: int | None = None
+    sampling_seed: Int64 | None = None
 
 
 class RequestFields(msgspec.Struct):
@@ -75,22 +82,22 @@ class RequestFields(msgspec.Struct):
     return_logprob: bool | None = False
     return_sampling_mask: bool | None = False
     return_hidden_states: bool | str = False
-    logprob_start_len: int = -1
+    logprob_start_len: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
     top_logprobs_num: int = 0
     token_ids_logprob: list[int] | None = None
-    routed_experts_start_len: int = 0
+    routed_experts_start_len: Int32 = 0
     custom_logit_processor: str | None = None
     lora_id: str | None = None
     lora_name: str | None = None
     bootstrap_host: str | None = None
-    bootstrap_port: int | None = None
-    bootstrap_room: int | None = None
+    bootstrap_port: Int64 | None = None
+    bootstrap_room: Int64 | None = None
     bootstrap_pair_key: str | None = None
-    decode_tp_size: int | None = None
-    routed_dp_rank: int | None = None
-    disagg_prefill_dp_rank: int | None = None
+    decode_tp_size: Int64 | None = None
+    routed_dp_rank: Int64 | None = None
+    disagg_prefill_dp_rank: Int64 | None = None
     routing_key: str | None = None
-    priority: int | None = None
+    priority: Int64 | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
     multi_item_delimiter_indices: list[int] | None = None
@@ -140,6 +147,13 @@ def check(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
     if isinstance(getattr(request, "positional_embed_overrides", None), JSON):
         raise ValueError("positional_embed_overrides: not from a client")
     _check_ids(request, vocab_size)
+    _check_numbers(request.sampling_params)
+    if (
+        request.session_params is not None
+        and request.session_params.replace
+        and not request.session_params.rid
+    ):
+        raise ValueError("session_params.replace: needs session_params.rid, of the request that is replaced")
     _check_grammar(request.sampling_params)
     if request.mm_inputs is None and request.input_embeds is None:
         _check_prompt(request, vocab_size)
@@ -154,6 +168,19 @@ def _check_grammar(params: SamplingParams) -> None:
         text = getattr(params, name, None) or ""
         if not host.GRAMMARS_TAKE_NUL and ("\0" in text or r"\u0000" in text):
             raise ValueError(f"sampling_params.{name}: it has the character NUL")
+
+
+FLOATS = [name for name, kind in SamplingFields.__annotations__.items() if kind == "float"]
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    """Raises ValueError that names the field, for a number that makes probabilities which are none."""
+    for name in FLOATS:
+        if not math.isfinite(value := getattr(params, name)):
+            raise ValueError(f"sampling_params.{name}: {value} is no finite number")
+    for token, bias in (params.logit_bias or {}).items():
+        if not bias <= MOST_BIAS:
+            raise ValueError(f"sampling_params.logit_bias: {bias} of token {token} is above {MOST_BIAS:g}")
 
 
 def _check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookType
+from starlette.requests import HTTPConnection
 
 from sglang_patches.entry import request_conversations, request_tenants, request_users, request_wishes
 from sglang_patches.entry.request_wishes import wishes_of
@@ -31,8 +32,11 @@ def _before_request(
     wishes = wishes_of(obj)
     tenants = request_tenants.enter(obj, request, wishes)
     owners = [tenant or _own_tenant for tenant in tenants]
-    request_conversations.enter(obj, request, wishes, owners)
-    request_users.enter(obj, request, wishes, owners)
+    http = (
+        request if isinstance(request, HTTPConnection) else None
+    )  # SGLang's gRPC server has clients' names in no request
+    request_conversations.enter(obj, http, wishes, owners)
+    request_users.enter(obj, http, wishes, owners)
 
 
 HOOKS: hooks.ByKind = {HookType.BEFORE: {host.REQUEST_STATE: _before_request}}

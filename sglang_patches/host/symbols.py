@@ -106,6 +106,11 @@ _EVERYWHERE: tuple[HostSymbol, ...] = (
         "replaced: requests that want nothing said, under speculation too",
     ),
     row(
+        _SRT + "session.session_controller.SessionReqNode.clear",
+        "self req_dict",
+        "hooked: requests of an open session that have one rid",
+    ),
+    row(
         _SRT + "speculative.base_spec_worker.BaseSpecWorker.note_request_finished",
         "self rid natural_stop",
         "overridden: closes the session",

@@ -162,13 +162,14 @@ def draft_sources_of(req: Req) -> frozenset[str]:
 
 
 def reference_of(req: Req, vocab_size: int) -> Reference | None:
-    """The reference that the request brought along, None without one. A tokenizer may have more tokens than the model: text ends at those."""
+    """The reference that the request brought along, None without one. A tokenizer may have more tokens than the model: text ends at those.
+
+    SGLang's Rust server passes on what a client wrote: what are no tokens is no reference."""
     given = (req.sampling_params.custom_params or {}).get(REFERENCE_TOKENS)
-    if not given:
+    if not given or not isinstance(given, list) or not all(type(token) is int for token in given):
         return None
-    tokens = np.array([*given, SEPARATOR], np.int32)
-    tokens[tokens >= vocab_size] = SEPARATOR
-    return Reference(tokens)
+    inside = [token if 0 <= token < vocab_size else SEPARATOR for token in given]
+    return Reference(np.array([*inside, SEPARATOR], np.int32))
 
 
 def tenants_of(options: Options) -> Callable[[Req], str]:

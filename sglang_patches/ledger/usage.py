@@ -93,7 +93,10 @@ class Usage:
         }
         if self._predicted is not None:
             told[PREDICTION] = dict(self._predicted)
-        return told if self._sources is None else told | {"sources": self._sources[:length]}
+        if self._sources is None:
+            return told
+        # An answer that ends at its prefill is told before the prefill's outcome.
+        return told | {"sources": self._sources[:length] or [TARGET] * length}
 
 
 def _shared(tree: DraftTree, other: DraftTree) -> list[int]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from sglang.srt.session.session_controller import SessionReqNode
 
     from sglang_patches.step.decode import DecodeWorker
 
@@ -41,6 +42,7 @@ _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.Sc
 RUNS = _PROCESSOR + "_resolve_spec_v2_tokens"
 GRAMMARS = _PROCESSOR + "advance_grammar_fsm"
 JUDGE = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
+CLEAR = "sglang.srt.session.session_controller.SessionReqNode.clear"
 BIAS = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.apply_logits_bias"
 CUT = "specstore_cut"  # attribute of a result whose runs are cut
 
@@ -117,6 +119,13 @@ def _after_bias(result: None, info: SamplingBatchInfo, logits: torch.Tensor) -> 
         logits.masked_fill_(logits.amax(dim=-1, keepdim=True) == float("-inf"), 0.0)
 
 
+def _around_clear(clear: Callable, node: SessionReqNode, nodes: dict[str, SessionReqNode]) -> None:
+    """Clears a request of an open session of SGLang. A client may have given its `rid` to another of the session, which was cleared
+    first: SGLang would miss it."""
+    nodes.setdefault(node.req.rid, node)
+    clear(node, nodes)
+
+
 def tell(worker: DecodeWorker) -> None:
     """This process's worker hears of aborts."""
     global _told
@@ -139,7 +148,7 @@ def _after_batch(
 
 HOOKS: hooks.ByKind = {
     HookType.BEFORE: {GRAMMARS: _before_grammars, RUNS: _before_runs},
-    HookType.AROUND: {JUDGE: _around_judge},
+    HookType.AROUND: {JUDGE: _around_judge, CLEAR: _around_clear},
     HookType.AFTER: {
         host.ABORT: _after_abort,
         BIAS: _after_bias,

@@ -109,6 +109,9 @@ def _keep_rows(probabilities, top_ks, top_ps, min_ps, flashinfer, kept):  # prag
     for row in range(rows):
         of_row, out = probabilities[row], kept[row]
         likeliest = of_row.max()
+        if np.isnan(likeliest):  # no filter ends at a place; whoever draws from the row sees it
+            out[:] = likeliest
+            continue
         last, places = np.float32(-1), vocab
         if top_ks[row] < vocab or top_ps[row] < 1:
             rescaled = flashinfer and min_ps[row] > 0

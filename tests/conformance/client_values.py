@@ -20,6 +20,9 @@ CONSTANTS = (None, True, False)
 ORDERS = {"n", "beam_width", "best_of", "max_new_tokens", "max_tokens", "max_completion_tokens"}
 
 
+SESSION = "s"  # that is open
+
+
 class Odd(NamedTuple):
     """What is posted where; `shown` says in short what is odd."""
 
@@ -42,16 +45,19 @@ WISHES = ("conversation", "draft", "nodes", "publish", "reference", "sources", "
 
 
 def odd_requests(seed: int, ids: list[int]) -> Iterator[Odd]:
-    """Without end. ids: a prompt."""
+    """Without end. The first opens the session that others name. ids: a prompt."""
     rng = random.Random(seed)
+    yield Odd("/open_session", {"capacity_of_str_len": 100, "session_id": SESSION}, "a session")
     while True:
         yield _request(rng, ids)
 
 
 def _request(rng: random.Random, ids: list[int]) -> Odd:
     value = _value(rng, depth=2)
-    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 4}
+    # A field may matter to some requests alone.
+    sampling: dict[str, Any] = {"max_new_tokens": 4} | rng.choice(({"temperature": 0}, {"top_p": 0.9}))
     body: dict[str, Any] = {"input_ids": ids, "sampling_params": sampling}
+    body |= rng.choice(({}, {"return_logprob": True}))
     kind = rng.choice(("field", "sampling", "session", "wish", *PATHS))
     if kind in PATHS:
         name = rng.choice(PATHS[kind])
@@ -66,7 +72,7 @@ def _request(rng: random.Random, ids: list[int]) -> Odd:
         sampling[name] = value
     elif kind == "session":
         name = rng.choice(_names(SessionParams))
-        body["session_params"] = {"id": "s", name: value}
+        body["session_params"] = {"id": SESSION, name: value}
     else:
         name = rng.choice(WISHES)
         sampling["custom_params"] = {"specstore": {name: value}}

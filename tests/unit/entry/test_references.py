@@ -35,6 +35,19 @@ def test_a_text_becomes_tokens():
     }
 
 
+@pytest.mark.parametrize("given", [5, "ab", {"a": 1}, ["x"], [1.0], [True], [[1]]])
+def test_what_is_no_list_of_tokens_is_no_reference(given):
+    """SGLang's Rust server passes on what a client wrote."""
+    message = tokenized({"custom_params": {REFERENCE_TOKENS: given}})
+    assert reference_of(message, 100) is None
+
+
+def test_numbers_that_are_no_tokens_end_a_text():
+    message = tokenized({"custom_params": {REFERENCE_TOKENS: [7, -7, 100, 2**70, 9]}})
+    reference = reference_of(message, 100)
+    assert reference._tokens.tolist() == [7, SEPARATOR, SEPARATOR, SEPARATOR, 9, SEPARATOR]
+
+
 def test_several_texts_are_apart():
     assert custom_of({"reference": ["ab", "", "c"]})[REFERENCE_TOKENS] == [97, 98, SEPARATOR, 99]
 

@@ -52,6 +52,8 @@ def tokenized(sampling=None, **fields) -> TokenizedGenerateReqInput:
         tokenized({"stop": ["a", "b"], "logit_bias": {5: 0.5}, "ignore_eos": 1, "custom_params": {"a": [{"b": []}]}}),
         tokenized(top_logprobs_num=VOCAB, token_ids_logprob=[0], return_hidden_states="last"),
         tokenized(input_ids=array("q"), session_params=SessionParams(id="s", rid="r")),
+        tokenized(session_params=SessionParams(id="s", rid="r", replace=True)),
+        tokenized({"logit_bias": {"5": float("-inf"), "6": -100.0}}),
         tokenized(input_ids=array("q"), mm_inputs=object()),  # the scheduler puts hashes in the place of images
         tokenized(input_ids=None, input_embeds=[[0.5]]),
     ],
@@ -85,6 +87,26 @@ def test_what_sglang_serves_passes(request_):
         (tokenized(token_indices_to_pool=["a"]), r"token_indices_to_pool\[0\]: Expected"),
         (tokenized(multi_item_delimiter_indices=3), "multi_item_delimiter_indices: Expected"),
         (tokenized(lora_id=["a"]), "lora_id: Expected"),
+        (tokenized(logprob_start_len=-2), "logprob_start_len: Expected `int` >= -1"),
+        (tokenized({"top_k": 2**31}), "sampling_params.top_k: Expected `int` <= 2147483647"),
+        (
+            tokenized({"min_new_tokens": 2**31, "max_new_tokens": None}),
+            "sampling_params.min_new_tokens: Expected",
+        ),
+        (tokenized({"max_new_tokens": 2**64}), "sampling_params.max_new_tokens: "),
+        (tokenized({"sampling_seed": 2**63}), "sampling_params.sampling_seed: "),
+        (
+            tokenized({"logit_bias": {"5": float("inf")}}),
+            "sampling_params.logit_bias: inf of token 5 is above 1e",
+        ),
+        (tokenized({"logit_bias": {"5": float("nan")}}), "sampling_params.logit_bias: nan of token 5"),
+        (tokenized({"logit_bias": {"5": 3e38}}), "sampling_params.logit_bias: 3e.38 of token 5"),
+        (tokenized({"temperature": float("nan")}), "sampling_params.temperature: nan is no finite number"),
+        (tokenized({"min_p": float("nan")}), "sampling_params.min_p: nan is no finite number"),
+        (
+            tokenized(session_params=SessionParams(id="s", replace=True)),
+            "session_params.replace: needs session_params.rid",
+        ),
         (tokenized(positional_embed_overrides=""), "positional_embed_overrides: not from a client"),
     ],
 )

@@ -19,7 +19,9 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager  # noqa: E402
 
 from datastore_service.protocol.names import hashed_name  # noqa: E402
 from datastore_service.protocol.types import Opening  # noqa: E402
+from sglang_patches.entry import request_hook  # noqa: E402
 from sglang_patches.entry.request_conversations import AGENTS, MAX_NAME_BYTES, UNUSABLE  # noqa: E402
+from sglang_patches.entry.request_wishes import wishes_of  # noqa: E402
 from sglang_patches.ledger.requests import request_opening  # noqa: E402
 from sglang_patches.options import Options  # noqa: E402
 from tests.tenant_names import PAIRS  # noqa: E402
@@ -300,3 +302,11 @@ def test_the_page_on_requests_lists_the_places():
     page = (Path(__file__).parents[3] / "docs" / "requests.md").read_text()
     table = page.partition("| `agents` stands for | sent by |\n|---|---|\n")[2].partition("\n\n")[0]
     assert table.splitlines() == [f"| `{source}` | {sender} |" for source, sender in AGENTS.items()]
+
+
+def test_a_request_of_another_kind_names_no_session():
+    """SGLang's gRPC server gives one that has headers and no list of them."""
+    obj = GenerateReqInput(text=["a"], sampling_params=[{}])
+    obj.normalize_batch_and_arguments()
+    request_hook._before_request(None, obj, SimpleNamespace(headers={"session-id": "s"}))
+    assert wishes_of(obj) == [{}]

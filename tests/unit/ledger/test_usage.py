@@ -104,3 +104,8 @@ def test_accepted_tokens_of_a_prediction_behind_the_end_do_not_count():
 def test_only_a_request_with_a_prediction_is_told_of_it():
     assert "prediction" not in Usage(PROMPT).summary(0)
     assert Usage(PROMPT, predicted=True).summary(0)["prediction"] == {"accepted": 0, "rejected": 0}
+
+
+def test_an_answer_that_ends_at_its_prefill_has_a_source():
+    """It is told before the outcome of the prefill."""
+    assert Usage(prompt=3, by_token=True).summary(1)["sources"] == ["target"]

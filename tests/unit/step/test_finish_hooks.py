@@ -9,6 +9,7 @@ pytest.importorskip("sglang", reason="the extra `sglang` is not installed")
 from sglang.srt.managers import scheduler  # noqa: E402
 from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
 from sglang.srt.managers.scheduler_components import batch_result_processor  # noqa: E402
+from sglang.srt.session.session_controller import SessionReqNode  # noqa: E402
 
 from sglang_patches.step.ends import register_ends, tell  # noqa: E402
 
@@ -79,3 +80,12 @@ def test_of_a_request_that_had_to_finish_when_it_joined_the_batch(hooked, monkey
     batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_prebuilt(processor, batch)
     assert released == ["left"]
     assert hooked.ended == ["left"]
+
+
+def test_a_rid_that_an_open_session_has_twice_ends_no_scheduler(hooked):
+    nodes: dict[str, SessionReqNode] = {}
+    for rid, parent in (("a", None), ("b", "a"), ("b", "a")):
+        req = SimpleNamespace(rid=rid, finished_reason=None)
+        nodes[rid] = SessionReqNode(req, parent and nodes[parent])
+    nodes["a"].clear_children(nodes)
+    assert nodes.keys() == {"a"}

@@ -121,3 +121,11 @@ def test_a_device_needs_to_rank_no_more_tokens_than_the_largest_top_k(flashinfer
     probabilities, top_ks, top_ps, _ = tied_rows()
     rows = probabilities, top_ks.clamp(max=10), top_ps, torch.zeros(ROWS), flashinfer
     torch.testing.assert_close(filters._keep_on_device(*rows, 10), filters._keep_on_device(*rows, 40))
+
+
+@pytest.mark.parametrize("flashinfer", [False, True])
+def test_a_row_of_no_numbers_ends(flashinfer):
+    probabilities, *asked = random_rows(40, 1.0, seed=3)
+    probabilities[0] = torch.nan
+    kept = keep_filtered(probabilities, *asked, flashinfer=flashinfer)
+    assert kept[0].isnan().all() and not kept[1:].isnan().any()
