@@ -14,7 +14,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 LENGTHS = (0, 1, 255, 256, 257, 300, 10**5)
 CHARACTERS = ("x", "ü", "\x00", "\x1b", "\u202e", "\n", '"', "\U0001f600", "\ud800")
-NUMBERS = (0, 1, -1, 2, 7, 300, 60000, 2**31, -(2**31), 2**63 - 1, -(2**63), 2**64, 0.5, -0.5, 1e308, 1e-300)
+WHOLE = (0, 1, -1, -2, 2, 7, 300, 60000, 2**31, -(2**31), 2**63 - 1, -(2**63), 2**64)
+NUMBERS = (*WHOLE, 0.5, -0.5, 3e38, 1e308, 1e-300, float("nan"), float("inf"))
 CONSTANTS = (None, True, False)
 # Of these a large number is no fault but a large order.
 ORDERS = {"n", "beam_width", "best_of", "max_new_tokens", "max_tokens", "max_completion_tokens"}
