@@ -32,7 +32,7 @@ from datastore_service.engine.live.tier import LiveTier
 from datastore_service.engine.live.view import LiveView
 from datastore_service.engine.open_sessions import OpenSessions, Usage
 from datastore_service.engine.provenance import Subject
-from datastore_service.engine.segment import Segment, build_segment
+from datastore_service.engine.segment import Segment
 from datastore_service.engine.session import SessionIndex
 from datastore_service.engine.share import Share, Unshared
 from datastore_service.engine.shared_texts import SharedTexts
@@ -162,20 +162,17 @@ class Engine:
         self._live.take_out(damaged)
 
     def warmup(self, documents: Iterable[np.ndarray]) -> None:
-        """Adds documents to the live tier as one segment, built in the caller's thread. The tier's oldest text leaves if
-        it is full.
+        """Adds documents to the live tier as segments, built in the caller's thread. The tier's oldest text leaves if it is full.
 
         Raises ValueError for an id outside the vocabulary or for more tokens than the tier holds, NoRoomError, OSError if the
         disk refuses them. Then nothing has changed."""
         filled = [document for document in documents if len(document)]  # an empty one would cost bytes
         with self._share.adding(sum(map(len, filled))):
-            segment = build_segment(filled, self.vocab_size)
-            if len(segment) > self.limits.live_tokens:
-                raise ValueError(
-                    f"documents: {len(segment)} tokens exceed live_tokens, {self.limits.live_tokens}"
-                )
-            if len(segment):
-                self._live.warmup(segment)
+            size = sum(map(len, filled)) + len(filled)  # with a separator each
+            if size > self.limits.live_tokens:
+                raise ValueError(f"documents: {size} tokens exceed live_tokens, {self.limits.live_tokens}")
+            if filled:
+                self._live.warmup(filled)
 
     @property
     def live_tokens(self) -> int:

@@ -26,17 +26,20 @@ class Forgetful(Protocol):
 def forget(
     request: pb.ForgetRequest, namespaces: Namespaces, limits: ServiceLimits, others: Forgetful | None = None
 ) -> pb.ForgetReply:
-    """Forgets subjects in all namespaces of a tenant, and empties its workspaces. Raises RefusalError, and what engines raise.
+    """Forgets subjects in all namespaces of a tenant, and empties its workspaces. Raises RefusalError, what engines raise, and StorageError
+    for a snapshot of which nobody knows whose it is.
 
     others: forget them too."""
     tenant = _tenant(request, limits)
-    hosted = namespaces.of_tenant(tenant)
+    hosted, faults = namespaces.of_tenant(tenant)
     subjects = _subjects(request, limits)
     if others:
         others.forget(tenant, subjects)
     removed = [each.engine.forget(subjects) for each in hosted]
     for each in hosted:
         each.check_not_dropped()  # its snapshots stay
+    if faults:  # what can be forgotten is
+        raise faults[0]
     documents = [document for texts in removed for document in texts]
     verification = _verify(hosted, subjects, documents) if request.verify else None
     return pb.ForgetReply(

@@ -122,13 +122,15 @@ class Namespaces:
             )
         return hosted
 
-    def of_tenant(self, tenant: str) -> list[HostedNamespace]:
-        """A tenant's namespaces. One that was dropped and has snapshots is opened. Raises RefusalError if there is none."""
-        names = {each.namespace for each in self} | (self.data.snapshot_namespaces() if self.data else set())
-        chosen = [name for name in names if name.tenant == tenant]
+    def of_tenant(self, tenant: str) -> tuple[list[HostedNamespace], list[StorageError]]:
+        """A tenant's namespaces, and the faults of snapshots that may be the tenant's. A namespace that was dropped and has snapshots is
+        opened. Raises RefusalError if there is none, and StorageError where one of the faults may be of it."""
+        hosted = {each.namespace for each in self}
+        known, faults = self.data.snapshot_namespaces(hosted) if self.data else (hosted, [])
+        chosen = [name for name in known if name.tenant == tenant]
         if not chosen:
-            raise not_found(f"namespace: tenant {tenant!r} has none")
-        return [self.open(name) for name in chosen]
+            raise faults[0] if faults else not_found(f"namespace: tenant {tenant!r} has none")
+        return [self.open(name) for name in chosen], faults
 
     def drop(self, hosted: HostedNamespace) -> None:
         """Forgets a namespace and its stored text. Raises RefusalError if it has open sessions, OSError if the disk refuses:

@@ -12,7 +12,7 @@ import logging
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from datastore_service.protocol.types import Namespace
@@ -119,15 +119,19 @@ class DataDirectory:
         """Replaces it, durably. Raises OSError."""
         write_share(self._share, state)
 
-    def snapshot_namespaces(self) -> set[Namespace]:
-        """The namespaces that have snapshots, dropped ones too. Whose a snapshot is that cannot be read, nobody knows."""
-        found = set()
+    def snapshot_namespaces(self, hosted: Iterable[Namespace]) -> tuple[set[Namespace], list[StorageError]]:
+        """The hosted namespaces and those that have snapshots, dropped ones too; and the faults of snapshots of which nobody knows whose they are: they
+        cannot be read, and lie in no known namespace's folder."""
+        found: set[Namespace] = set(hosted)
+        faults: list[tuple[Path, StorageError]] = []
         for path in self._snapshot_folders():
             try:
                 found.add(read_live_manifest(path).namespace)
             except StorageError as error:
                 log.error("damaged snapshot: %s", error)
-        return found
+                faults.append((path, error))
+        known = {folder_name(namespace) for namespace in found}
+        return found, [error for path, error in faults if path.parent.name not in known]
 
     def remove_old_snapshots(self, before: float) -> None:
         """Removes the snapshots of all namespaces that were made before a time, in seconds since 1970."""

@@ -95,6 +95,20 @@ SURVIVORS = (
         "client/test_fleet.py",
     ),
     Mutant(
+        "unknown-snapshot-ignored",
+        "datastore_service/server/forgetting.py",
+        "    if faults:  #",
+        "    if False:  #",
+        "server/test_forget.py",
+    ),
+    Mutant(
+        "warmed-up-in-one",
+        "datastore_service/engine/live/merge_policy.py",
+        "if part and size + len(document) + 1 > most:",
+        "if False:",
+        "engine/test_live.py",
+    ),
+    Mutant(
         "forget-of-no-tenant",
         "datastore_service/server/forgetting.py",
         'if not request.HasField("namespace"):',

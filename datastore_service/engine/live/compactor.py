@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from datastore_service.engine.live.durable_view import DurableView
-from datastore_service.engine.live.merge_policy import MergePolicy
+from datastore_service.engine.live.merge_policy import MergePolicy, largest
 from datastore_service.engine.live.view import FreshText
 from datastore_service.engine.provenance import Selection, belonging_to, published_before
 from datastore_service.engine.segment import Segment, build_segment, damaged, part_of
@@ -48,7 +48,7 @@ class Compactor:
         self._max_age, self._clock = max_age, clock
         self._vocab_size = vocab_size
         self._limit = limit
-        self._policy = MergePolicy(largest=limit // 4)
+        self._policy = MergePolicy(largest(limit))
         self.lock = threading.Lock()
         self._scheduling = threading.Lock()
         self._next: Future[None] | None = None
@@ -162,9 +162,12 @@ class Compactor:
         while self._merge(self._policy.next_merge):
             self._evict()
 
+    def build(self, documents: Iterable[np.ndarray]) -> Segment:
+        """A segment of documents. Raises ValueError for an id outside the vocabulary."""
+        return build_segment(documents, self._vocab_size)
+
     def _keep(self, documents: Iterable[np.ndarray], provenance: np.ndarray) -> Segment:
-        segment = build_segment(documents, self._vocab_size)
-        return self._view.store.keep(replace(segment, provenance=provenance))
+        return self._view.store.keep(replace(self.build(documents), provenance=provenance))
 
     def _merge(self, choose: Callable[[Sequence[int]], slice | None]) -> bool:
         """Merges the run that `choose` returns, or takes its damaged segments out; False if `choose` returns None."""

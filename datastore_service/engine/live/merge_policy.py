@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,25 @@ _MOST_SEGMENTS = 24
 def fresh_capacity(limit: int) -> int:
     """Tokens of a fresh text in a tier of at most `limit` tokens."""
     return min(FRESH_TOKENS, limit)
+
+
+def largest(limit: int) -> int:
+    """Most tokens of a segment that is made of several texts, in a tier of at most `limit` tokens: eviction drops a segment at a time."""
+    return limit // 4
+
+
+def parts_of(documents: Sequence[np.ndarray], most: int) -> Iterator[list[np.ndarray]]:
+    """The documents in their order, as many at a time as have at most that many tokens, a separator each; at least one."""
+    part: list[np.ndarray] = []
+    size = 0
+    for document in documents:
+        if part and size + len(document) + 1 > most:
+            yield part
+            part, size = [], 0
+        part.append(document)
+        size += len(document) + 1
+    if part:
+        yield part
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from datastore_service.engine.live.compactor import Compactor
 from datastore_service.engine.live.durable_view import DurableView
 from datastore_service.engine.live.fresh_writer import FreshWriter, Published
-from datastore_service.engine.live.merge_policy import fresh_capacity
+from datastore_service.engine.live.merge_policy import fresh_capacity, largest, parts_of
 from datastore_service.engine.live.store import Found, LiveStore, LogStats, NoStore
 from datastore_service.engine.live.view import FreshText, LiveView
 from datastore_service.engine.provenance import Subject, belonging_to, provenance_of
@@ -90,18 +90,23 @@ class LiveTier:
         """The outputs of this service. Each that it counts is in the view, unless it has left."""
         return self._writer.published
 
-    def warmup(self, segment: Segment) -> None:
-        """Adds a segment; merges and evicts before it returns. Raises OSError if it cannot be stored, and then has not
-        added it."""
-        segment = replace(segment, provenance=provenance_of(UNNAMED, self._clock(), segment.documents))
+    def warmup(self, documents: Sequence[np.ndarray]) -> None:
+        """Adds documents as segments, of which none is larger than a merge makes, so that room for younger text takes a part of them at a
+        time; merges and evicts before it returns. Raises ValueError for an id outside the vocabulary and OSError if they cannot be
+        stored, and then has added nothing."""
+        segments = [self._compactor.build(part) for part in parts_of(documents, largest(self._limit))]
         with self._compactor.lock:
-            stored = self._view.store.keep(segment)
+            stored: list[Segment] = []
             try:
-                self._view.commit((stored,), lambda view: view.add(stored))
+                for segment in segments:
+                    whose = provenance_of(UNNAMED, self._clock(), segment.documents)
+                    stored.append(self._view.store.keep(replace(segment, provenance=whose)))
+                self._view.commit(stored, lambda view: view.add(*stored))
             except OSError:
-                self._view.withdraw(stored)
+                for segment in stored:
+                    self._view.withdraw(segment)
                 raise
-            self._compactor.run_locked()  # before another call adds one more
+            self._compactor.run_locked()  # before another call adds more
 
     def take_out(self, damaged: set[Segment]) -> None:
         """Stops using the segments that are damaged, as far as they are the tier's."""

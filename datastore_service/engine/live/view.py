@@ -130,9 +130,9 @@ class LiveView:
         fresh = FreshText(self.next_log, capacity)
         return replace(self, fresh=(fresh, *self.fresh), next_log=self.next_log + 1)
 
-    def add(self, segment: Segment) -> LiveView:
-        """The view with one more segment, the newest."""
-        return replace(self, segments=(*self.segments, segment))
+    def add(self, *segments: Segment) -> LiveView:
+        """The view with more segments, the newest."""
+        return replace(self, segments=(*self.segments, *segments))
 
     def seal(self, text: FreshText, segment: Segment) -> LiveView:
         """The view with `segment` in place of the oldest fresh text. Unchanged if that is no longer `text`."""

@@ -310,8 +310,17 @@ def test_text_that_comes_sorted_makes_the_oldest_leave():
     """No text is to be sealed or merged then."""
     tier = LiveTier(10_000, 1000, lambda view: None)
     for number in range(3):
-        tier.warmup(build_segment([np.full(599, number, dtype=np.int32)], 10_000))
+        tier.warmup([np.full(599, number, dtype=np.int32)])
     assert documents_in(tier.view) == [[2] * 599]
+
+
+def test_room_for_an_output_takes_a_part_of_what_was_warmed_up():
+    engine = Engine(10_000, limits=Limits(live_tokens=1000))
+    output_of(engine, "s", [], range(100))
+    engine.warmup([np.full(49, number, dtype=np.int32) for number in range(19)])
+    kept = [document[0] for document in documents_in(engine._live.view)[:-1]]
+    assert kept == list(range(kept[0], 19)) and kept[0] <= 5
+    assert engine.live_tokens <= 1000
 
 
 def test_a_document_larger_than_a_fresh_text(small_fresh_text):

@@ -122,6 +122,25 @@ def test_snapshots_of_a_namespace_that_was_dropped(service, clients, tmp_path):
     assert anew.drafted(ADA[:2]) == [] and anew.drafted(BOB[:2])
 
 
+@pytest.mark.parametrize("left", [True, False])
+def test_a_damaged_snapshot_of_a_namespace_that_was_dropped_is_named(left, service, clients, tmp_path):
+    """It may be the tenant's. What can be forgotten is."""
+    dropped = clients(service, model="dropped")
+    publish(dropped, ADA, "ada")
+    dropped.call("Snapshot", name="a")
+    dropped.call("DropNamespace")
+    dropped.close()
+    (manifest,) = (tmp_path / "data" / "snapshots").rglob(MANIFEST)
+    manifest.write_text(manifest.read_text().replace("dropped", "dripped"))
+    if left:
+        client = clients(service)
+        publish(client, ADA, "ada")
+    status, said = forget(service, "--subject", "user:ada", "--verify")
+    assert status != 0 and MANIFEST in said
+    if left:
+        assert client.drafted(ADA[:2]) == []
+
+
 def test_what_is_asked_wrongly_is_told_by_field(service, clients):
     client = clients(service)
     publish(client, ADA, "ada")

@@ -14,7 +14,7 @@ from datastore_service.server.engine_factory import engine_factory
 from datastore_service.server.forgetting import forget
 from datastore_service.server.limits import ServiceLimits
 from datastore_service.server.namespaces import Namespaces
-from datastore_service.server.sharing import forgetting, messages, thread
+from datastore_service.server.sharing import forgetting, messages, places, stream, thread
 from datastore_service.server.sharing.address import ShareFiles, parse_share
 from datastore_service.server.sharing.keys import keys_of
 from datastore_service.server.sharing.metrics import ShareMetrics
@@ -130,6 +130,24 @@ def test_what_is_published_after_the_answer_stays(pair):
     assert one.texts == [3, 4]
 
 
+def test_a_text_that_was_read_and_not_taken_is_forgotten(pair, monkeypatch):
+    """The call comes between the two."""
+    one, other = pair
+    other.publish(1)
+    other.round()
+
+    def messages_after(*words):
+        monkeypatch.undo()
+        messages = places.messages_after(*words)
+        assert len(messages) == 1
+        one.forget("alice")
+        return messages
+
+    monkeypatch.setattr(stream, "messages_after", messages_after)
+    one.round()
+    assert one.texts == []
+
+
 def test_a_text_on_its_way_into_the_live_tier_is_forgotten(pair, monkeypatch):
     """The call waits for it, or it is not taken."""
     one, other = pair
@@ -147,8 +165,8 @@ def test_a_forget_that_was_read_is_not_read_again(pair, monkeypatch):
     one.forget("alice")
     one.round()
     other.round()
-    stream = keys_of(NAMESPACE).texts
-    assert other.sharing._state.positions[stream] == other.sharing._positions[stream]
+    texts = keys_of(NAMESPACE).texts
+    assert other.sharing._state.positions[texts] == other.sharing._positions[texts]
 
 
 def test_a_loss_is_told_of(server, pair, caplog):
