@@ -568,8 +568,8 @@ OTHERS = (
     Mutant(
         "room-counted-late",
         "datastore_service/engine/open_sessions.py",
-        "if self._tokens + extra > self._limits.tokens:",
-        "if self._tokens > self._limits.tokens:",
+        "not counted or self._tokens + extra <= self._limits.tokens",
+        "not counted or self._tokens <= self._limits.tokens",
         "engine/test_engine.py",
     ),
     Mutant(

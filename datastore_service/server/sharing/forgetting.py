@@ -41,7 +41,7 @@ class Forgets:
             self._write()
 
     def due(self) -> dict[str, dict[Subject, int]]:
-        """By tenant, the subjects that the others were not told of, each with the number of its calls."""
+        """The subjects that the others were not told of, by tenant, each with the number of its calls."""
         due: dict[str, dict[Subject, int]] = defaultdict(dict)
         with self.lock:
             for tenant, subject in self._state.forgetting:
@@ -106,7 +106,7 @@ def have_forgotten(
 
 
 def _parts(subjects: Collection[Subject]) -> Iterator[frozenset[Subject]]:
-    """As many at a time as a message may have."""
+    """Parts of as many as a message may have."""
     in_order = sorted(subjects, key=str)
     for begin in range(0, len(in_order), MOST_SUBJECTS):
         yield frozenset(in_order[begin : begin + MOST_SUBJECTS])

@@ -53,7 +53,8 @@ class ShareMetrics:
         )
         self.missed = Counter(
             "specstore_share_missed",
-            "Times that messages had left a stream before this service had read them: repeat each forget since then here",
+            "Times that messages had left a stream, or the server had lost messages, before this service had read them: repeat each forget since "
+            "then here",
             ["model", "tenant"],
             registry=registry,
         )
