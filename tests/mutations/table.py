@@ -589,15 +589,8 @@ OTHERS = (
     Mutant(
         "run-without-end",  # a flood of one namespace holds up all others
         "datastore_service/engine/live/compactor.py",
-        "        if len(self._view.current.fresh) > 1:\n            self.schedule()\n",
-        "        if len(self._view.current.fresh) > 1:\n            self._seal_and_go_on()\n",
-        "engine/test_live.py",
-    ),
-    Mutant(
-        "not-gone-on",
-        "datastore_service/engine/live/compactor.py",
-        "        if len(self._view.current.fresh) > 1:\n            self.schedule()\n",
-        "",
+        "        for text in reversed(self._view.current.fresh[1:]):\n            self._seal(text)\n",
+        "        while self._view.current.fresh[1:]:\n            self._seal(self._view.current.fresh[-1])\n",
         "engine/test_live.py",
     ),
     Mutant(

@@ -71,7 +71,7 @@ class Compactor:
         self._attempt(self.forget)
         self._attempt(self._expire)
         self._attempt(self._evict)
-        self._attempt(self._seal_and_go_on)
+        self._attempt(self._seal_and_merge)
 
     def compact(self) -> None:
         """Makes the full fresh texts and the segments as few segments as the policy permits, in the caller's thread. Raises
@@ -86,7 +86,8 @@ class Compactor:
         """Seals the fresh texts that are full now, merges and evicts what is due, and takes damaged segments out of the view. Called
         under `lock`. Raises what sealing and merging raise.
 
-        Callers may publish as fast as texts are sealed. What they fill meanwhile is not waited for: the call would have no end."""
+        Callers may publish as fast as texts are sealed. What they fill meanwhile is for another run, behind those of other namespaces: this
+        one would have no end."""
         self._merge_due()
         for text in reversed(self._view.current.fresh[1:]):
             self._seal(text)
@@ -144,12 +145,9 @@ class Compactor:
             self.failures += 1
             log.exception("live tier: a merge failed; its text stays as it was")
 
-    def _seal_and_go_on(self) -> None:
-        """Does what is due now. What has become due meanwhile waits for another run, behind those of other namespaces."""
+    def _seal_and_merge(self) -> None:
         self._view.retry_save()
         self.seal_all()
-        if len(self._view.current.fresh) > 1:
-            self.schedule()
 
     def _seal(self, text: FreshText) -> None:
         """Turns the oldest fresh text, which is full, into a segment. Does nothing if it is `text` no more."""
