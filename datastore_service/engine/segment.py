@@ -82,7 +82,8 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        return self.tokens.nbytes + self.suffixes.nbytes + self.offsets.nbytes + self.keys.nbytes
+        arrays = self.tokens, self.suffixes, self.offsets, self.keys, self.provenance
+        return sum(array.nbytes for array in arrays)
 
     @property
     def suffix_bits(self) -> int:

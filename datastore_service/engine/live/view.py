@@ -41,6 +41,10 @@ class FreshText(SessionIndex):
         """PROVENANCE, of each of `documents`."""
         return np.frombuffer(bytes(self._provenance) or bytes(PROVENANCE.itemsize), PROVENANCE)
 
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + len(self._provenance)
+
     def documents(self) -> list[np.ndarray]:
         """The documents, int32, in the order in which they were added."""
         ends = np.flatnonzero(self.tokens == SEPARATOR)

@@ -314,6 +314,16 @@ def test_text_that_comes_sorted_makes_the_oldest_leave():
     assert documents_in(tier.view) == [[2] * 599]
 
 
+def test_the_bytes_of_short_outputs_are_told():
+    """The provenance of each takes more than its tokens."""
+    engine = Engine(100)
+    for number in range(10):
+        output_of(engine, "s", [], [number, 1])
+    fresh = engine.stats().tiers[Tier.LIVE].nbytes
+    engine.compact()
+    assert engine.stats().tiers[Tier.LIVE].nbytes >= 10 * (40 + 8) and fresh >= 10 * 40
+
+
 def test_room_for_an_output_takes_a_part_of_what_was_warmed_up():
     engine = Engine(10_000, limits=Limits(live_tokens=1000))
     output_of(engine, "s", [], range(100))
