@@ -30,12 +30,16 @@ class Tls:
     ca: bytes | None
     ends: datetime | None = None
 
+    def ends_soon(self, now: datetime) -> bool:
+        """Whether the own certificate has ended or is about to."""
+        return self.ends is not None and self.ends - now < SOON
+
 
 def warn_of_end(what: str, tls: Tls) -> None:
     """Logs a warning if the own certificate has ended or is about to.
 
     what: the certificate, in words."""
-    if tls.ends is not None and tls.ends - datetime.now(UTC) < SOON:
+    if tls.ends_soon(datetime.now(UTC)):
         log.warning(
             "%s ends soon: put a renewed one and its key in its place", what, extra={"ends": tls.ends}
         )

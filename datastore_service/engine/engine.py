@@ -168,8 +168,7 @@ class Engine:
         disk refuses them. Then nothing has changed."""
         filled = [document for document in documents if len(document)]  # an empty one would cost bytes
         with self._share.adding(sum(map(len, filled))):
-            size = sum(map(len, filled)) + len(filled)  # with a separator each
-            if size > self.limits.live_tokens:
+            if (size := sum(map(len, filled))) > self.limits.live_tokens:
                 raise ValueError(f"documents: {size} tokens exceed live_tokens, {self.limits.live_tokens}")
             if filled:
                 self._live.warmup(filled)

@@ -1,6 +1,6 @@
 """A thousand subjects, a hundred of them forgotten, killed on the way: `python -m tests.integration.datastore.forget_workload`.
 
-A namespace is filled once: some of it sealed and merged, some in logs, some in two snapshots. For each point, one process opens a copy of
+A namespace is filled once: some of it sealed and merged, some in logs, some in three snapshots. For each point, one process opens a copy of
 it and forgets until it kills itself with SIGKILL at a call that changes a file, and another one opens what was left. Then nothing of the
 others may be missing, and nothing of the forgotten may be found: by queries, or in any byte of any file.
 
@@ -61,6 +61,11 @@ class Corpus:
         return Counter(text.tobytes() for subject, text in self if (subject % STRIDE == 0) == forgotten)
 
 
+def snapshots(total: int) -> list[int]:
+    """After which document each was made."""
+    return [total // 4, total // 2, 3 * total // 4]
+
+
 def fill(root: Path, corpus: Corpus) -> None:
     """The last tenth stays in logs."""
     engine = open_engine(root, LIMIT)
@@ -69,7 +74,7 @@ def fill(root: Path, corpus: Corpus) -> None:
         entry = Entry("s", 0, text, opening=Opening(user=f"user {subject}"), closing=True)
         assert engine.step([entry])[0].status is Status.OK
         engine.settle()
-        if number in (total // 3, 2 * total // 3):
+        if number in snapshots(total):
             engine.snapshot(f"after {number}".replace(" ", "-"))
     engine.sync()
 
@@ -135,7 +140,7 @@ def check_files(root: Path, gone: Texts) -> None:
 def check_snapshots(engine: Engine, corpus: Corpus, kept: Texts) -> None:
     published = [(subject, text.tobytes()) for subject, text in corpus]
     total = len(published)
-    for number in (total // 3, 2 * total // 3):
+    for number in snapshots(total):
         engine.restore(f"after-{number}")
         of_others = Counter(text for subject, text in published[: number + 1] if subject % STRIDE)
         assert texts_of(engine) == of_others, f"snapshot after {number}"

@@ -183,7 +183,7 @@ def test_an_entry_that_is_not_applied_has_empty_answers():
     step(engine, "s", tokens=ids([1, 2, 1]), opening=Opening())
     unknown, gap, large, fine = (query([1]),), (query([1]), query([1])), (query([1]),), (query([2], ASK),)
     replies = engine.step(
-        [Entry("x", queries=unknown), Entry("s", 9, queries=gap), Entry("s", 3, ids([1] * 9), queries=large),
+        [Entry("x", queries=unknown), Entry("s", 4, queries=gap), Entry("s", 3, ids([1] * 9), queries=large),
          Entry("s", 3, queries=fine, closing=True)]
     )  # fmt: skip
     assert [reply.status.name for reply in replies] == ["UNKNOWN_SESSION", "GAP", "OVER_BUDGET", "OK"]
