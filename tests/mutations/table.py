@@ -597,7 +597,7 @@ OTHERS = (
         "oldest-is-first",
         "datastore_service/engine/live/view.py",
         "self.oldest = min(self.oldest, float(",
-        "self.oldest = min(self.oldest if self._provenance[40:] else math.inf, float(",
+        "self.oldest = min(self.oldest, math.inf if self._provenance[40:] else float(",
         "engine/test_live.py",
     ),
     Mutant(

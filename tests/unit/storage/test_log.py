@@ -84,15 +84,22 @@ def test_a_log_cut_anywhere_has_the_records_before_the_cut(path):
         assert torn == size - (ends[complete] if complete or size > HEADER_BYTES else 0)
 
 
-def test_what_a_full_disk_has_taken_of_a_record_is_cut_off_at_once(path, monkeypatch):
-    """It may be text that is forgotten before the next append. To cut needs no space."""
+def fails(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("cut", ["at once", "at the next append"])
+def test_what_a_full_disk_has_taken_of_a_record_is_cut_off(cut, path, monkeypatch):
+    """It may be text that is forgotten before the next append. To cut needs no space, but may fail too."""
     with monkeypatch.context() as full:
+        if cut != "at once":
+            full.setattr(os, "ftruncate", fails)
         write = os.write
         full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:-3]))
         writer = LogWriter(path, FINGERPRINT, VOCAB)
         with pytest.raises(OSError, match="No space left"):
             writer.append(np.array([1, 2, 3], np.int32), provenance_of(Opening(), 0))
-        assert path.stat().st_size == 0
+        assert (path.stat().st_size == 0) == (cut == "at once")
     writer.append(np.array([4], np.int32), provenance_of(Opening(), 0))
     writer.close()
     assert read(path) == ([[4]], 0)
