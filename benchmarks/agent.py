@@ -2,7 +2,7 @@
 
 Each task is a function from a package of the lock file. The agent reads it, asks for the whole file with a change, is told by tests that
 never pass, and asks again in the same conversation. The demo model is too small to edit; it repeats the file with errors of its own,
-which is what most of an edit's tokens are. Each way has a server and a datastore of its own, which has seen the tasks before.
+which is what most of an edit's tokens are. Each way has a server and a datastore of its own, which remembers earlier tasks.
 Decoding is timed from the first tokens that come to the last, an answer from the request on.
 """
 
@@ -86,23 +86,17 @@ class Agent:
 
     def work(self, task: Task, place: int, turns: int) -> dict:
         """What all answers took together."""
-        said, row, answers = (
-            [],
-            dict.fromkeys(("tokens", "steps", "timed", "seconds", "all_tokens", "all_seconds"), 0.0),
-            [],
-        )
+        said: list[dict] = []
+        answers: list[list[int]] = []
+        row = dict.fromkeys(("tokens", "steps", "timed", "seconds", "all_tokens", "all_seconds"), 0.0)
         named = {"conversation": f"task {place}", "reference": task.source}
         hints = {"custom_params": {"specstore": named}} if self._named else {}
         for turn in range(turns):
             said.append({"role": "user", "content": task.message(turn)})
             prompt = self._tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
             found = answer(self._server, prompt, self._sampling | hints)
-            said.append(
-                {
-                    "role": "assistant",
-                    "content": self._tokenizer.decode(found.tokens, skip_special_tokens=True),
-                }
-            )
+            text = self._tokenizer.decode(found.tokens, skip_special_tokens=True)
+            said.append({"role": "assistant", "content": text})
             answers.append(found.tokens)
             for name, more in (
                 ("tokens", found.counts[-1] - 1), ("steps", found.steps),

@@ -120,8 +120,8 @@ class DataDirectory:
         write_share(self._share, state)
 
     def snapshot_namespaces(self, hosted: Iterable[Namespace]) -> tuple[set[Namespace], list[StorageError]]:
-        """The hosted namespaces and those that have snapshots, dropped ones too; and the faults of snapshots of which nobody knows whose they are: they
-        cannot be read, and lie in no known namespace's folder."""
+        """The hosted namespaces and those that have snapshots, dropped ones too; and the faults of snapshots that cannot be read and lie
+        in no known namespace's folder, so that nobody knows whose they are."""
         found: set[Namespace] = set(hosted)
         faults: list[tuple[Path, StorageError]] = []
         for path in self._snapshot_folders():

@@ -102,7 +102,7 @@ class LiveTier:
                     whose = provenance_of(UNNAMED, self._clock(), segment.documents)
                     stored.append(self._view.store.keep(replace(segment, provenance=whose)))
                 self._view.commit(stored, lambda view: view.add(*stored))
-            except OSError:
+            except Exception:  # whatever kept one of them out, the others leave no files
                 for segment in stored:
                     self._view.withdraw(segment)
                 raise

@@ -106,7 +106,7 @@ def have_forgotten(
 
 
 def _parts(subjects: Collection[Subject]) -> Iterator[frozenset[Subject]]:
-    """Parts of as many as a message may have."""
+    """The subjects in parts, each of as many as a message may have."""
     in_order = sorted(subjects, key=str)
     for begin in range(0, len(in_order), MOST_SUBJECTS):
         yield frozenset(in_order[begin : begin + MOST_SUBJECTS])
